@@ -39,8 +39,8 @@ from backend.container import Services
 from backend.core.logs import get_logger
 from backend.database.base import now
 from backend.database.patience import persist
-from backend.enrichment.compaction.controller import CompactionController
 from backend.enrichment.controller import (
+    CompactionController,
     EnrichmentController,
     RebuildController,
     RunController,

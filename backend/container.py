@@ -49,11 +49,10 @@ from backend.core.cpu_pool import CpuPool
 from backend.core.events import Participants
 from backend.database.engine import Database
 from backend.database.processes import Processes
-from backend.enrichment.compaction.controller import CompactionService
+from backend.enrichment.controller import CompactionService
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.runtime import job_kinds, open_enrichment
-from backend.enrichment.scene_service import SceneService
-from backend.enrichment.service import EnrichmentService
+from backend.enrichment.service import EnrichmentService, SceneService
 from backend.enrichment.summaries.service import SummaryService
 from backend.enrichment.summaries.store import ChatSummaries
 from backend.generation.environment import build_registry
@@ -63,7 +62,7 @@ from backend.http.responses import RequestCaches
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import JOB_LEASES
 from backend.jobs.queue import JobQueue
-from backend.jobs.running import stoppable_kinds
+from backend.jobs.running import find_stoppable_kinds
 from backend.jobs.service import JobService
 from backend.jobs.worker import build_worker
 from backend.lan.service import LocalNetwork
@@ -348,7 +347,7 @@ class Services:
             **job_kinds(enrichment),
             **self.recount.kinds,
         }
-        self.jobs = JobService(queue, stoppable=stoppable_kinds(self.kinds))
+        self.jobs = JobService(queue, stoppable=find_stoppable_kinds(self.kinds))
         self.worker = build_worker(
             settings,
             queue,

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 import backend
 from backend.core.logs import get_logger
 from backend.core.operating_system import allow_address_again, stop_signals
-from backend.core.private_networks import LOOPBACK, PRIVATE, contains
+from backend.core.private_networks import LOOPBACK, PRIVATE, contains_address
 from backend.core.qr_codes import draw_qr
 from backend.generation.registry import ModelRegistry
 from backend.http.drain import IS_KEPT, Drain
@@ -184,7 +184,7 @@ class LanProtocol(LimitedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Close the connection unless its client is in a private network."""
         super().connection_made(transport)
-        if self.client is None or not contains((*PRIVATE, *LOOPBACK), self.client[0]):
+        if self.client is None or not contains_address((*PRIVATE, *LOOPBACK), self.client[0]):
             self._abort()
 
 

@@ -238,7 +238,7 @@ async def _two_replies(
         for text in ("One.", "Another."):
             draft = MessageDraft(role="assistant", author="Mara", text=text)
             made.append(draft_message(identity.sealer, draft, unit=unit))
-            await tree.attach(session, chat, made[-1], parent=leaf)
+            await tree.attach_message(session, chat, made[-1], parent=leaf)
         return made[0], made[1]
 
 

@@ -19,7 +19,7 @@ from backend.campaigns.ledger.items import Clock, Entity, Fact, Relation, Scene,
 from backend.campaigns.ledger.records import get_campaign
 from backend.campaigns.ledger.store import Change
 from backend.chats.models import Chat, Message
-from backend.database.base import chunks, new_id
+from backend.database.base import new_id, split_chunks
 from backend.database.engine import Database
 from scripts._bench import make_chat
 
@@ -113,7 +113,7 @@ async def make_world(
         )
         chat = await session.get_one(Chat, chat_id)
         chat.campaign_id = campaign.id
-    for part in chunks(made, AT_ONCE):
+    for part in split_chunks(made, AT_ONCE):
         await write_changes(database, identity, campaign.id, part)
     later = sizes.changes - len(made) - 1
     moved = [_later(draw, people, number) for number in range(max(0, later))]
@@ -158,8 +158,8 @@ async def _tell(
         query = select(Message).where(Message.chat_id == chat_id, Message.role == "assistant")
         replies = (await session.scalars(query.order_by(Message.position))).all()
     each = -(-len(changes) // len(replies)) or 1
-    told = list(zip(replies, chunks(changes, each), strict=False))
-    for part in chunks(told, 200):
+    told = list(zip(replies, split_chunks(changes, each), strict=False))
+    for part in split_chunks(told, 200):
         async with database.write() as session:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             for message, some in part:

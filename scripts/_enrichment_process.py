@@ -31,11 +31,11 @@ ONCE_LOST, TWICE_LOST = timedelta(seconds=4), timedelta(seconds=12)
 def hurry() -> None:
     """Shorten what workers of this process wait for."""
     for holder, name, value in (
-        (running, "FIRST_DELAY", FIRST_DELAY),
-        (running, "LONGEST_DELAY", LONGEST_DELAY),
-        (worker, "HEARTBEAT", HEARTBEAT),
-        (candidates, "ONCE_LOST", ONCE_LOST),
-        (candidates, "TWICE_LOST", TWICE_LOST),
+        (running, "FIRST_DELAY_SECONDS", FIRST_DELAY),
+        (running, "MAX_DELAY_SECONDS", LONGEST_DELAY),
+        (worker, "HEARTBEAT_INTERVAL", HEARTBEAT),
+        (candidates, "FIRST_LOSS_WAIT", ONCE_LOST),
+        (candidates, "SECOND_LOSS_WAIT", TWICE_LOST),
     ):
         if not hasattr(holder, name):
             raise SystemExit(f"{holder.__name__} has no {name} any more: change this script.")

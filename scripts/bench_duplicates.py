@@ -34,7 +34,12 @@ import numpy as np
 from backend.chronicles.events import EventFields
 from backend.core.cpu_pool import CpuPool
 from backend.core.logs import configure_logging
-from backend.enrichment.agent.duplicates import ASKED_FROM, AskedFrom, DuplicateFinder, Near
+from backend.enrichment.agent.duplicates import (
+    DUPLICATE_THRESHOLDS,
+    DuplicateFinder,
+    DuplicateThresholds,
+    SimilarEvent,
+)
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import Floats
 from backend.vault.sealing import Sealer
@@ -69,7 +74,7 @@ class Compared:
     """A pair, one way round, with what is seen in it, and how a diff likes it."""
 
     pair: Pair
-    near: Near[Event]
+    near: SimilarEvent[Event]
     ratio: float
 
 
@@ -78,7 +83,7 @@ class Observed:
     """An observation with what stands before it in its dialogue, nearest first."""
 
     text: str
-    near: Sequence[Near[Event]]
+    near: Sequence[SimilarEvent[Event]]
 
 
 Decide = Callable[[Compared], bool]
@@ -161,7 +166,9 @@ def choose(compared: Sequence[Compared], observed: Sequence[Observed]) -> None:
     """Print how much is asked about under other thresholds."""
     print(f"{'cosine':>8}{'likeness':>10}{'duplicates':>12}{'news':>12}{'observations':>14}")
     for cosine, likeness in product((None, 0.75, 0.8, 0.85), (0.3, 0.35, 0.4, 0.45)):
-        least = AskedFrom(cosine=cosine or 0.0, likeness=likeness, likeness_alone=likeness)
+        least = DuplicateThresholds(
+            cosine=cosine or 0.0, likeness=likeness, likeness_alone=likeness
+        )
 
         known = by_meaning if cosine else by_words
         found = figures(compared, _asks(known, least))
@@ -170,17 +177,19 @@ def choose(compared: Sequence[Compared], observed: Sequence[Observed]) -> None:
         print(f"{cosine or '-':>8}{likeness:>10}{''.join(row)}{asked:>14}")
 
 
-def by_meaning(near: Near[Event]) -> Near[Event]:
+def by_meaning(near: SimilarEvent[Event]) -> SimilarEvent[Event]:
     """What is known of an event with an embedder: everything."""
     return near
 
 
-def by_words(near: Near[Event]) -> Near[Event]:
+def by_words(near: SimilarEvent[Event]) -> SimilarEvent[Event]:
     """What is known of an event without an embedder."""
     return replace(near, cosine=None)
 
 
-def _asks(known: Callable[[Near[Event]], Near[Event]], least: AskedFrom) -> Decide:
+def _asks(
+    known: Callable[[SimilarEvent[Event]], SimilarEvent[Event]], least: DuplicateThresholds
+) -> Decide:
     return lambda each: known(each.near).may_be_same(least)
 
 
@@ -202,7 +211,7 @@ def methods(chosen: Sequence[Compared]) -> dict[str, Decide]:
     return found | ours
 
 
-def _is_seen(near: Near[Event]) -> bool:
+def _is_seen(near: SimilarEvent[Event]) -> bool:
     """Whether an event is refused, or asked about."""
     return near.is_same or near.may_be_same()
 
@@ -222,7 +231,7 @@ def summary(compared: Sequence[Compared], observed: Sequence[Observed]) -> dict[
     check = halves["check"]
     return {
         "pairs": {split: len(half) // 2 for split, half in halves.items()},
-        "thresholds": asdict(ASKED_FROM),
+        "thresholds": asdict(DUPLICATE_THRESHOLDS),
         "methods": {
             name: {split: figures(half, decide) for split, half in halves.items()}
             for name, decide in decides.items()
@@ -250,7 +259,9 @@ def _share(compared: Sequence[Compared], kind: str, decide: Decide) -> str:
     return f"{sum(map(decide, of_kind))}/{len(of_kind)}"
 
 
-def _asked(observed: Sequence[Observed], known: Callable[[Near[Event]], Near[Event]]) -> int:
+def _asked(
+    observed: Sequence[Observed], known: Callable[[SimilarEvent[Event]], SimilarEvent[Event]]
+) -> int:
     return sum(any(known(near).may_be_same() for near in each.near) for each in observed)
 
 

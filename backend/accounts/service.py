@@ -44,7 +44,7 @@ from backend.errors import ValidationError
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.sealing import KEY_BYTES
-from backend.vault.slots import PasswordKdf, SlotKind, lookup_hash, token_secret
+from backend.vault.slots import PasswordKdf, SlotKind, hash_for_lookup, parse_token
 
 log = get_logger(__name__)
 
@@ -313,9 +313,9 @@ class AccountService:
             return
         if self._settings.registration == "closed" or invitation is None:
             raise RegistrationClosedError("Ask the administrator for an invitation.")
-        secret = token_secret(invitation.strip(), INVITATION_PREFIX)
+        secret = parse_token(invitation.strip(), INVITATION_PREFIX)
         if secret is None or not await repository.has_invitation(
-            session, lookup_hash(secret), now(), use=use
+            session, hash_for_lookup(secret), now(), use=use
         ):
             raise InvitationError("It is unknown, used or expired. Ask for a new one.")
 

@@ -22,7 +22,7 @@ from backend.chats.events import (
     WorldShared,
 )
 from backend.chats.models import Chat, Message
-from backend.database.base import chunks
+from backend.database.base import split_chunks
 from backend.vault.sealing import Sealer
 
 
@@ -64,7 +64,7 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, 
             return
         fork = await session.get_one(Chat, fork_id)
         fork.campaign_id = source.campaign_id
-        for part in chunks(list(copied)):
+        for part in split_chunks(list(copied)):
             query = select(ChangeSource).where(
                 ChangeSource.chat_id == source_id, ChangeSource.message_id.in_(part)
             )

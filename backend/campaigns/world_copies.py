@@ -26,7 +26,7 @@ from backend.campaigns.ledger.read_marks import copy_marks
 from backend.campaigns.ledger.records import get_campaign, open_campaign
 from backend.campaigns.models import Actor, CampaignChange, CampaignItem
 from backend.chats import tree
-from backend.chats.events import StoreWorld, WorldCopied, WorldParted, lead_over
+from backend.chats.events import StoreWorld, WorldCopied, WorldParted, translate_audiences
 from backend.chats.models import CHAT_SETTINGS, Chat, Message
 from backend.chats.repository import get_chat
 from backend.chats.service import read_settings
@@ -169,7 +169,7 @@ class WorldCopies(WorldCopied):
         fork.campaign_id = campaign.id
         _lead_viewpoint(identity.sealer, fork, copy.draft.ids)
         mine = Message.chat_id == fork.id, Message.user_id == identity.user_id
-        await lead_over(session, Message.audience, translate, *mine)
+        await translate_audiences(session, Message.audience, translate, *mine)
         await session.flush()
         for part in self._participants.of(WorldParted):
             await part.world_parted(session, identity, fork, translate)

@@ -39,7 +39,7 @@ from backend.characters.uploads import (
     read_image,
 )
 from backend.errors import ConflictError, PreconditionFailedError
-from backend.http.schemas import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, etag
+from backend.http.schemas import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, make_etag
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -257,4 +257,4 @@ class CharacterController(Controller):
 
 
 def _tagged(view: CharacterView) -> Response[CharacterView]:
-    return Response(view, headers={"ETag": etag(view.revision)})
+    return Response(view, headers={"ETag": make_etag(view.revision)})

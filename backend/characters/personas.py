@@ -25,7 +25,7 @@ from backend.http.schemas import (
     Page,
     PageSize,
     check_revision,
-    etag,
+    make_etag,
     merge_patch,
     reject_unknown,
 )
@@ -248,4 +248,4 @@ class PersonaController(Controller):
 
 
 def _tagged(view: PersonaView) -> Response[PersonaView]:
-    return Response(view, headers={"ETag": etag(view.revision)})
+    return Response(view, headers={"ETag": make_etag(view.revision)})

@@ -32,7 +32,16 @@ from backend.chats.service import ChatService
 from backend.errors import BadRequestError, PreconditionFailedError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
-from backend.http.schemas import EXAMPLE, PATCHES, RAISES, STORES, Page, PageSize, PlaceCursor, etag
+from backend.http.schemas import (
+    EXAMPLE,
+    PATCHES,
+    RAISES,
+    STORES,
+    Page,
+    PageSize,
+    PlaceCursor,
+    make_etag,
+)
 
 AnyRequest = Request[Any, Any, Any]
 Caller = NamedDependency[Identity]
@@ -76,7 +85,7 @@ class ChatController(Controller):
     ) -> Response[ChatSettings]:
         """What is set for this chat; what is absent is the account's."""
         settings, revision = await chats.read_settings(identity, chat_id)
-        return Response(settings, headers={"ETag": etag(revision)})
+        return Response(settings, headers={"ETag": make_etag(revision)})
 
     @patch(
         "/{chat_id:uuid}/settings",
@@ -104,7 +113,7 @@ class ChatController(Controller):
         settings, revision = await chats.patch_settings(
             identity, chat_id, data, if_match=request.headers.get("if-match")
         )
-        return Response(settings, headers={"ETag": etag(revision)})
+        return Response(settings, headers={"ETag": make_etag(revision)})
 
     @get(
         "/{chat_id:uuid}/messages",
@@ -237,4 +246,4 @@ class MessageController(Controller):
 
 
 def _tagged(view: ChatView) -> Response[ChatView]:
-    return Response(view, headers={"ETag": etag(view.revision)})
+    return Response(view, headers={"ETag": make_etag(view.revision)})

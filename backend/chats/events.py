@@ -14,7 +14,7 @@ from backend.accounts.auth.identity import Identity
 from backend.chats.models import Chat, Message
 from backend.core.audience import GM, PUBLIC, Audience
 from backend.core.events import Participants
-from backend.database.base import table_of
+from backend.database.base import get_table
 from backend.vault.sealing import Sealer
 
 AudienceMap = Callable[[str], str]
@@ -156,7 +156,7 @@ async def check_audience(
         await part.audience_checked(session, chat, audience)
 
 
-async def tell_path_moved(
+async def notify_path_moved(
     participants: Participants,
     session: AsyncSession,
     sealer: Sealer | None,
@@ -182,14 +182,14 @@ class MessageShown(Protocol):
         ...
 
 
-async def lead_over(
+async def translate_audiences(
     session: AsyncSession,
     column: InstrumentedAttribute[str],
     translate: AudienceMap,
     *rows: ColumnElement[bool],
 ) -> None:
     """Translate the audiences of some rows for another world."""
-    limited, table = column.not_in((GM, PUBLIC)), table_of(column.parent.class_)
+    limited, table = column.not_in((GM, PUBLIC)), get_table(column.parent.class_)
     for audience in (await session.scalars(select(column).where(*rows, limited).distinct())).all():
         there = {"audience": translate(audience)}
         await session.execute(table.update().where(*rows, column == audience).values(there))

@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.questions import StoredQuestions, question_versions, read_questions
-from backend.core.audience import GM, Viewpoint, known_to
-from backend.database.base import chunks, table_of, unindexed
+from backend.core.audience import GM, Viewpoint, filter_known_to
+from backend.database.base import get_table, skip_index, split_chunks
 from backend.database.types import Id
 from backend.memory.index.protocol import Kind
 from backend.memory.indexing.documents import (
@@ -112,9 +112,9 @@ class MessageSource:
         """Messages of active paths that are not hidden, and that the viewpoint may know."""
         query = _COUNTING
         if viewpoint != GM:
-            query = query.where(known_to(viewpoint, _ROW.audience))
+            query = query.where(filter_known_to(viewpoint, _ROW.audience))
         found: dict[UUID, Recalled] = {}
-        for ids in chunks(list(source_ids)):
+        for ids in split_chunks(list(source_ids)):
             asked = {"ids": ids, "owner_id": sealer.user_id}
             rows = (await session.execute(query, asked)).all()
             authors = sealer.open_many(
@@ -145,14 +145,14 @@ async def windows_below(session: AsyncSession, message_id: UUID) -> list[UUID]:
     level: Sequence[UUID] = [message_id]
     for _ in range(WINDOW):
         below: list[UUID] = []
-        for part in chunks(level):
+        for part in split_chunks(level):
             below += await session.scalars(select(Message.id).where(Message.parent_id.in_(part)))
         found += below
         level = below
     return found
 
 
-_ROW = table_of(Message).c
+_ROW = get_table(Message).c
 _COLUMNS = (
     _ROW.id,
     _ROW.parent_id,
@@ -167,8 +167,8 @@ _COLUMNS = (
     _ROW.sealed_content,
 )
 _IDS = bindparam("ids", expanding=True, type_=Id())
-_OWNED = unindexed(_ROW.user_id) == bindparam("owner_id")
-_IN_CHAT = unindexed(_ROW.chat_id) == bindparam("chat_id")
+_OWNED = skip_index(_ROW.user_id) == bindparam("owner_id")
+_IN_CHAT = skip_index(_ROW.chat_id) == bindparam("chat_id")
 _OF_A_CHAT = select(*_COLUMNS).where(_IN_CHAT, _OWNED)
 _THEMSELVES = _OF_A_CHAT.where(_ROW.id.in_(_IDS))
 _FOLLOWING = _OF_A_CHAT.where(_ROW.parent_id.in_(_IDS), _ROW.is_selected)
@@ -229,7 +229,7 @@ class _Stretch:
         """Read messages; those of them that are there."""
         wanted = set(ids)
         missing = () if self._has_all_near else list(wanted - self.rows.keys())
-        for part in chunks(missing):
+        for part in split_chunks(missing):
             await self._read(session, _THEMSELVES, part)
         return wanted & self.rows.keys()
 
@@ -249,7 +249,7 @@ class _Stretch:
         level = ids
         for _ in range(WINDOW):
             last = [each for each in level if each not in self._selected]
-            for part in chunks(() if self._has_all_near else last):
+            for part in split_chunks(() if self._has_all_near else last):
                 await self._read(session, _FOLLOWING, part)
             level = {self._selected[each] for each in level if each in self._selected}
 
@@ -257,7 +257,7 @@ class _Stretch:
         """Read the active messages of the scenes in which messages stand: their ids, in order."""
         scene_ids = {scene for each in ids if (scene := self.rows[each].scene_id) is not None}
         members: dict[UUID, list[UUID]] = defaultdict(list)
-        for part in chunks(list(scene_ids)):
+        for part in split_chunks(list(scene_ids)):
             found = await self._read(session, _SCENES, part)
             for row in sorted(found, key=lambda row: row.position):
                 members[row.scene_id].append(row.id)

@@ -19,7 +19,7 @@ from backend.chats.errors import (
     MessageTooLongError,
     NotOnlyThoughtsError,
 )
-from backend.chats.events import AudienceChanged, MessageShown, check_audience, tell_path_moved
+from backend.chats.events import AudienceChanged, MessageShown, check_audience, notify_path_moved
 from backend.chats.index_source import windows_below
 from backend.chats.models import (
     MESSAGE_AUTHOR,
@@ -34,14 +34,14 @@ from backend.chats.notices import decode_notices
 from backend.chats.schemas import Deleted, MessagePage, MessageView
 from backend.chats.speaker_labels import without_label
 from backend.chats.token_counting import CountUnit
-from backend.core.audience import Audience, opened, stored
+from backend.core.audience import Audience, decode_audience, encode_audience
 from backend.core.cpu_pool import CpuPool
 from backend.core.events import Participants
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ConflictError
 from backend.generation.model import Role
-from backend.http.schemas import Page, page_of, struct_from
+from backend.http.schemas import Page, make_page, make_struct
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.settings import Settings
 from backend.vault.sealing import OVERHEAD, Sealer
@@ -145,8 +145,8 @@ class MessageService:
         """A message and its swipes, in the order they were made. Raises `MessageNotFoundError`."""
         async with self._database.read() as session:
             message = await repository.get_message(session, message_id, owner_id=identity.user_id)
-            rows = await tree.siblings(session, message, after=after, limit=limit + 1)
-            page, following = page_of(rows, limit)
+            rows = await tree.list_siblings(session, message, after=after, limit=limit + 1)
+            page, following = make_page(rows, limit)
             items = await view_messages(session, identity.sealer, page)
         await self._scripts.show(identity, items)
         return Page(items=items, next=following)
@@ -157,7 +157,7 @@ class MessageService:
             message, chat = await repository.locked_message(
                 session, message_id, owner_id=identity.user_id
             )
-            leaf = await tree.last_path_below(session, message.id) if follow else message.id
+            leaf = await tree.find_last_leaf(session, message.id) if follow else message.id
             moved = await tree.choose_leaf(session, chat, leaf)
             await self._moved(session, identity, chat, moved)
             await self._changed(session, identity, chat, [message.id])
@@ -227,11 +227,11 @@ class MessageService:
                     **sealed,
                     # A message without text is hidden because it has none.
                     hidden=message.hidden and _has_text(message),
-                    audience=message.audience if audience is None else stored(audience),
+                    audience=message.audience if audience is None else encode_audience(audience),
                 )
                 above = message.parent_id
                 parent = await session.get(Message, above) if above else None
-                moved = await tree.attach(session, chat, edited, parent=parent)
+                moved = await tree.attach_message(session, chat, edited, parent=parent)
                 await self._moved(session, identity, chat, moved)
                 await self._changed(session, identity, chat, [edited.id])
             return await self.get(identity, edited.id)
@@ -315,10 +315,10 @@ class MessageService:
             if message.status == "streaming":
                 raise MessageBusyError("Stop it first, or wait until it is there.")
             await check_audience(self._participants, session, chat, audience)
-            if message.audience != stored(audience):
+            if message.audience != encode_audience(audience):
                 # Whoever has read it meanwhile, a summary or the agent, has to read it again.
                 before = message.audience
-                message.audience, message.updated_at = stored(audience), now()
+                message.audience, message.updated_at = encode_audience(audience), now()
                 chat.hidden_changes += 1
                 await session.flush()
                 for part in self._participants.of(AudienceChanged):
@@ -336,7 +336,7 @@ class MessageService:
             if await repository.is_streaming_below(session, message):
                 raise MessageBusyError("Stop it first, or wait until it is there.")
             above = [message.parent_id] if message.parent_id else []
-            gone = await tree.remove(session, chat, message)
+            gone = await tree.remove_message(session, chat, message)
             await self._moved(session, identity, chat, message.position)
             await self._changed(session, identity, chat, [*gone, *above])
             return Deleted(deleted=len(gone), leaf_id=chat.leaf_id)
@@ -359,7 +359,7 @@ class MessageService:
     async def _moved(
         self, session: AsyncSession, identity: Identity, chat: Chat, above: int | None
     ) -> None:
-        await tell_path_moved(self._participants, session, identity.sealer, chat, above)
+        await notify_path_moved(self._participants, session, identity.sealer, chat, above)
 
     async def _changed(
         self, session: AsyncSession, identity: Identity, chat: Chat, message_ids: Sequence[UUID]
@@ -394,7 +394,7 @@ async def view_messages(
 
 def _view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> MessageView:
     thinking = row.sealed_thinking
-    return struct_from(
+    return make_struct(
         MessageView,
         row,
         author=sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
@@ -402,7 +402,7 @@ def _view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> Mes
         thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
         typed=sealer.open(MESSAGE_TYPED, row.id, row.sealed_typed) if row.sealed_typed else None,
         injected_context=_injected_text(sealer, row),
-        audience=opened(row.audience),
+        audience=decode_audience(row.audience),
         notices=decode_notices(row.notices),
         sibling=sibling,
         sibling_count=sibling_count,

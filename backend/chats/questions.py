@@ -12,7 +12,7 @@ from sqlalchemy import bindparam, delete, exists, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import MESSAGE_QUESTIONS, Message, MessageQuestions
-from backend.database.base import UNSYNCHRONISED, chunks, now, unindexed, upsert
+from backend.database.base import UNSYNCHRONIZED, now, skip_index, split_chunks, upsert
 from backend.database.types import Id
 from backend.memory.indexing.sources import inventory_of
 from backend.vault.sealing import Sealer
@@ -24,7 +24,7 @@ _OF_MESSAGES = select(
     MessageQuestions.id, MessageQuestions.sealed_questions, MessageQuestions.written_at
 ).where(
     MessageQuestions.id.in_(bindparam("ids", expanding=True, type_=Id())),
-    unindexed(MessageQuestions.chat_id) == bindparam("chat_id"),
+    skip_index(MessageQuestions.chat_id) == bindparam("chat_id"),
 )
 _WRITTEN = select(MessageQuestions.id, MessageQuestions.written_at).where(
     MessageQuestions.chat_id == bindparam("chat_id")
@@ -51,7 +51,7 @@ async def read_questions(
 ) -> dict[UUID, StoredQuestions]:
     """Of these messages of a chat the ones that have been read for questions, by id."""
     found: dict[UUID, StoredQuestions] = {}
-    for part in chunks(list(ids)):
+    for part in split_chunks(list(ids)):
         for row in await session.execute(_OF_MESSAGES, {"ids": part, "chat_id": chat_id}):
             found[row.id] = StoredQuestions(*row)
     return found
@@ -106,7 +106,7 @@ async def drop_questions(
         )
         .values(sealed_questions=None, written_at=now())
         .returning(MessageQuestions.id)
-        .execution_options(**UNSYNCHRONISED)
+        .execution_options(**UNSYNCHRONIZED)
     )
     return list(rows)
 
@@ -114,4 +114,4 @@ async def drop_questions(
 async def read_questions_again(session: AsyncSession, message_id: UUID) -> None:
     """A message goes on: what it answers is asked for again."""
     gone = delete(MessageQuestions).where(MessageQuestions.id == message_id)
-    await session.execute(gone, execution_options=UNSYNCHRONISED)
+    await session.execute(gone, execution_options=UNSYNCHRONIZED)

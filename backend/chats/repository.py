@@ -16,9 +16,9 @@ from sqlalchemy.types import NullType
 
 from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
 from backend.chats.models import Chat, ChatCharacter, Message
-from backend.chats.tree import climb_from
-from backend.core.audience import GM, PUBLIC, Viewpoint, known_to
-from backend.database.base import chunks
+from backend.chats.tree import make_ancestors
+from backend.core.audience import GM, PUBLIC, Viewpoint, filter_known_to
+from backend.database.base import split_chunks
 from backend.generation.model import Role
 
 PAGE = 500
@@ -143,7 +143,7 @@ async def active_page(
     """The end of the active path above position `before`, oldest first."""
     query = _ACTIVE if with_hidden else _ACTIVE_AND_SHOWN
     if viewpoint != GM:
-        query = query.where(known_to(viewpoint, Message.audience))
+        query = query.where(filter_known_to(viewpoint, Message.audience))
     end = FOREVER if before is None else before
     found = await session.scalars(query, {"chat_id": chat_id, "before": end, "limit": limit})
     return list(found)[::-1]
@@ -162,7 +162,7 @@ async def sibling_places(
     query = _places(roots=None in parents, others=bool(parents - {None}))
     family = {"chat_id": messages[0].chat_id, "parents": list(parents - {None})}
     found: dict[UUID, tuple[int, int]] = {}
-    for ids in chunks([row.id for row in messages], PAGE):
+    for ids in split_chunks([row.id for row in messages], PAGE):
         rows = await session.execute(query, {**family, "ids": ids})
         found |= {row.id: (row.place, row.count) for row in rows}
     return found
@@ -238,7 +238,7 @@ async def round_starts(
     """
     query = _ROUND_STARTS
     if viewpoint != GM:
-        query = query.where(known_to(viewpoint, Message.audience))
+        query = query.where(filter_known_to(viewpoint, Message.audience))
     asked = {"chat": leaf.chat_id, "leaf": leaf.position, "most": limit}
     return list(await session.scalars(query, asked))
 
@@ -262,7 +262,7 @@ async def list_unknown_lines(
     """Lines down to `leaf` that a viewpoint may not know: (stored tokens before it, its own)."""
     if viewpoint == GM:
         return []
-    query = _LIMITED.where(~known_to(viewpoint, Message.audience))
+    query = _LIMITED.where(~filter_known_to(viewpoint, Message.audience))
     rows = await session.execute(query, {"chat": leaf.chat_id, "leaf": leaf.position})
     return [(before, tokens) for before, tokens in rows]
 
@@ -280,7 +280,7 @@ async def greeting_number(session: AsyncSession, chat_id: UUID) -> int | None:
 
 async def path_to(session: AsyncSession, message: Message) -> list[Message]:
     """A message and its ancestors, from the root down."""
-    climb = climb_from(message.id)
+    climb = make_ancestors(message.id)
     query = select(Message).join(climb, climb.c.id == Message.id).order_by(Message.position)
     return list(await session.scalars(query))
 
@@ -290,7 +290,7 @@ async def path_pages(session: AsyncSession, message: Message) -> AsyncIterator[S
 
     Nothing else is asked of the session until the last page has come.
     """
-    climb = climb_from(message.id)
+    climb = make_ancestors(message.id)
     is_on_it = climb.c.id == Message.id
     query = select(Message.__table__).join(climb, is_on_it).order_by(Message.position)
     result = await session.stream(query.execution_options(yield_per=PAGE))
@@ -304,7 +304,7 @@ async def is_streaming_below(session: AsyncSession, message: Message) -> bool:
         Message.chat_id == message.chat_id, Message.status == "streaming"
     )
     for message_id in (await session.scalars(query)).all():
-        climb = climb_from(message_id)
+        climb = make_ancestors(message_id)
         if await session.scalar(select(climb.c.id).where(climb.c.id == message.id)):
             return True
     return False
@@ -383,7 +383,7 @@ async def active_lines(
     """
     query = _LINES_WITH_AUTHORS if authors else _LINES
     if viewpoint != GM:
-        query = query.where(known_to(viewpoint, Message.audience))
+        query = query.where(filter_known_to(viewpoint, Message.audience))
     values = {"chat_id": chat_id, "from_sum": from_sum, "to_position": to_position}
     rows = (await session.execute(query, values)).all()
     if not rows:

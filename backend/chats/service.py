@@ -38,16 +38,16 @@ from backend.chats.models import (
 from backend.chats.schemas import ChatPatch, ChatSettings, ChatView, ForkWorld
 from backend.chats.token_counting import CountUnit
 from backend.core.audience import GM, PUBLIC
-from backend.core.cpu_pool import CpuPool, unhurried
+from backend.core.cpu_pool import CpuPool, iterate_in_slices
 from backend.core.events import Participants
-from backend.database.base import chunks, new_id, now
+from backend.database.base import new_id, now, split_chunks
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.generation.tokens import best_tokenizer
-from backend.http.schemas import Page, check_revision, merge_patch, page_of, struct_from
+from backend.http.schemas import Page, check_revision, make_page, make_struct, merge_patch
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
-from backend.quotas.service import CheckAdded, unlimited
+from backend.quotas.service import CheckAdded, check_nothing
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
@@ -80,7 +80,7 @@ class ChatService:
         pool: CpuPool,
         chronicle: ChooseChronicle,
         participants: Participants | None = None,
-        check_added: CheckAdded = unlimited,
+        check_added: CheckAdded = check_nothing,
     ) -> None:
         self._check_added = check_added
         self._pool = pool
@@ -159,7 +159,7 @@ class ChatService:
             )
         query = query.order_by(Chat.id.desc()).limit(limit + 1)
         async with self._database.read() as session:
-            chats, following = page_of(list(await session.scalars(query)), limit)
+            chats, following = make_page(list(await session.scalars(query)), limit)
             members = await repository.character_ids(session, [chat.id for chat in chats])
         items = [_view_of(identity.sealer, chat, members.get(chat.id, [])) for chat in chats]
         return Page(items=items, next=following)
@@ -356,9 +356,9 @@ async def _copy_path(
     copied: dict[UUID, UUID] = {}
     rows: list[dict[str, Any]] = []
     async for page in repository.path_pages(session, message):
-        opened = unhurried(page, lambda row: 2 * len(row.sealed_content))
+        opened = iterate_in_slices(page, lambda row: 2 * len(row.sealed_content))
         rows += [copied_row(sealer, row, fork_id, copied) async for row in opened]
-    for part in chunks(rows, tree.AT_ONCE):
+    for part in split_chunks(rows, tree.INSERT_BATCH_SIZE):
         await session.execute(insert(Message), part)
     return copied
 
@@ -372,7 +372,7 @@ def _add_members(session: AsyncSession, chat_id: UUID, character_ids: Sequence[U
 
 def _view_of(sealer: Sealer, chat: Chat, members: list[UUID]) -> ChatView:
     title = sealer.open(CHAT_TITLE, chat.id, chat.sealed_title)
-    return struct_from(ChatView, chat, title=title, character_ids=members)
+    return make_struct(ChatView, chat, title=title, character_ids=members)
 
 
 async def _view(session: AsyncSession, sealer: Sealer, chat: Chat) -> ChatView:

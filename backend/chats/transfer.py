@@ -27,7 +27,7 @@ from backend.chats.models import (
 )
 from backend.chats.schemas import Title
 from backend.chats.token_counting import CountUnit
-from backend.core.audience import GM, Viewpoint, is_known_to
+from backend.core.audience import GM, Viewpoint, may_know
 from backend.core.cpu_pool import check_stopped
 from backend.database.base import new_id
 from backend.errors import ValidationError
@@ -117,7 +117,7 @@ def write_log(
     # By position, so that of whoever is above it is known already where that leads.
     above: dict[UUID | None, UUID | None] = {None: None}
     for row in rows:
-        is_told = row.is_active and not row.hidden and is_known_to(viewpoint, row.audience)
+        is_told = row.is_active and not row.hidden and may_know(viewpoint, row.audience)
         if is_whole or is_told:
             known.append(row)
             above[row.id] = row.id

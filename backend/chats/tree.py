@@ -35,10 +35,10 @@ from sqlalchemy.orm import aliased
 
 from backend.chats.drafts import place_in_scene
 from backend.chats.models import Chat, Message
-from backend.database.base import UNSYNCHRONISED, chunks, table_of
+from backend.database.base import UNSYNCHRONIZED, get_table, split_chunks
 from backend.database.types import Id
 
-AT_ONCE = 100
+INSERT_BATCH_SIZE = 100
 """Rows that a session writes in one go."""
 
 _CHILD = aliased(Message)
@@ -47,7 +47,7 @@ _PARENT = select(
 ).where(Message.id == bindparam("message_id"))
 
 
-async def attach(
+async def attach_message(
     session: AsyncSession, chat: Chat, message: Message, *, parent: Message | None
 ) -> int | None:
     """Add a message below `parent` (None: as a root) and make it the leaf.
@@ -79,7 +79,7 @@ async def attach(
 async def attach_greetings(session: AsyncSession, chat: Chat, messages: Sequence[Message]) -> None:
     """Give a chat without messages its first ones: siblings, the first of them active.
 
-    As `attach` does it one by one, in no statement but the insert.
+    As `attach_message` does it one by one, in no statement but the insert.
     """
     for message in messages:
         message.chat_id, message.user_id = chat.id, chat.user_id
@@ -88,7 +88,7 @@ async def attach_greetings(session: AsyncSession, chat: Chat, messages: Sequence
         message.path_tokens = 0 if message.hidden else message.tokens
         message.is_active = message.is_selected = message is messages[0]
     chat.leaf_id = messages[0].id if messages else None
-    for part in chunks(messages, AT_ONCE):
+    for part in split_chunks(messages, INSERT_BATCH_SIZE):
         session.add_all(part)
         await session.flush()
 
@@ -102,13 +102,13 @@ async def choose_leaf(session: AsyncSession, chat: Chat, leaf_id: UUID | None) -
     branch, junction = await _climb(session, leaf_id)
     await leave_path(session, chat.id, above=junction + 1)
     await _deselect(session, chat, [row.parent_id for row in branch])
-    for ids in chunks([row.id for row in branch]):
+    for ids in split_chunks([row.id for row in branch]):
         await session.execute(_TAKE, {"ids": ids})
     chat.leaf_id = leaf_id
     return junction + 1
 
 
-async def last_path_below(session: AsyncSession, message_id: UUID) -> UUID:
+async def find_last_leaf(session: AsyncSession, message_id: UUID) -> UUID:
     """Where the path through a message last ended: down from it along the selected children."""
     found: UUID = (await session.scalars(_LAST_BELOW, {"start": message_id})).one()
     return found
@@ -134,13 +134,13 @@ async def set_tokens(session: AsyncSession, message: Message, tokens: int) -> No
         await _add_to_sums(session, message.id, change)
 
 
-def recount(message: Message, tokens: int) -> None:
+def set_unfollowed_tokens(message: Message, tokens: int) -> None:
     """Set what a message costs that nothing follows yet, as nothing does while it is written."""
     message.path_tokens += 0 if message.hidden else tokens - message.tokens
     message.tokens = tokens
 
 
-def set_leaf_hidden(chat: Chat, message: Message, *, hidden: bool) -> None:
+def set_unfollowed_hidden(chat: Chat, message: Message, *, hidden: bool) -> None:
     """Do the same as `set_hidden` for a message that nothing follows yet, without a statement."""
     if message.hidden != hidden:
         message.hidden = hidden
@@ -148,7 +148,7 @@ def set_leaf_hidden(chat: Chat, message: Message, *, hidden: bool) -> None:
         chat.hidden_changes += 1
 
 
-async def remove(session: AsyncSession, chat: Chat, message: Message) -> list[UUID]:
+async def remove_message(session: AsyncSession, chat: Chat, message: Message) -> list[UUID]:
     """Delete a message and all below it; returns the ids of what went.
 
     Where the path ran through it, it goes on through the sibling before it, else the one after it,
@@ -156,16 +156,16 @@ async def remove(session: AsyncSession, chat: Chat, message: Message) -> list[UU
     """
     heir = await _nearest_sibling(session, message)
     if message.is_active:
-        leaf = await last_path_below(session, heir.id) if heir else message.parent_id
+        leaf = await find_last_leaf(session, heir.id) if heir else message.parent_id
         await choose_leaf(session, chat, leaf)
     elif message.is_selected and heir:
         heir.is_selected = True
     await session.flush()
     gone = await session.scalars(
         delete(Message)
-        .where(Message.id.in_(select(subtree(message.id).c.id)))
+        .where(Message.id.in_(select(make_subtree(message.id).c.id)))
         .returning(Message.id),
-        execution_options=UNSYNCHRONISED,
+        execution_options=UNSYNCHRONIZED,
     )
     return list(gone)
 
@@ -175,7 +175,7 @@ async def leave_path(session: AsyncSession, chat_id: UUID, *, above: int) -> Non
     await session.execute(_LEAVE, {"chat": chat_id, "above": above})
 
 
-async def siblings(
+async def list_siblings(
     session: AsyncSession, message: Message, *, after: UUID | None, limit: int
 ) -> list[Message]:
     """A message and its siblings, in the order they were made: those after `after`."""
@@ -227,7 +227,7 @@ async def _deselect(session: AsyncSession, chat: Chat, parents: Sequence[UUID | 
     """Clear the selection among the children of these parents (None: among the roots)."""
     if None in parents:
         await session.execute(_DESELECT_ROOTS, {"chat": chat.id})
-    for part in chunks([parent for parent in parents if parent is not None]):
+    for part in split_chunks([parent for parent in parents if parent is not None]):
         await session.execute(_DESELECT, {"parents": part})
 
 
@@ -241,13 +241,13 @@ async def _nearest_sibling(session: AsyncSession, message: Message) -> Message |
 async def _add_to_sums(session: AsyncSession, message_id: UUID, change: int) -> None:
     await session.execute(
         update(Message)
-        .where(Message.id.in_(select(subtree(message_id).c.id)))
+        .where(Message.id.in_(select(make_subtree(message_id).c.id)))
         .values(path_tokens=Message.path_tokens + change),
-        execution_options=UNSYNCHRONISED,
+        execution_options=UNSYNCHRONIZED,
     )
 
 
-def subtree(message_id: UUID | BindParameter[UUID], *, selected: bool = False) -> CTE:
+def make_subtree(message_id: UUID | BindParameter[UUID], *, selected: bool = False) -> CTE:
     """A message (`id`, `position`) and all below it; `selected`: along the selected children."""
     start = select(Message.id, Message.position).where(Message.id == message_id)
     tree = start.cte("subtree", recursive=True)
@@ -259,7 +259,7 @@ def subtree(message_id: UUID | BindParameter[UUID], *, selected: bool = False) -
     return tree.union_all(select(child.id, child.position).join(tree, is_below))
 
 
-def climb_from(message_id: UUID | BindParameter[UUID], *, inactive: bool = False) -> CTE:
+def make_ancestors(message_id: UUID | BindParameter[UUID], *, inactive: bool = False) -> CTE:
     """A message and its ancestors; `inactive`: no further than to the first that is active."""
     columns = (Message.id, Message.parent_id, Message.is_active, Message.position)
     climb = select(*columns).where(Message.id == message_id).cte("climb", recursive=True)
@@ -273,17 +273,17 @@ def climb_from(message_id: UUID | BindParameter[UUID], *, inactive: bool = False
 
 
 def _last_below() -> Select[Any]:
-    walk = subtree(bindparam("start", type_=Id()), selected=True)
+    walk = make_subtree(bindparam("start", type_=Id()), selected=True)
     return select(walk.c.id).order_by(walk.c.position.desc()).limit(1)
 
 
 def _climbing() -> Select[*tuple[Any, ...]]:
-    climb = climb_from(bindparam("leaf", type_=Id()), inactive=True)
+    climb = make_ancestors(bindparam("leaf", type_=Id()), inactive=True)
     return select(*climb.c).order_by(climb.c.position.desc())
 
 
 # Built once: building these takes longer than running them.
-_MESSAGES = table_of(Message)
+_MESSAGES = get_table(Message)
 _LAST_BELOW, _CLIMB = _last_below(), _climbing()
 _LEAVE = (
     _MESSAGES.update()

@@ -16,7 +16,7 @@ from backend.chats.events import (
     ChatCopied,
     ChatDeleted,
     WorldParted,
-    lead_over,
+    translate_audiences,
 )
 from backend.chats.models import CHAT_TITLE, Chat, Message
 from backend.chats.repository import get_chat
@@ -40,9 +40,9 @@ from backend.chronicles.repository import (
     make_chronicle,
     open_chronicle,
 )
-from backend.core.audience import narrowest
-from backend.core.cpu_pool import unhurried
-from backend.database.base import UNSYNCHRONISED
+from backend.core.audience import intersect_audiences
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.base import UNSYNCHRONIZED
 from backend.memory.indexing.outbox import IndexOutbox
 
 MAX_NOTED = 1_000
@@ -120,7 +120,7 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
             )
         )
         for row in rows.all():
-            audience = narrowest([row.audience, message.audience])
+            audience = intersect_audiences([row.audience, message.audience])
             if audience == row.audience:
                 continue
             row.audience = audience
@@ -194,9 +194,9 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
         elsewhere = EventSource.event_id.in_(select(ChronicleEvent.id).where(*mine))
         await session.execute(
             delete(EventSource).where(elsewhere, EventSource.chat_id != fork.id),
-            execution_options=UNSYNCHRONISED,
+            execution_options=UNSYNCHRONIZED,
         )
-        await lead_over(session, ChronicleEvent.audience, translate, *mine)
+        await translate_audiences(session, ChronicleEvent.audience, translate, *mine)
 
 
 async def _copy_events(
@@ -221,7 +221,7 @@ async def _copy_events(
             is_edited=event.is_edited,
             audience=event.audience,
         )
-        async for event in unhurried(events)
+        async for event in iterate_in_slices(events)
         if all(each.id in copied for each in event.sources if each.chat_id == source_id)
     }
     await insert_events(session, identity.sealer, chronicle_id, list(copies.values()))

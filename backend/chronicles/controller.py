@@ -47,7 +47,7 @@ from backend.http.schemas import (
     RAISES,
     Page,
     PageSize,
-    etag,
+    make_etag,
 )
 
 AnyRequest = Request[Any, Any, Any]
@@ -203,7 +203,7 @@ class ChronicleTransferController(Controller):
 
 
 def _tagged(view: ChronicleView) -> Response[ChronicleView]:
-    return Response(view, headers={"ETag": etag(view.revision)})
+    return Response(view, headers={"ETag": make_etag(view.revision)})
 
 
 Events = NamedDependency[EventService]
@@ -369,4 +369,4 @@ class EventController(Controller):
 
 
 def _tagged_event(view: EventView) -> Response[EventView]:
-    return Response(view, headers={"ETag": etag(view.revision)})
+    return Response(view, headers={"ETag": make_etag(view.revision)})

@@ -49,11 +49,11 @@ from backend.chronicles.schemas import (
     MergedFields,
     NewChronicleEvent,
 )
-from backend.core.audience import Audience, narrowest, opened, stored
+from backend.core.audience import Audience, decode_audience, encode_audience, intersect_audiences
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ValidationError
-from backend.http.schemas import Page, check_revision, merge_patch, reject_unknown, struct_from
+from backend.http.schemas import Page, check_revision, make_struct, merge_patch, reject_unknown
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.vault.sealing import Sealer
 
@@ -65,7 +65,7 @@ YEARS = range(1900, 3000)
 
 def fields_of(said: NewChronicleEvent | EventChange) -> EventFields:
     """What an event says, of what came in. Raises `ValidationError` for a blank summary."""
-    fields = struct_from(EventFields, said)
+    fields = make_struct(EventFields, said)
     if not fields.summary.strip():
         raise ValidationError("An event needs a summary.")
     return fields
@@ -82,13 +82,13 @@ def in_utc(moment: datetime | None) -> datetime | None:
 
 def change_of(event: StoryEvent) -> EventChange:
     """An event as a patch sees it."""
-    return struct_from(
+    return make_struct(
         EventChange,
         event,
         **msgspec.structs.asdict(event.fields),
         pinned=event.is_pinned,
         source_message_ids=[each.id for each in event.sources],
-        audience=opened(event.audience),
+        audience=decode_audience(event.audience),
     )
 
 
@@ -120,7 +120,7 @@ async def apply_change(
     if wanted.pinned and not was.pinned:
         await check_pins(session, row.chronicle_id)
     row.is_pinned, row.significance = wanted.pinned, wanted.significance
-    row.happened_at, row.audience = happened_at, stored(wanted.audience)
+    row.happened_at, row.audience = happened_at, encode_audience(wanted.audience)
     if fields != event.fields:
         row.sealed_event = sealed_event(sealer, row.id, fields)
     if sources is not event.sources:
@@ -191,7 +191,7 @@ def merge_events(events: Sequence[StoryEvent], given: MergedFields) -> NewEvent:
         happened_at=events[0].happened_at,
         place=events[0].place,
         sources=_all_sources(events),
-        audience=narrowest([event.audience for event in events]),
+        audience=intersect_audiences([event.audience for event in events]),
     )
 
 
@@ -307,7 +307,7 @@ class EventService:
                 place=first_place(sources),
                 sources=sources,
                 is_pinned=new.pinned,
-                audience=stored(new.audience),
+                audience=encode_audience(new.audience),
             )
             await insert_events(session, sealer, chronicle_id, [event])
             await self._note(session, identity, chronicle_id, [event.id])
@@ -416,13 +416,13 @@ async def _view(session: AsyncSession, sealer: Sealer, event_id: UUID) -> EventV
 
 
 def _view_of(event: StoryEvent) -> EventView:
-    return struct_from(
+    return make_struct(
         EventView,
         event,
         **msgspec.structs.asdict(event.fields),
         pinned=event.is_pinned,
         edited=event.is_edited,
-        audience=opened(event.audience),
+        audience=decode_audience(event.audience),
         source_message_ids=[each.id for each in event.sources],
         source_chat_ids=list(dict.fromkeys(each.chat_id for each in event.sources)),
     )

@@ -29,9 +29,9 @@ from backend.chronicles.repository import (
     sources_of,
 )
 from backend.core.audience import PUBLIC
-from backend.database.base import chunks, new_id, now
+from backend.database.base import new_id, now, split_chunks
 from backend.errors import ValidationError
-from backend.http.schemas import struct_from
+from backend.http.schemas import make_struct
 from backend.vault.sealing import Sealer
 
 AT_ONCE = 200
@@ -93,7 +93,7 @@ async def insert_events(
     await hold_chats(session, [source for new in events for source in new.sources])
     # Not as objects of the session: those take longer to make than their texts to seal.
     to_events, to_sources = insert(ChronicleEvent), insert(EventSource)
-    for part in chunks(events, AT_ONCE):
+    for part in split_chunks(events, AT_ONCE):
         await session.execute(to_events, [_row_of(sealer, chronicle_id, new) for new in part])
         if sources := [row for new in part for row in _source_rows(new.id, new.sources)]:
             await session.execute(to_sources, sources)
@@ -136,7 +136,7 @@ async def remove_events(
     Rows of others in the session still say so until they are read anew.
     """
     await session.flush()
-    for ids in chunks(event_ids):
+    for ids in split_chunks(event_ids):
         owned = ChronicleEvent.id.in_(ids), ChronicleEvent.user_id == owner_id
         await session.execute(delete(ChronicleEvent).where(*owned))
 
@@ -200,7 +200,7 @@ async def supersede(session: AsyncSession, row: ChronicleEvent, by: UUID | None)
 async def mark_superseded(session: AsyncSession, marks: Mapping[UUID, UUID | None]) -> None:
     """Note of new events what supersedes each, as it is known to make no circle."""
     rows = [{"id": event_id, "superseded_by": by} for event_id, by in marks.items()]
-    for part in chunks(rows, AT_ONCE):
+    for part in split_chunks(rows, AT_ONCE):
         await session.execute(update(ChronicleEvent), part)
 
 
@@ -208,7 +208,7 @@ async def supersede_again(
     session: AsyncSession, chronicle_id: UUID, event_ids: Sequence[UUID], by: UUID
 ) -> None:
     """Have those of the events be superseded by one that are there, and by none yet."""
-    for ids in chunks(event_ids):
+    for ids in split_chunks(event_ids):
         await session.execute(
             update(ChronicleEvent)
             .where(
@@ -253,7 +253,7 @@ def touch(row: ChronicleEvent) -> None:
 async def snapshot(session: AsyncSession, sealer: Sealer, row: ChronicleEvent) -> dict[str, Any]:
     """An event as plain JSON, not sealed: what `restore` needs to put it back as it was."""
     await session.flush()
-    taken = struct_from(
+    taken = make_struct(
         _Snapshot,
         row,
         fields=open_event(sealer, row),
@@ -318,7 +318,7 @@ async def hold_chats(session: AsyncSession, sources: Iterable[SourceMessage]) ->
     Chats are locked before chronicles, everywhere: who locks a chronicle holds the chats first.
     Raises `MessageNotFoundError` where one is gone.
     """
-    for ids in chunks(sorted({each.chat_id for each in sources})):
+    for ids in split_chunks(sorted({each.chat_id for each in sources})):
         query = select(Chat.id).where(Chat.id.in_(ids)).order_by(Chat.id)
         held = await session.scalars(query.with_for_update(read=True, key_share=True))
         if len(held.all()) < len(ids):

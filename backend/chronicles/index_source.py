@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chronicles.events import told, when_in_story
 from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.repository import STORY_ORDER, StoryEvent, get_events
-from backend.core.audience import GM, Viewpoint, is_known_to
+from backend.core.audience import GM, Viewpoint, may_know
 from backend.memory.index.protocol import Kind
 from backend.memory.indexing.documents import Document, event_document
 from backend.memory.indexing.sources import (
@@ -101,7 +101,7 @@ class ChronicleSource:
         return {
             event.id: _recalled(event)
             for event in found.values()
-            if event.is_current and is_known_to(viewpoint, event.audience)
+            if event.is_current and may_know(viewpoint, event.audience)
         }
 
 

@@ -33,10 +33,10 @@ from backend.chronicles.models import (
     EventSource,
     EventSourceName,
 )
-from backend.core.audience import GM, PUBLIC, Viewpoint, known_to, known_to_all
-from backend.database.base import chunks, new_id, unindexed
+from backend.core.audience import GM, PUBLIC, Viewpoint, filter_known_to, filter_known_to_all
+from backend.database.base import new_id, skip_index, split_chunks
 from backend.errors import ValidationError
-from backend.http.schemas import struct_from
+from backend.http.schemas import make_struct
 from backend.vault.sealing import Sealer
 
 UNNAMED = "Chronicle"
@@ -220,7 +220,7 @@ async def get_events(
     Two queries for every 5,000 events.
     """
     found: dict[UUID, StoryEvent] = {}
-    for ids in chunks(list(dict.fromkeys(event_ids))):
+    for ids in split_chunks(list(dict.fromkeys(event_ids))):
         events = await _read_events(session, sealer, ChronicleEvent.id.in_(ids))
         found |= {event.id: event for event in events}
     return found
@@ -242,7 +242,7 @@ async def current_events(
     conditions = [
         ChronicleEvent.chronicle_id == chronicle_id,
         current(),
-        known_to(viewpoint, ChronicleEvent.audience),
+        filter_known_to(viewpoint, ChronicleEvent.audience),
     ]
     if pinned:
         conditions.append(ChronicleEvent.is_pinned.expression)
@@ -265,7 +265,7 @@ async def read_events_from(
         ChronicleEvent.chronicle_id == chronicle_id,
         ChronicleEvent.id.in_(told),
         current(),
-        known_to_all(audience, ChronicleEvent.audience),
+        filter_known_to_all(audience, ChronicleEvent.audience),
     )
 
 
@@ -280,14 +280,14 @@ async def _read_events(
     Rows that the session has already are read anew: deleting one event changes others.
     """
     query = select(ChronicleEvent, counting().label("counts"), current().label("is_current")).where(
-        *conditions, unindexed(ChronicleEvent.user_id) == sealer.user_id
+        *conditions, skip_index(ChronicleEvent.user_id) == sealer.user_id
     )
     if latest is not None:
         query = query.order_by(*(each.desc() for each in STORY_ORDER)).limit(latest)
     rows = (await session.execute(query, execution_options={"populate_existing": True})).all()
     sources = await sources_of(session, [row[0].id for row in rows])
     return [
-        struct_from(
+        make_struct(
             StoryEvent,
             row,
             fields=open_event(sealer, row),
@@ -304,7 +304,7 @@ async def sources_of(
 ) -> defaultdict[UUID, list[SourceMessage]]:
     """The messages that events come from, in the order of their depth."""
     found: defaultdict[UUID, list[SourceMessage]] = defaultdict(list)
-    for ids in chunks(event_ids):
+    for ids in split_chunks(event_ids):
         columns = EventSource.event_id, EventSource.message_id, EventSource.chat_id
         query = select(*columns, EventSource.position).where(EventSource.event_id.in_(ids))
         for event_id, message_id, chat_id, position in await session.execute(query):
@@ -320,15 +320,15 @@ async def find_messages(
 ) -> dict[UUID, SourceMessage]:
     """Those messages, as sources of events, that are the owner's and wholly there."""
     found: dict[UUID, SourceMessage] = {}
-    for ids in chunks(list(dict.fromkeys(message_ids))):
+    for ids in split_chunks(list(dict.fromkeys(message_ids))):
         rows = await session.execute(
             select(Message.id, Message.chat_id, Message.position).where(
                 Message.id.in_(ids),
-                unindexed(Message.user_id) == owner_id,
+                skip_index(Message.user_id) == owner_id,
                 Message.status != "streaming",
             )
         )
-        found |= {row.id: struct_from(SourceMessage, row) for row in rows}
+        found |= {row.id: make_struct(SourceMessage, row) for row in rows}
     return found
 
 

@@ -30,10 +30,10 @@ from backend.errors import ValidationError
 from backend.http.schemas import (
     Page,
     check_revision,
+    make_page,
+    make_struct,
     merge_patch,
-    page_of,
     reject_unknown,
-    struct_from,
 )
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.vault.sealing import Sealer
@@ -60,7 +60,7 @@ class ChronicleService:
             query = query.where(Chronicle.id < after)
         query = query.order_by(Chronicle.id.desc()).limit(limit + 1)
         async with self._database.read() as session:
-            rows, following = page_of(list(await session.scalars(query)), limit)
+            rows, following = make_page(list(await session.scalars(query)), limit)
             items = await _views(session, identity.sealer, rows)
         return Page(items=items, next=following)
 
@@ -148,7 +148,7 @@ async def _views(
     for row in rows:
         event_count, current_count = counts.get(row.id, (0, 0))
         found.append(
-            struct_from(
+            make_struct(
                 ChronicleView,
                 row,
                 **msgspec.structs.asdict(open_chronicle(sealer, row)),

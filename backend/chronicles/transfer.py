@@ -56,10 +56,10 @@ from backend.chronicles.repository import (
 )
 from backend.chronicles.schemas import Moment, Sources, Summary
 from backend.core.audience import GM, PUBLIC
-from backend.core.cpu_pool import CpuPool, unhurried
-from backend.database.base import chunks, new_id
+from backend.core.cpu_pool import CpuPool, iterate_in_slices
+from backend.database.base import new_id, split_chunks
 from backend.database.engine import Database
-from backend.http.schemas import convert_list, struct_from
+from backend.http.schemas import convert_list, make_struct
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.vault.sealing import Sealer
 
@@ -91,7 +91,7 @@ class EventRecord(EventFields, frozen=True, kw_only=True, omit_defaults=False):
     @property
     def fields(self) -> EventFields:
         """What happened, without what stands around it."""
-        return struct_from(EventFields, self)
+        return make_struct(EventFields, self)
 
 
 class ChronicleFile(ChronicleFields, frozen=True, kw_only=True, omit_defaults=False):
@@ -116,7 +116,7 @@ def write_file(fields: ChronicleFields, events: Sequence[StoryEvent]) -> bytes:
 
 
 def _record(event: StoryEvent, ids: dict[UUID, str]) -> EventRecord:
-    return struct_from(
+    return make_struct(
         EventRecord,
         event,
         **msgspec.structs.asdict(event.fields),
@@ -304,7 +304,7 @@ class ChronicleTransfer:
             # Again, now that nobody changes it: what changed meanwhile is little.
             seen = await _read_known(session, identity.sealer, chronicle_id, seen)
             known: dict[_Same, UUID] = {}
-            async for event_id in unhurried(list(seen)):
+            async for event_id in iterate_in_slices(list(seen)):
                 known.setdefault(seen[event_id].same, event_id)
             return await self._add(session, identity, chronicle_id, events, messages, known=known)
 
@@ -356,7 +356,7 @@ async def write_events(
     rows: dict[int, UUID] = {}
     fresh: dict[int, NewEvent] = {}
     behind: defaultdict[datetime, int] = defaultdict(int)
-    async for number, incoming in unhurried(list(enumerate(events))):
+    async for number, incoming in iterate_in_slices(list(enumerate(events))):
         event = incoming.record
         found = known.get(incoming.same)
         if found is not None:
@@ -410,7 +410,7 @@ async def _read_known(
     revisions = {row.id: row.revision for row in rows}
     known = {each: at for each, at in seen.items() if revisions.get(each) == at.revision}
     news = [each for each in revisions if each not in known]
-    for ids in chunks(news, AT_ONCE):
+    for ids in split_chunks(news, AT_ONCE):
         owned = ChronicleEvent.id.in_(ids), ChronicleEvent.user_id == sealer.user_id
         for event in await session.scalars(select(ChronicleEvent).where(*owned)):
             same = _same(open_event(sealer, event), event.happened_at)

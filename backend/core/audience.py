@@ -50,14 +50,14 @@ def read_viewpoint(text: str) -> Viewpoint:
         raise ValidationError("viewpoint is `gm`, `public`, or the id of an entity.") from error
 
 
-def stored(audience: Audience) -> str:
+def encode_audience(audience: Audience) -> str:
     """An audience as its column holds it."""
     if isinstance(audience, str):
         return audience
     return f" {' '.join(map(str, dict.fromkeys(audience)))} "
 
 
-def opened(column: str) -> Audience:
+def decode_audience(column: str) -> Audience:
     """The audience that a column holds."""
     if column == PUBLIC:
         return PUBLIC
@@ -67,18 +67,18 @@ def opened(column: str) -> Audience:
         return GM
 
 
-def listed(column: str) -> Sequence[UUID]:
+def list_entities(column: str) -> Sequence[UUID]:
     """The entities that a stored audience names."""
-    audience = opened(column)
+    audience = decode_audience(column)
     return () if isinstance(audience, str) else audience
 
 
-def own_column(viewpoint: Viewpoint) -> str:
+def encode_viewpoint(viewpoint: Viewpoint) -> str:
     """The stored audience of what is for a viewpoint alone."""
-    return stored([viewpoint]) if isinstance(viewpoint, UUID) else viewpoint
+    return encode_audience([viewpoint]) if isinstance(viewpoint, UUID) else viewpoint
 
 
-def known_to(
+def filter_known_to(
     viewpoint: Viewpoint, column: InstrumentedAttribute[str] | ColumnElement[str]
 ) -> ColumnElement[bool]:
     """The condition that a viewpoint may know a row with this audience."""
@@ -89,51 +89,51 @@ def known_to(
     return column == PUBLIC
 
 
-def known_to_all(listeners: str, column: InstrumentedAttribute[str]) -> ColumnElement[bool]:
+def filter_known_to_all(listeners: str, column: InstrumentedAttribute[str]) -> ColumnElement[bool]:
     """The condition that all of a stored audience may know a row with this one."""
-    audience = opened(listeners)
+    audience = decode_audience(listeners)
     if isinstance(audience, str):
-        return known_to(audience, column)
-    return and_(*(known_to(each, column) for each in audience))
+        return filter_known_to(audience, column)
+    return and_(*(filter_known_to(each, column) for each in audience))
 
 
-def is_known_to(viewpoint: Viewpoint, column: str) -> bool:
+def may_know(viewpoint: Viewpoint, column: str) -> bool:
     """Whether a viewpoint may know what has this stored audience."""
     if viewpoint == GM or column == PUBLIC:
         return True
-    audience = opened(column)
+    audience = decode_audience(column)
     return isinstance(audience, list) and viewpoint in audience
 
 
-def is_known_to_all(listeners: str, column: str) -> bool:
+def may_all_know(listeners: str, column: str) -> bool:
     """Whether all of one stored audience may know what has the other."""
-    audience = opened(listeners)
+    audience = decode_audience(listeners)
     if isinstance(audience, str):
-        return is_known_to(audience, column)
-    return all(is_known_to(each, column) for each in audience)
+        return may_know(audience, column)
+    return all(may_know(each, column) for each in audience)
 
 
-def narrowest(columns: Sequence[str]) -> str:
+def intersect_audiences(columns: Sequence[str]) -> str:
     """The stored audience of a text made from texts with these: those who may know all of them."""
     limited = {column for column in columns if column != PUBLIC}
     if not limited:
         return PUBLIC
-    audiences = [opened(column) for column in limited]
+    audiences = [decode_audience(column) for column in limited]
     shared: list[UUID] | None = None
     for audience in audiences:
         if isinstance(audience, str):
             return GM
         shared = audience if shared is None else [each for each in shared if each in audience]
-    return stored(shared) if shared else GM
+    return encode_audience(shared) if shared else GM
 
 
-def keywords(column: str) -> tuple[str, ...]:
+def make_keywords(column: str) -> tuple[str, ...]:
     """A stored audience as words that points of an index are found by."""
-    audience = opened(column)
+    audience = decode_audience(column)
     return (audience,) if isinstance(audience, str) else tuple(map(str, audience))
 
 
-def wanted_keywords(viewpoint: Viewpoint) -> tuple[str, ...]:
+def find_required_keywords(viewpoint: Viewpoint) -> tuple[str, ...]:
     """Words of which a point must have one; none for the game master, who may know all."""
     if viewpoint == GM:
         return ()
@@ -173,7 +173,7 @@ class AudienceMarks:
         """
         if audience == PUBLIC:
             return ""
-        listeners = opened(audience) if isinstance(audience, str) else audience
+        listeners = decode_audience(audience) if isinstance(audience, str) else audience
         if isinstance(listeners, str) or not listeners:
             return GM_MARK
         if self.present and self.present.issubset(listeners):

@@ -30,14 +30,14 @@ from backend.errors import BadRequestError, TooManyRequestsError, UnavailableErr
 
 T = TypeVar("T")
 
-SMALL = 4_000
+INLINE_CHARACTERS = 4_000
 """Characters that are worked on at once, on the loop: a millisecond of counting tokens, which is
 about the slowest work there is. A thread takes a tenth of that to be woken."""
 
 SEALED_FACTOR = 250
 """So many bytes are sealed or opened in the time that counting one character takes."""
 
-MOST_WAITING = 32
+MAX_WAITING = 32
 """Pieces of one user's work that wait; more are refused."""
 
 SLOW_SECONDS = 2.0
@@ -101,8 +101,8 @@ class TooMuchWorkError(TooManyRequestsError):
 
     def __init__(self) -> None:
         super().__init__(
-            f"{MOST_WAITING} requests of yours wait for a processor. Wait until some are answered.",
-            extra={"limit": MOST_WAITING},
+            f"{MAX_WAITING} requests of yours wait for a processor. Wait until some are answered.",
+            extra={"limit": MAX_WAITING},
             headers={"Retry-After": "1"},
         )
 
@@ -179,7 +179,7 @@ class CpuPool:
             user_id: Whose text it is.
             work: Takes a bounded time. A call of its own into C that holds the interpreter lock
                 takes 50 ms at most: longer ones are to be cut.
-            size: Characters that it goes over, as far as known beforehand. Up to `SMALL` it is done
+            size: Characters that it goes over, as far as known beforehand. Up to `INLINE_CHARACTERS` it is done
                 at once, in the caller's thread.
             is_job: It is no request: it waits behind the user's requests, and is never refused, for
                 workers bound how many there are.
@@ -190,7 +190,7 @@ class CpuPool:
             ClientGoneError: The client of the request has closed the connection.
             UnavailableError: The pool is closed.
         """
-        if size is not None and size <= SMALL:
+        if size is not None and size <= INLINE_CHARACTERS:
             return work()
         running = self._run(user_id, work, is_job=is_job)
         gone = client_gone.get()
@@ -264,7 +264,7 @@ class CpuPool:
             self._running.add(user_id)
             return
         share = self._shares.setdefault(user_id, _Share())
-        if not is_job and len(share.requests) >= MOST_WAITING:
+        if not is_job and len(share.requests) >= MAX_WAITING:
             raise TooMuchWorkError
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue = share.jobs if is_job else share.requests
@@ -316,7 +316,9 @@ SLICE_BYTES = 1_000_000
 """What is sealed and opened again in some 2 ms."""
 
 
-async def unhurried(items: Iterable[T], size: Callable[[T], int] = lambda _: 0) -> AsyncIterator[T]:
+async def iterate_in_slices(
+    items: Iterable[T], size: Callable[[T], int] = lambda _: 0
+) -> AsyncIterator[T]:
     """The items, with pauses in which the loop serves others.
 
     For what is done inside of a transaction, which must never wait for a thread: everybody who

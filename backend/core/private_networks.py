@@ -21,7 +21,7 @@ PRIVATE: tuple[Network, ...] = tuple(
 LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1"))
 
 
-def contains(networks: Iterable[Network], text: str) -> bool:
+def contains_address(networks: Iterable[Network], text: str) -> bool:
     """True if the text is an IP address in one of the networks."""
     try:
         address = ip_address(text)

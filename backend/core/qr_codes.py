@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 
-def qr_rows(text: str) -> list[str]:
+def make_qr_rows(text: str) -> list[str]:
     """A QR code's modules row by row, `1` for a dark one, without the margin of 4 around it.
 
     Takes some 10 ms: call it in a thread.

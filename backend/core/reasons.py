@@ -1,7 +1,7 @@
 """Why something is in a prompt, or is not: what was decided as data, and the same in words.
 
 What decides gives a `Reason`; the record of a prompt keeps it, and the API shows it. Only what
-people read is made into a sentence, by `told`.
+people read is made into a sentence, by `render_reasons`.
 """
 
 from __future__ import annotations
@@ -256,12 +256,12 @@ NEARLY = 2.0
 """Strength from which a text says nearly what was asked."""
 
 
-def told(reasons: Iterable[Reason]) -> str:
+def render_reasons(reasons: Iterable[Reason]) -> str:
     """The reasons in English, with semicolons between."""
     return "; ".join(map(_told, reasons))
 
 
-def told_matches(matches: Iterable[Match]) -> str:
+def render_matches(matches: Iterable[Match]) -> str:
     """What speaks for something that was found, in English, with commas between."""
     return ", ".join(map(_told_match, matches))
 
@@ -279,7 +279,7 @@ def _told_match(match: Match) -> str:
 
 def _told(reason: Reason) -> str:
     words = _told_kind(reason)
-    return f"{words}: {told_matches(reason.signals)}" if reason.signals else words
+    return f"{words}: {render_matches(reason.signals)}" if reason.signals else words
 
 
 def _told_kind(reason: Reason) -> str:

@@ -8,18 +8,18 @@ from typing import Literal
 
 import regex  # type: ignore[import-untyped]  # it has no types
 
-MOST_MARKS = 30
+MAX_MARKS = 30
 """Marks in a row that belong together. Unicode's stream-safe format has the same limit (UAX #15,
 section 13): no language stacks more than a few."""
 
-_TOO_MANY = regex.compile(rf"\p{{M}}{{{MOST_MARKS}}}(?=\p{{M}})")
+_TOO_MANY = regex.compile(rf"\p{{M}}{{{MAX_MARKS}}}(?=\p{{M}})")
 
 
-def normalized(form: Literal["NFC", "NFKC"], text: str) -> str:
+def normalize(form: Literal["NFC", "NFKC"], text: str) -> str:
     """`text` in a normal form.
 
     Python sorts the marks on a letter by insertion, with the interpreter's lock held: 100,000 of
-    them take ten seconds. So a run of marks is cut after every `MOST_MARKS`, and each part is
+    them take ten seconds. So a run of marks is cut after every `MAX_MARKS`, and each part is
     brought into the form by itself.
     """
     if text.isascii():

@@ -19,13 +19,13 @@ from backend.database.types import Id, UtcTime
 
 T = TypeVar("T")
 
-PARAMETERS = 5_000
+MAX_PARAMETERS = 5_000
 """Ids in one statement: both databases take some 32,000 parameters."""
 
-ROWS_AT_ONCE = 500
+ROWS_PER_PAGE = 500
 """Rows of a long result that are made on the event loop without a pause: some 5 ms."""
 
-UNSYNCHRONISED = {"synchronize_session": False}
+UNSYNCHRONIZED = {"synchronize_session": False}
 """Of a statement: rows that the session has in memory are not followed up."""
 
 NAMING = {
@@ -68,18 +68,18 @@ UpdatedAt = Annotated[datetime, mapped_column(default=now)]
 """When a user's text in the row last changed: services set it, flags and sums leave it alone."""
 
 
-def table_of(model: type[Base]) -> Table:
+def get_table(model: type[Base]) -> Table:
     """A model's table: a statement of it leaves the ORM out."""
     return cast("Table", model.__table__)
 
 
-def chunks(items: Sequence[T], size: int = PARAMETERS) -> Iterator[Sequence[T]]:
+def split_chunks(items: Sequence[T], size: int = MAX_PARAMETERS) -> Iterator[Sequence[T]]:
     """Items in their order, as many at a time as one statement takes."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
-def unindexed(column: InstrumentedAttribute[UUID] | ColumnElement[UUID]) -> ColumnElement[UUID]:
+def skip_index(column: InstrumentedAttribute[UUID] | ColumnElement[UUID]) -> ColumnElement[UUID]:
     """A column of ids, for a condition on rows that are looked up by their own ids.
 
     SQLite prefers the index of an owner or a container to a list of ids, and reads all rows that
@@ -89,14 +89,12 @@ def unindexed(column: InstrumentedAttribute[UUID] | ColumnElement[UUID]) -> Colu
     return func.coalesce(column, column, type_=Id())
 
 
-async def read_unhurried(
-    session: AsyncSession, query: Select[*tuple[Any, ...]]
-) -> AsyncIterator[Any]:
+async def stream_rows(session: AsyncSession, query: Select[*tuple[Any, ...]]) -> AsyncIterator[Any]:
     """Read rows some hundred at a time, with pauses in which the loop serves others.
 
     Nothing else is asked of the session until the last row has come.
     """
-    result = await session.stream(query.execution_options(yield_per=ROWS_AT_ONCE))
+    result = await session.stream(query.execution_options(yield_per=ROWS_PER_PAGE))
     async for page in result.partitions():
         for row in page:
             yield row
@@ -130,7 +128,7 @@ def _upsert(
     count_up: tuple[str, ...],
 ) -> Any:
     """Built once: building it costs more than running it."""
-    table = table_of(model)
+    table = get_table(model)
     statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
     changes = {name: statement.excluded[name] for name in update}
     changes |= {name: table.c[name] + 1 for name in count_up}

@@ -32,12 +32,12 @@ from backend.errors import AppError, ConflictError, UnavailableError
 
 log = get_logger(__name__)
 
-MIGRATING_SECONDS = 3600.0
+MIGRATION_LOCK_SECONDS = 3600.0
 """How long a process waits for its turn while another changes the tables of the same SQLite file;
 PostgreSQL's lock has no end. A process that is killed lets go of either at once."""
 POSTGRES_PORT = 5432
 TRY_AGAIN = "Try again in a moment."
-RETRY_AFTER = 1
+RETRY_AFTER_SECONDS = 1
 """Seconds after which a request that the database did not carry out may be sent again."""
 
 UNAVAILABLE_STATES = ("08", "25P03", "25P04", "40", "53", "55P03", "57", "58")
@@ -174,7 +174,7 @@ class Database:
         when another transaction came first.
         """
         note = EFFECT_NOTE.get()
-        async with translated(), self._write_sessions() as session:
+        async with translate_errors(), self._write_sessions() as session:
             yield session
             if note is not None:
                 await note(session)
@@ -189,14 +189,14 @@ class Database:
 
         Raises `DatabaseUnavailableError` when the database can't be reached.
         """
-        async with translated(), self._write_sessions() as session:
+        async with translate_errors(), self._write_sessions() as session:
             yield session
 
     @contextlib.asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncSession]:
         """A transaction for reading: one consistent view, and never in a writer's way."""
         # Closing ends the transaction: there is nothing to commit.
-        async with translated(), self._read_sessions() as session:
+        async with translate_errors(), self._read_sessions() as session:
             yield session
 
     async def change_tables(self, work: Callable[[Connection], None]) -> None:
@@ -215,7 +215,7 @@ class Database:
         engine = create_engine(
             self.url.set(drivername="sqlite"),
             hide_parameters=True,
-            connect_args={"isolation_level": None, "timeout": MIGRATING_SECONDS},
+            connect_args={"isolation_level": None, "timeout": MIGRATION_LOCK_SECONDS},
         )
         event.listen(engine, "connect", lambda connection, _record: _configure(connection))
 
@@ -280,7 +280,7 @@ def find_place(url: URL | str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def translated() -> AsyncGenerator[None]:
+async def translate_errors() -> AsyncGenerator[None]:
     """Distinguish a database that is down or damaged, and a race, from a wrong statement.
 
     Raises `DatabaseUnavailableError`, `DatabaseDamagedError` and `OvertakenError`.
@@ -309,7 +309,7 @@ async def translated() -> AsyncGenerator[None]:
 
 
 def _make_unavailable_error() -> DatabaseUnavailableError:
-    return DatabaseUnavailableError(TRY_AGAIN, retry_after=RETRY_AFTER)
+    return DatabaseUnavailableError(TRY_AGAIN, retry_after=RETRY_AFTER_SECONDS)
 
 
 def _make_overtaken_error(error: Exception) -> OvertakenError:

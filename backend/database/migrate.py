@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, inspect, text
 
 import backend
-from backend.database.engine import Database, translated
+from backend.database.engine import Database, translate_errors
 from backend.errors import AppError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ async def _run(database: Database, target: str, *, down: bool) -> None:
     revision = await current_revision(database)
     refuse_unknown(revision, database)
     try:
-        async with translated():
+        async with translate_errors():
             await database.change_tables(run)
     except CommandError as error:
         raise SchemaError(

@@ -31,7 +31,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Mapped
 
 from backend.core.logs import get_logger
-from backend.database.base import Base, PrimaryId, now, table_of
+from backend.database.base import Base, PrimaryId, get_table, now
 from backend.database.engine import Database, name_client
 
 log = get_logger(__name__)
@@ -61,9 +61,9 @@ class Leases:
     condition: ColumnElement[bool] | TextClause
 
 
-_ROW = table_of(Process).c
+_ROW = get_table(Process).c
 _IS_LOST = _ROW.seen_at < func.clock_timestamp() - LOST_AFTER
-_INSERT = insert(table_of(Process)).values(id=bindparam("id"), seen_at=func.clock_timestamp())
+_INSERT = insert(get_table(Process)).values(id=bindparam("id"), seen_at=func.clock_timestamp())
 _BEAT = _INSERT.on_conflict_do_update(
     index_elements=[_ROW.id], set_={"seen_at": _INSERT.excluded.seen_at}
 ).returning(
@@ -200,7 +200,7 @@ class Processes:
             timeout = func.set_config("lock_timeout", str(LOCK_MS), True)  # noqa: FBT003  # as above
             await session.execute(select(timeout))
             await session.execute(_DISCONNECT, {"names": [name_client(each) for each in lost]})
-            is_ended = delete(table_of(Process)).where(_ROW.id.in_(lost), _IS_LOST)
+            is_ended = delete(get_table(Process)).where(_ROW.id.in_(lost), _IS_LOST)
             ended = list(await session.scalars(is_ended.returning(_ROW.id)))
             await self._end_leases(session, owners=ended)
         if ended:

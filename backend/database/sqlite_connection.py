@@ -26,7 +26,7 @@ READING = "BEGIN"
 FIRST_ROWS = 200
 """Rows that come with a statement's own trip; a larger result takes another."""
 
-MOMENT = 0.0005
+MAX_BLOCKING_SECONDS = 0.0005
 """Longest time in seconds that a statement blocks the event loop. Most of a turn's statements take
 a tenth of it."""
 
@@ -136,7 +136,7 @@ class _Trip:
 
     async def result(self) -> Any:
         """What came back, or raise it."""
-        if not self._is_under_way.acquire(timeout=MOMENT):
+        if not self._is_under_way.acquire(timeout=MAX_BLOCKING_SECONDS):
             self._waiter = self._loop.create_future()
             if self._is_under_way.locked():
                 await self._waiter

@@ -12,11 +12,11 @@ from backend.database.sqlite_connection import BUSY_TIMEOUT_MS
 
 log = get_logger(__name__)
 
-EMPTIED_EVERY = 5.0
+EMPTY_INTERVAL_SECONDS = 5.0
 """Seconds after which the log is emptied, if something was written."""
 BUSY_MS = 100
 """How long one try waits for readers, and writers for the try."""
-PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)
+RETRY_PAUSES_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.4)
 """Seconds between the tries of `empty_now`."""
 
 
@@ -70,7 +70,7 @@ class WriteAheadLog:
 
         Raises nothing: what was to be erased is committed, and `keep_empty` goes on trying.
         """
-        for pause in (*PAUSES, None):
+        for pause in (*RETRY_PAUSES_SECONDS, None):
             try:
                 if await self.empty():
                     return True
@@ -87,7 +87,7 @@ class WriteAheadLog:
         """
         try:
             while True:
-                await asyncio.sleep(EMPTIED_EVERY)
+                await asyncio.sleep(EMPTY_INTERVAL_SECONDS)
                 await self.empty_now()
         finally:
             with contextlib.suppress(asyncio.CancelledError):

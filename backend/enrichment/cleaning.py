@@ -25,7 +25,7 @@ INDENT = "\n    "
 _GAP = " [...] "
 
 
-def without_tags(text: str) -> str:
+def strip_tags(text: str) -> str:
     """The same text with nothing in it that is a tag, a control character or invisible.
 
     Line breaks of all kinds become plain ones.
@@ -35,16 +35,16 @@ def without_tags(text: str) -> str:
     return _TAG.sub("\u2039", kept)  # an angle that opens no tag
 
 
-def shown(text: str, *, most: int) -> str:
+def indent_text(text: str, *, most: int) -> str:
     """A text as a prompt shows it behind a mark: later lines indented, so that none fakes a mark.
 
     Of what is longer than `most` characters the beginning and the end are shown.
     """
-    clean = clipped(without_tags(text).strip(), most)
+    clean = clip(strip_tags(text).strip(), most)
     return INDENT.join(line.rstrip() for line in clean.split("\n") if line.strip())
 
 
-def clipped(text: str, most: int) -> str:
+def clip(text: str, most: int) -> str:
     """Of what is longer than `most` characters the beginning and the end, with a gap between."""
     if len(text) <= most:
         return text
@@ -52,14 +52,14 @@ def clipped(text: str, most: int) -> str:
     return text[:head] + _GAP + text[head - most :]
 
 
-def one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     """What a model wrote, as one line without macros: it stands in lists in prompts."""
-    return _MACROS.sub(r"\1", " ".join(without_tags(text).split()))
+    return _MACROS.sub(r"\1", " ".join(strip_tags(text).split()))
 
 
-def paragraphs(text: str) -> str:
+def clean_paragraphs(text: str) -> str:
     """What a model wrote for a lorebook: no macros, no decorators, no empty lines in a row."""
-    lines = (_DECORATORS.sub("@", one_line(line)) for line in without_tags(text).split("\n"))
+    lines = (_DECORATORS.sub("@", to_one_line(line)) for line in strip_tags(text).split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 

@@ -25,7 +25,6 @@ from backend.enrichment.errors import (
     RunUndoneError,
     SummaryNotFoundError,
 )
-from backend.enrichment.scene_service import SceneService
 from backend.enrichment.schemas import (
     EnrichmentView,
     NewRebuild,
@@ -35,10 +34,10 @@ from backend.enrichment.schemas import (
     SummaryView,
     UndoView,
 )
-from backend.enrichment.service import EnrichmentService
+from backend.enrichment.service import EnrichmentService, SceneService
 from backend.enrichment.summaries.service import SummaryService
 from backend.errors import PreconditionFailedError
-from backend.http.schemas import PREVIEWS, RAISES, STORES, Page, PageSize, PlaceCursor, etag
+from backend.http.schemas import PREVIEWS, RAISES, STORES, Page, PageSize, PlaceCursor, make_etag
 from backend.jobs.schemas import JobView
 from backend.lorebooks.errors import LorebookFullError
 from backend.quotas.definitions import QUEUED_JOBS, TOKENS_PER_DAY
@@ -325,8 +324,8 @@ class SceneController(Controller):
             if_match=request.headers.get("if-match"),
             message_id=message_id,
         )
-        return Response(closed, headers={"ETag": etag(closed.revision)})
+        return Response(closed, headers={"ETag": make_etag(closed.revision)})
 
 
 def _tagged(view: SummaryView) -> Response[SummaryView]:
-    return Response(view, headers={"ETag": etag(view.revision)})
+    return Response(view, headers={"ETag": make_etag(view.revision)})

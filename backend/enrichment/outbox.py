@@ -16,10 +16,9 @@ from backend.chats.events import ConsentWithdrawn
 from backend.chats.models import Chat, Message
 from backend.chats.questions import read_questions_again
 from backend.chats.schemas import ChatSettings
-from backend.database.base import UNSYNCHRONISED, now
+from backend.database.base import UNSYNCHRONIZED, now
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.models import EnrichmentMark
-from backend.enrichment.summaries.watch import SummaryWatch
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.memory.indexing.outbox import KeyHolder
@@ -223,7 +222,7 @@ class EnrichmentOutbox(ConsentWithdrawn):
         """
         if chat.campaign_id is not None:
             values = {"in_lane": lane_of(chat.campaign_id), "at": now()}
-            await session.execute(_COMPACT_NOW, values, execution_options=UNSYNCHRONISED)
+            await session.execute(_COMPACT_NOW, values, execution_options=UNSYNCHRONIZED)
 
     async def summarise(
         self,
@@ -355,7 +354,7 @@ def _question_lane(chat_id: UUID) -> UUID:
 async def _bring_forward(session: AsyncSession, dedupe_key: str) -> None:
     """Let a job that was put off be taken now, unless it was put off because it failed."""
     values = {"job": dedupe_key, "at": now()}
-    await session.execute(_GO_ON, values, execution_options=UNSYNCHRONISED)
+    await session.execute(_GO_ON, values, execution_options=UNSYNCHRONIZED)
 
 
 def _study(user_id: UUID, chat_id: UUID, chronicle_id: UUID) -> NewJob:

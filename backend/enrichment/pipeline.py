@@ -41,19 +41,19 @@ from backend.core.logs import get_logger
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.enrichment.agent.agent import DEMO_NOTE, Agent
-from backend.enrichment.budgets import RunBudget
 from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
-from backend.enrichment.llm_selection import (
+from backend.enrichment.models import EnrichmentRun, RunKind
+from backend.enrichment.outbox import EnrichmentOutbox
+from backend.enrichment.reader import (
     OUTPUT_TOKENS,
     STRETCH_TOKENS,
     ModelTask,
     Reader,
+    RunBudget,
     find_reader,
     naming_setting,
 )
-from backend.enrichment.models import EnrichmentRun, RunKind
-from backend.enrichment.outbox import EnrichmentOutbox
-from backend.enrichment.runs.store import RunDetail, note_done, note_failed, sealed_detail
+from backend.enrichment.runs.store import RunDetail, record_failure, record_success, seal_detail
 from backend.errors import AppError
 from backend.generation.model import (
     ModelBlockedError,
@@ -70,10 +70,10 @@ from backend.generation.registry import UnknownModelError
 from backend.http.schemas import MAX_INTEGER, ShownProblem
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.models import Job
-from backend.jobs.running import UNEXPECTED, RunningJob
+from backend.jobs.running import UNEXPECTED_SLUG, RunningJob
 from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.slot_rules import Rank, SlotUse
-from backend.llm.slot_rules import Work as SlotWork
+from backend.llm.slot_rules import RunWork as SlotWork
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.prompts import PromptLibrary
@@ -82,7 +82,7 @@ from backend.settings import Settings
 
 log = get_logger(__name__)
 
-PASSED_OVER = (
+SKIPPABLE_ERRORS = (
     ModelBlockedError,
     ModelDeclinedError,
     ModelEmptyReplyError,
@@ -90,10 +90,10 @@ PASSED_OVER = (
 )
 """What lines may call forth for ever: nothing that comes after them would be read."""
 
-BLOCKED_ATTEMPTS = 3
+MAX_BLOCKED_ATTEMPTS = 3
 """From this attempt on, lines at which the model fails like that are passed over."""
 
-LEAST_STRETCH_TOKENS = 250
+MIN_STRETCH_TOKENS = 250
 """With fewer tokens of lines a prompt that is too long is too long because of its instructions."""
 
 _DROPPED = 3
@@ -119,7 +119,7 @@ class EventsChangedError(PathChangedError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class RunWork:
     """One run: what is read, by whom, and what that may cost.
 
     `ends_job`: nothing is left after it, so that the job ends in the transaction that it writes in.
@@ -137,7 +137,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class RunRecovery:
     """What comes after a run that failed: the next one, unless something is raised, or it is over.
 
     `note` is for people.
@@ -165,7 +165,7 @@ class EnrichmentRuntime:
     draw: Callable[[], float] = random.random
 
 
-W = TypeVar("W", bound=Work)
+W = TypeVar("W", bound=RunWork)
 P = TypeVar("P")
 A = TypeVar("A", bound=msgspec.Struct)
 
@@ -212,20 +212,22 @@ class Task(ABC, Generic[W, P]):
         session: AsyncSession,  # noqa: ARG002  # for kinds of work that write something
         work: W,  # noqa: ARG002  # for kinds of work that divide it
         error: Exception,
-    ) -> Recovery:
+    ) -> RunRecovery:
         """What comes after a failure, in the transaction that records it.
 
         Another attempt, where that may help; else the work is over.
         """
         match error:
             case PathChangedError():
-                return Recovery()
+                return RunRecovery()
             case UnknownModelError() | ModelError(retryable=False):
-                return Recovery(is_over=True)
-            case _ if isinstance(error, PASSED_OVER) and self.job.attempt >= BLOCKED_ATTEMPTS:
-                return Recovery(is_over=True)
+                return RunRecovery(is_over=True)
+            case _ if (
+                isinstance(error, SKIPPABLE_ERRORS) and self.job.attempt >= MAX_BLOCKED_ATTEMPTS
+            ):
+                return RunRecovery(is_over=True)
             case _:
-                return Recovery(raises=error)
+                return RunRecovery(raises=error)
 
     async def fold_campaign(self) -> None:
         """Fold what was changed of the chat's campaign while no key was at hand."""
@@ -282,7 +284,7 @@ class Task(ABC, Generic[W, P]):
         because the instructions do not get shorter with the window.
         """
         self._most_tokens = work.reader.stretch_tokens // 2
-        return self._most_tokens >= LEAST_STRETCH_TOKENS
+        return self._most_tokens >= MIN_STRETCH_TOKENS
 
     async def ask(self, work: W, prompt: Prompt, schema: Mapping[str, Any], answer: type[A]) -> A:
         """Return the model's answer as a struct, and count its tokens.
@@ -304,7 +306,7 @@ class Task(ABC, Generic[W, P]):
                 f"The model was asked for a {self.kind} and wrote something else."
             ) from error
 
-    def note(self, work: Work) -> str:
+    def note(self, work: RunWork) -> str:
         """What people are told of who wrote: that it was the demo model."""
         model = work.reader.model
         return DEMO_NOTE if model.spec.provider == "demo" else ""
@@ -328,7 +330,7 @@ class Task(ABC, Generic[W, P]):
             chat = await self.locked_chat(session)
             if chat is not None:
                 detail = RunDetail(message_ids=list(work.message_ids))
-                await note_failed(session, self.sealer, self._row(chat, work, detail, error))
+                await record_failure(session, self.sealer, self._row(chat, work, detail, error))
             else:
                 await self._note_tokens(session, work)
 
@@ -364,7 +366,7 @@ class Task(ABC, Generic[W, P]):
             detail = await self.apply(session, chat, work, proposal)
             run = self._row(chat, work, detail)
             if run.calls or detail.effects:
-                await note_done(session, run)
+                await record_success(session, run)
         self._log(work, run, count=len(detail.effects))
 
     async def _goes_on(self, work: W, error: Exception) -> bool:
@@ -390,7 +392,7 @@ class Task(ABC, Generic[W, P]):
                     problem=await self._show_problem(session, error),
                 )
                 run = self._row(chat, work, detail, error)
-                self._log(work, await note_failed(session, self.sealer, run), count=0)
+                self._log(work, await record_failure(session, self.sealer, run), count=0)
             else:
                 await self._note_tokens(session, work)
         if isinstance(error, ModelRateLimitError) and error.retry_after is not None:
@@ -419,7 +421,7 @@ class Task(ABC, Generic[W, P]):
         self, chat: Chat, work: W, detail: RunDetail, error: Exception | None = None
     ) -> EnrichmentRun:
         delay_ms = round((now() - self.job.created_at).total_seconds() * 1000)
-        slug = error.slug if isinstance(error, AppError) else UNEXPECTED
+        slug = error.slug if isinstance(error, AppError) else UNEXPECTED_SLUG
         return EnrichmentRun(
             id=work.run_id,
             user_id=self.sealer.user_id,
@@ -436,7 +438,7 @@ class Task(ABC, Generic[W, P]):
             duration_ms=round((time.monotonic() - work.begun) * 1000),
             delay_ms=min(delay_ms, MAX_INTEGER),  # a job may wait for its key for months
             error=slug if error else None,
-            sealed_detail=sealed_detail(self.sealer, work.run_id, detail),
+            sealed_detail=seal_detail(self.sealer, work.run_id, detail),
         )
 
     def _log(self, work: W, run: EnrichmentRun, *, count: int) -> None:

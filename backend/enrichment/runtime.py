@@ -29,7 +29,7 @@ from backend.enrichment.tasks.glossary import GlossaryTask
 from backend.enrichment.tasks.questions import QuestionTask
 from backend.enrichment.tasks.rebuild import RebuildTask
 from backend.enrichment.tasks.scene import SceneTask
-from backend.enrichment.tasks.study import TurnTask
+from backend.enrichment.tasks.turn import TurnTask
 from backend.jobs.running import JobKind, RunningJob
 from backend.llm.server_slots import ModelSlots
 from backend.llm.user_models import UserModels

@@ -6,11 +6,11 @@ from uuid import UUID
 
 import msgspec
 
-from backend.core.audience import Audience, opened
+from backend.core.audience import Audience, decode_audience
 from backend.enrichment.models import EnrichmentRun, RunKind, RunState
 from backend.enrichment.runs.store import EffectKind, RunDetail, RunEffect
 from backend.enrichment.summaries.store import MAX_SUMMARY_CHARS, StoredSummary
-from backend.http.schemas import ShownProblem, struct_from
+from backend.http.schemas import ShownProblem, make_struct
 from backend.jobs.schemas import JobView
 
 Position = Annotated[int, msgspec.Meta(ge=0, le=2_000_000_000)]
@@ -32,7 +32,7 @@ class WrittenView(msgspec.Struct, kw_only=True, frozen=True):
     @classmethod
     def of(cls, effect: RunEffect) -> "WrittenView":
         """The view of an effect."""
-        return struct_from(cls, effect)
+        return make_struct(cls, effect)
 
 
 class RefusedView(msgspec.Struct, kw_only=True, frozen=True):
@@ -81,12 +81,12 @@ class RunView(msgspec.Struct, kw_only=True, frozen=True):
     def of(cls, row: EnrichmentRun, detail: RunDetail) -> "RunView":
         """The view of a row and of what was sealed in it."""
         shown = ("why", "significant", "kinds", "note", "problem", "message_ids", "memory_ids")
-        return struct_from(
+        return make_struct(
             cls,
             row,
             **{name: getattr(detail, name) for name in shown},
             written=[WrittenView.of(effect) for effect in detail.effects],
-            refused=[struct_from(RefusedView, each) for each in detail.refused],
+            refused=[make_struct(RefusedView, each) for each in detail.refused],
             can_undo=row.state == "done"
             and (bool(detail.effects) or row.kind == "summary" or _has_questions(row, detail)),
         )
@@ -193,14 +193,14 @@ class SummaryView(msgspec.Struct, kw_only=True, frozen=True):
     @classmethod
     def of(cls, summary: StoredSummary, *, is_used: bool) -> "SummaryView":
         """The view of what is stored."""
-        return struct_from(
+        return make_struct(
             cls,
             summary,
             through_message_id=summary.message_id,
             through_position=summary.position,
             edited=summary.is_edited,
             is_used=is_used,
-            audience=opened(summary.audience),
+            audience=decode_audience(summary.audience),
         )
 
 

@@ -13,15 +13,14 @@ from backend.chats.repository import get_chat
 from backend.chronicles.repository import get_chronicle
 from backend.database.base import now
 from backend.database.engine import Database
-from backend.enrichment.budgets import spent_today
 from backend.enrichment.errors import (
     ChronicleNotEnabledError,
     OtherChronicleError,
     RebuildNotFoundError,
     RebuildUnderWayError,
 )
-from backend.enrichment.llm_selection import find_reader
 from backend.enrichment.outbox import REBUILD, TURN, EnrichmentOutbox, lane_of
+from backend.enrichment.reader import find_reader, spent_today
 from backend.enrichment.runs.store import get_run, list_runs, open_detail
 from backend.enrichment.runs.undo import undo_run
 from backend.enrichment.schemas import (
@@ -31,12 +30,18 @@ from backend.enrichment.schemas import (
     RunView,
     UndoView,
 )
-from backend.enrichment.story import PathRange, count_lines, count_unread, last_reply, plan_batches
+from backend.enrichment.story import (
+    PathRange,
+    count_lines,
+    count_unread,
+    find_last_reply,
+    plan_batches,
+)
 from backend.enrichment.tasks.rebuild import (
     RebuildState,
-    entries_to_replace,
     estimate_cost,
-    events_to_replace,
+    find_replaced_entries,
+    find_replaced_events,
 )
 from backend.errors import ValidationError
 from backend.jobs.models import Job
@@ -119,8 +124,8 @@ class EnrichmentService:
                 session, self._user_models, self._settings, identity.sealer, chat
             )
             batches = await plan_batches(session, chat, place, most_tokens=reader.stretch_tokens)
-            events = await events_to_replace(session, place)
-            entries = await entries_to_replace(session, place)
+            events = await find_replaced_events(session, place)
+            entries = await find_replaced_entries(session, place)
         cost = estimate_cost(
             batches,
             self._prompts,
@@ -232,7 +237,7 @@ async def _checked(
     first = wanted.from_position or 0
     if wanted.to_position is not None and wanted.to_position < first:
         raise ValidationError("to_position must not be before from_position.")
-    last = await last_reply(session, chat)
+    last = await find_last_reply(session, chat)
     end = -1 if last is None else last
     if wanted.to_position is not None:
         end = min(end, wanted.to_position)

@@ -20,13 +20,13 @@ from backend.core.audience import (
     PUBLIC,
     AudienceMarks,
     Viewpoint,
-    is_known_to_all,
-    known_to,
+    filter_known_to,
+    may_all_know,
 )
-from backend.database.base import unindexed
-from backend.enrichment.cleaning import clipped, shown
-from backend.enrichment.llm_selection import Reader
+from backend.database.base import skip_index
+from backend.enrichment.cleaning import clip, indent_text
 from backend.enrichment.models import EnrichmentMark
+from backend.enrichment.reader import Reader
 from backend.generation.model import Role
 from backend.lorebooks.authoring import find_chronicle_book
 from backend.lorebooks.links import books_for_chat
@@ -122,13 +122,13 @@ def find_author(sealer: Sealer, row: Any, player: Player | None) -> str:
         player is not None
         and row.role == "user"
         and row.persona_id is None
-        and is_known_to_all(row.audience, player.audience)
+        and may_all_know(row.audience, player.audience)
     ):
         return player.name
     return sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author)
 
 
-def readable(chat: Chat) -> ColumnElement[bool]:
+def is_readable(chat: Chat) -> ColumnElement[bool]:
     """Lines of the active path but for hidden ones, and such as are being written."""
     return (
         (Message.chat_id == chat.id)
@@ -148,8 +148,8 @@ async def read_unread(session: AsyncSession, reader: Reader, chat: Chat) -> Tran
     """
     if chat.chronicle_id is None:
         return None
-    first = await behind_mark(session, chat.id)
-    last = await last_reply(session, chat)
+    first = await find_unread_position(session, chat.id)
+    last = await find_last_reply(session, chat)
     if last is None or last < first:
         return None
     place = PathRange(
@@ -214,7 +214,7 @@ async def is_unchanged(session: AsyncSession, stretch: TranscriptSlice) -> bool:
     rows = await session.execute(
         select(Message.id, Message.updated_at).where(
             Message.id.in_(ids),
-            unindexed(Message.chat_id) == stretch.chat_id,
+            skip_index(Message.chat_id) == stretch.chat_id,
             Message.is_active,
             ~Message.hidden,
             Message.status != "streaming",
@@ -226,15 +226,15 @@ async def is_unchanged(session: AsyncSession, stretch: TranscriptSlice) -> bool:
     )
 
 
-async def last_reply(session: AsyncSession, chat: Chat) -> int | None:
+async def find_last_reply(session: AsyncSession, chat: Chat) -> int | None:
     """Position of the last line of the active path that is no user's; None where there is none."""
-    query = select(func.max(Message.position)).where(readable(chat), Message.role != "user")
+    query = select(func.max(Message.position)).where(is_readable(chat), Message.role != "user")
     return await session.scalar(query)
 
 
 async def count_unread(session: AsyncSession, chat: Chat) -> int:
     """How many lines of the active path wait to be read, of those that may be."""
-    unread = readable(chat) & (Message.position >= await behind_mark(session, chat.id))
+    unread = is_readable(chat) & (Message.position >= await find_unread_position(session, chat.id))
     if chat.chronicle_since is not None:
         unread &= Message.created_at >= chat.chronicle_since
     return await session.scalar(select(func.count()).where(unread)) or 0
@@ -243,7 +243,7 @@ async def count_unread(session: AsyncSession, chat: Chat) -> int:
 async def count_lines(session: AsyncSession, chat: Chat, place: PathRange) -> int:
     """How many lines of a range are read."""
     inside = Message.position.between(place.from_position, place.to_position)
-    return await session.scalar(select(func.count()).where(readable(chat), inside)) or 0
+    return await session.scalar(select(func.count()).where(is_readable(chat), inside)) or 0
 
 
 async def plan_batches(
@@ -254,7 +254,7 @@ async def plan_batches(
         await session.execute(
             select(Message.tokens, Message.audience)
             .where(
-                readable(chat),
+                is_readable(chat),
                 Message.position.between(place.from_position, place.to_position),
             )
             .order_by(Message.position)
@@ -268,7 +268,7 @@ async def plan_batches(
     return batches
 
 
-async def behind_mark(session: AsyncSession, chat_id: UUID) -> int:
+async def find_unread_position(session: AsyncSession, chat_id: UUID) -> int:
     """Position behind the deepest watermark on the active path; 0 where there is none."""
     mark = await session.scalar(
         select(func.max(EnrichmentMark.position))
@@ -300,7 +300,7 @@ async def _rows(
             Message.sealed_author,
             Message.sealed_content,
         )
-        .where(readable(chat), *conditions)
+        .where(is_readable(chat), *conditions)
         .order_by(place)
         .limit(limit)
     )
@@ -338,7 +338,7 @@ def _line(
         author=find_author(sealer, row, reader.player),
         role=row.role,
         # One line is read even where it alone is too long: what fits of it.
-        text=clipped(text, _CLIPPED_AT * most_tokens),
+        text=clip(text, _CLIPPED_AT * most_tokens),
         said_at=row.created_at,
         changed_at=row.updated_at,
         who_knows=marks.words(row.audience) if marks else "",
@@ -379,7 +379,7 @@ async def read_lines(
 
     They have at most `most` stored tokens together; one that is longer stands alone.
     """
-    lines = lines_between(chat, after, through, viewpoint)
+    lines = is_between(chat, after, through, viewpoint)
     total = func.sum(Message.tokens).over(order_by=Message.position)
     sums = select(Message.id, total.label("total")).where(*lines).subquery()
     fitting = select(sums.c.id).where(sums.c.total <= most)
@@ -401,7 +401,7 @@ async def read_lines(
     return rows or (await session.execute(query.limit(1))).all()
 
 
-async def is_as_read(
+async def is_path_unchanged(
     session: AsyncSession,
     chat: Chat,
     versions: Sequence[Version],
@@ -413,25 +413,27 @@ async def is_as_read(
     last = await session.get(Message, versions[-1][0])
     if last is None:
         return False
-    lines = lines_between(chat, after, last.position, viewpoint)
+    lines = is_between(chat, after, last.position, viewpoint)
     query = select(Message.id, Message.updated_at).where(*lines)
     rows = await session.execute(query.order_by(Message.position))
     return [(row.id, row.updated_at) for row in rows] == list(versions)
 
 
-def told(reader: Reader, row: Line | Message, most: int, marks: AudienceMarks | None = None) -> str:
+def render_line(
+    reader: Reader, row: Line | Message, most: int, marks: AudienceMarks | None = None
+) -> str:
     """Render a line of the story, in at most `most` characters; `marks` say who knows it."""
     sealer = reader.sealer
     author = find_author(sealer, row, reader.player)
     text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
     line = f"{author}: {text}" if author else text
-    said = shown(marks.mark(line, row.audience) if marks else line, most=most)
+    said = indent_text(marks.mark(line, row.audience) if marks else line, most=most)
     return f"#{row.position + 1} {said}"
 
 
-def lines_between(
+def is_between(
     chat: Chat, after: int, through: int, viewpoint: Viewpoint = GM
 ) -> tuple[ColumnElement[bool], ...]:
     """Conditions on lines behind position `after` that a viewpoint may know."""
     place = Message.position > after, Message.position <= through
-    return readable(chat), *place, known_to(viewpoint, Message.audience)
+    return is_readable(chat), *place, filter_known_to(viewpoint, Message.audience)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from backend.core.text_forms import normalized
+from backend.core.text_forms import normalize
 from backend.generation.model import ModelDeclinedError
 
 MAX_CHARACTERS = 2_000
@@ -82,7 +82,7 @@ def is_declined(text: str) -> bool:
     """True if a model's answer says that it will not do its task."""
     if len(text) > MAX_CHARACTERS:
         return False
-    head = normalized("NFC", " ".join(text[:_SEARCHED].split()))
+    head = normalize("NFC", " ".join(text[:_SEARCHED].split()))
     plain = head.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'").lstrip("#*_> ")
     return _DECLINES.match(plain) is not None
 

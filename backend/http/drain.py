@@ -18,7 +18,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from backend.errors import UnavailableError
 from backend.http.schemas import BEGINS_TURN
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 """Between two looks whether anything still runs."""
 
 RETRY_SECONDS = 2
@@ -92,7 +92,7 @@ class Drain:
         while (is_busy() or self.requests) and not self._is_cut_short:
             if time.monotonic() >= end:
                 break
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         self.is_over = True
 
 

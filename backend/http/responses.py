@@ -34,7 +34,7 @@ AnyResponse = Response[dict[str, Any]]
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(:[0-9]{1,5})?")
-HEADERS: dict[str, str] = {
+SECURITY_HEADERS: dict[str, str] = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
         "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; "
@@ -47,7 +47,7 @@ HEADERS: dict[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
 }
-_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+_HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 _HSTS = (b"strict-transport-security", b"max-age=31536000")
 _NO_STORE = (b"cache-control", b"no-store")
 IN_BODY = re.compile(r"(?P<message>.*) - at `\$\.data\.(?P<member>[^`]+)`", re.DOTALL)
@@ -55,7 +55,7 @@ IN_BODY = re.compile(r"(?P<message>.*) - at `\$\.data\.(?P<member>[^`]+)`", re.D
 
 _CHALLENGES = {errors.UnauthenticatedError.status: {"WWW-Authenticate": "Bearer"}}
 
-HUNG_UP = "client disconnected prematurely"
+BROKEN_BODY_DETAIL = "client disconnected prematurely"
 """Litestar's word, in an error of its own that is a 500, for a body that broke off."""
 
 _BY_STATUS: dict[int, type[AppError]] = {
@@ -268,7 +268,7 @@ def _from_litestar(_: AnyRequest, error: HTTPException) -> AnyResponse:
         return _invalid(_faults(error))
     if fault := _mistaken_fault(error):
         return _invalid([fault])
-    if error.detail == HUNG_UP:
+    if error.detail == BROKEN_BODY_DETAIL:
         log.info("request.abandoned")
         return _answer(errors.BadRequestError("It ended before all of it had come."))
     if error.status_code >= 500:  # noqa: PLR2004  # as above

@@ -60,7 +60,7 @@ STORES = "stores"
 """False where a route that writes does not make the account larger; true where it is absent."""
 
 
-def largest_body(scope: Scope) -> int:
+def find_max_body_bytes(scope: Scope) -> int:
     """The largest body, in bytes, that a request's route takes."""
     handler = scope["route_handler"]
     found = handler.resolve_request_max_body_size() if isinstance(handler, HTTPRouteHandler) else 0
@@ -99,7 +99,7 @@ class ShownProblem(msgspec.Struct, kw_only=True, frozen=True):
         )
 
 
-def struct_from(kind: type[StructT], source: object, /, **members: Any) -> StructT:
+def make_struct(kind: type[StructT], source: object, /, **members: Any) -> StructT:
     """A struct of the members given, and of a row's attributes for all others."""
     for name in kind.__struct_fields__:
         if name not in members:
@@ -170,14 +170,14 @@ def reject_unknown(patch: dict[str, Any], known: type[msgspec.Struct] | frozense
         )
 
 
-def page_of(rows: Sequence[RowT], limit: int) -> tuple[list[RowT], str | None]:
+def make_page(rows: Sequence[RowT], limit: int) -> tuple[list[RowT], str | None]:
     """(a page, where the next one begins) of rows with an id; one more than `limit` was read."""
     page = list(rows[:limit])
     last: Any = page[-1] if len(rows) > limit else None
     return page, str(last.id) if last is not None else None
 
 
-def etag(revision: int) -> str:
+def make_etag(revision: int) -> str:
     """The `ETag` of a revision."""
     return f'"{revision}"'
 
@@ -187,7 +187,7 @@ def check_revision(if_match: str | None, revision: int) -> None:
     if if_match is None or if_match.strip() == "*":
         return
     wanted = {part.strip().removeprefix("W/") for part in if_match.split(",")}
-    if etag(revision) not in wanted:
+    if make_etag(revision) not in wanted:
         raise PreconditionFailedError(
             "Fetch it again, look at what changed, and send the change with its new ETag.",
             extra={"revision": revision},

@@ -46,21 +46,21 @@ _JOB = JOBS.c
 
 Waiting = Literal["queued", "waiting_key"]
 
-LOOK_AT = 4
+CANDIDATE_FACTOR = 4
 """How many times more jobs are read than can be taken: in all, so that every user gets a turn, and
 of each user, because some jobs wait for earlier ones of their lanes."""
-FIRST = 6
+FIRST_PER_SHARE = 6
 """Most jobs of each share that are looked for at first: more only where few users have any. Each is
 checked against the others of its lane."""
-ONCE_LOST, TWICE_LOST = timedelta(seconds=15), timedelta(seconds=60)
+FIRST_LOSS_WAIT, TWICE_LOST = timedelta(seconds=15), timedelta(seconds=60)
 """Waits before a job that lost its process again is claimed; after the first loss there is none."""
-EVERYTHING = {"shares": 2**31 - 1, "depth": 2**31 - 1}
-LAST = UUID(int=2**128 - 1)
+UNLIMITED = {"shares": 2**31 - 1, "depth": 2**31 - 1}
+LAST_SHARE = UUID(int=2**128 - 1)
 """No share comes after it: a search that starts here starts over with the first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Capacity:
     """What a worker can take.
 
     Args:
@@ -87,25 +87,25 @@ class Wanted:
     suspect: bool = True
 
 
-async def candidates(
-    session: AsyncSession, wanted: Wanted, at: datetime, start: UUID | None
+async def find_candidates(
+    session: AsyncSession, wanted: Capacity, at: datetime, start: UUID | None
 ) -> list[UUID]:
     """Ids of jobs that could be taken now, each share's in turn, as many as there is room for.
 
     It begins with the share after `start`.
     """
-    each = min(wanted.count, wanted.per_share, FIRST)
+    each = min(wanted.count, wanted.per_share, FIRST_PER_SHARE)
     values: dict[str, Any] = {
         "at": at,
         "kinds": wanted.kinds,
-        "limit": wanted.count * LOOK_AT,
+        "limit": wanted.count * CANDIDATE_FACTOR,
         "count": wanted.count,
-        "shares": wanted.count * LOOK_AT,
+        "shares": wanted.count * CANDIDATE_FACTOR,
         **_of_each(each),
-        "start": start or LAST,
+        "start": start or LAST_SHARE,
         "open_to": wanted.open_to,
-        "once_lost": at - ONCE_LOST,
-        "twice_lost": at - TWICE_LOST,
+        "once_lost": at - FIRST_LOSS_WAIT,
+        "twice_lost": at - SECOND_LOSS_WAIT,
     }
     waiting: list[Waiting] = ["waiting_key"] if wanted.open_to else []
     found: list[Row[UUID, UUID]] = []
@@ -125,14 +125,14 @@ async def candidates(
         found += await session.execute(due, {**values, **_of_each(most)})
         taken = _in_turn(found, wanted)
     if len(taken) < wanted.count and wanted.thorough:
-        found += await session.execute(due, {**values, **EVERYTHING})
+        found += await session.execute(due, {**values, **UNLIMITED})
         taken = _in_turn(found, wanted)
     return taken
 
 
 def _of_each(count: int) -> dict[str, int]:
     """How many jobs of each share are taken, and how many are read for that."""
-    return {"each": count, "depth": count * LOOK_AT}
+    return {"each": count, "depth": count * CANDIDATE_FACTOR}
 
 
 def _has_full_share(rows: Iterable[Row[UUID, UUID]], each: int) -> bool:
@@ -140,7 +140,7 @@ def _has_full_share(rows: Iterable[Row[UUID, UUID]], each: int) -> bool:
     return any(found >= each for found in Counter(row.share for row in rows).values())
 
 
-def _in_turn(rows: Iterable[Row[UUID, UUID]], wanted: Wanted) -> list[UUID]:
+def _in_turn(rows: Iterable[Row[UUID, UUID]], wanted: Capacity) -> list[UUID]:
     """One job of each share after the other, until there is no more room."""
     waiting: dict[UUID, deque[UUID]] = defaultdict(deque)
     for row in rows:
@@ -159,13 +159,13 @@ def _in_turn(rows: Iterable[Row[UUID, UUID]], wanted: Wanted) -> list[UUID]:
     return taken
 
 
-def _queued_shares(name: str, begin: ColumnElement[bool], *end: ColumnElement[bool]) -> CTE:
+def _queued_shares(name: str, begin: ColumnElement[bool], *end_job: ColumnElement[bool]) -> CTE:
     """The shares that have something queued, one step on the index each; they end with a null."""
     queued = select(_JOB.share).where(_JOB.state == "queued").order_by(_JOB.share).limit(1)
     first = queued.where(begin).scalar_subquery().label("share")
     shares = select(first, literal(1).label("number")).cte(name, recursive=True)
     # Not `begin` once more: SQLite would take that for where to begin on the index.
-    following = queued.where(_JOB.share > shares.c.share, *end).scalar_subquery()
+    following = queued.where(_JOB.share > shares.c.share, *end_job).scalar_subquery()
     step = select(following, shares.c.number + 1).where(
         shares.c.share.is_not(None), shares.c.number < bindparam("shares", type_=Integer())
     )
@@ -274,16 +274,16 @@ def _lane_is_free(job: Any) -> ColumnElement[bool]:
     )
 
 
-LEASE = timedelta(seconds=60)
-LOCK = 7_241_905_114
+LEASE_DURATION = timedelta(seconds=60)
+CLAIM_LOCK = 7_241_905_114
 """PostgreSQL's advisory lock under which jobs are claimed."""
 STUCK_MS = 15_000
 """A process that stops in the middle of a claim loses its connection after this."""
-TWIN_TRIES = 5
+MAX_PUT_BACK_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimedJob:
     """A job that was claimed, as its row stood then.
 
     `lease_owner` and `fence` are what its worker shows to prove that it is its own.
@@ -307,11 +307,11 @@ class Claimed:
     created_at: datetime
 
     def held(self, at: datetime) -> dict[str, Any]:
-        """The parameters of `IS_HELD`."""
+        """The parameters of `IS_OWNED`."""
         return {"job": self.id, "owner": self.lease_owner, "held_fence": self.fence, "at": at}
 
 
-IS_HELD = and_(
+IS_OWNED = and_(
     _JOB.id == bindparam("job"),
     _JOB.state == "running",
     _JOB.lease_owner == bindparam("owner"),
@@ -320,7 +320,7 @@ IS_HELD = and_(
 )
 """A job's row is still its worker's, and the lease has not run out."""
 
-_COLUMNS: tuple[Any, ...] = tuple(_JOB[name] for name in Claimed.__dataclass_fields__)
+_COLUMNS: tuple[Any, ...] = tuple(_JOB[name] for name in ClaimedJob.__dataclass_fields__)
 _FREE = or_(
     _JOB.state.in_(("queued", "waiting_key")),
     and_(_JOB.state == "running", _JOB.lease_until <= bindparam("at")),
@@ -351,41 +351,41 @@ _TAKE = cast(
 
 _IN_ORDER = select(
     func.set_config("idle_in_transaction_session_timeout", str(STUCK_MS), True),  # noqa: FBT003  # PostgreSQL's own function
-    func.pg_advisory_xact_lock(LOCK),
+    func.pg_advisory_xact_lock(CLAIM_LOCK),
 )
 
 
-async def claim(
+async def claim_jobs(
     session: AsyncSession,
-    wanted: Wanted,
+    wanted: Capacity,
     *,
     at: datetime,
-    lease: timedelta = LEASE,
+    lease: timedelta = LEASE_DURATION,
     start: UUID | None,
-) -> list[Claimed]:
+) -> list[ClaimedJob]:
     """Take jobs, at most `wanted.count`, each user's in turn.
 
     It begins after the share `start`, which was served last, so that the next has its turn.
     """
     if session.get_bind().dialect.name == "postgresql":
         await session.execute(_IN_ORDER)
-    ids = await candidates(session, wanted, at, start)
-    return await take(session, ids, wanted.owner, at=at, lease=lease)
+    ids = await find_candidates(session, wanted, at, start)
+    return await take_jobs(session, ids, wanted.owner, at=at, lease=lease)
 
 
-async def take(
+async def take_jobs(
     session: AsyncSession, ids: Sequence[UUID], owner: UUID, *, at: datetime, lease: timedelta
-) -> list[Claimed]:
+) -> list[ClaimedJob]:
     """Take those of some jobs that are free, in the order of `ids`."""
     if not ids:
         return []
     values = {"ids": ids, "at": at, "until": at + lease, "owner": owner}
     rows = await session.execute(_TAKE, values)
     order = {job_id: place for place, job_id in enumerate(ids)}
-    return sorted((Claimed(*row) for row in rows), key=lambda each: order[each.id])
+    return sorted((ClaimedJob(*row) for row in rows), key=lambda each: order[each.id])
 
 
-ENDED: dict[str, Any] = {
+ENDED_VALUES: dict[str, Any] = {
     "lease_owner": None,
     "lease_until": None,
     "wrapped_key": None,
@@ -394,16 +394,16 @@ ENDED: dict[str, Any] = {
 }
 """What a row loses with its job's end."""
 
-_END = delete(JOBS).where(IS_HELD).returning(_JOB.id)
+_END = delete(JOBS).where(IS_OWNED).returning(_JOB.id)
 _END_AND_KEEP = (
     update(JOBS)
-    .where(IS_HELD)
-    .values(state="done", updated_at=bindparam("at"), **ENDED)
+    .where(IS_OWNED)
+    .values(state="done", updated_at=bindparam("at"), **ENDED_VALUES)
     .returning(_JOB.id)
 )
 
 
-async def end(session: AsyncSession, job: Claimed, *, at: datetime, keep: bool) -> bool:
+async def end_job(session: AsyncSession, job: ClaimedJob, *, at: datetime, keep: bool) -> bool:
     """End a job: its row goes, or stays as `done`. Whether it was still this worker's."""
     query = _END_AND_KEEP if keep else _END
     ended = await session.execute(query, job.held(at))
@@ -424,7 +424,7 @@ _END_MANY = (
 )
 
 
-async def end_many(session: AsyncSession, jobs: Sequence[Claimed], *, at: datetime) -> set[UUID]:
+async def end_jobs(session: AsyncSession, jobs: Sequence[ClaimedJob], *, at: datetime) -> set[UUID]:
     """End jobs of one worker, rows and all: gives back those that were still its own."""
     values = {
         "ids": [each.id for each in jobs],
@@ -435,8 +435,12 @@ async def end_many(session: AsyncSession, jobs: Sequence[Claimed], *, at: dateti
     return set(await session.scalars(_END_MANY, values))
 
 
-async def renew(
-    session: AsyncSession, jobs: Sequence[Claimed], *, at: datetime, lease: timedelta = LEASE
+async def renew_leases(
+    session: AsyncSession,
+    jobs: Sequence[ClaimedJob],
+    *,
+    at: datetime,
+    lease: timedelta = LEASE_DURATION,
 ) -> set[tuple[UUID, int]]:
     """Renew the leases of one worker's jobs, except those that a transaction locks.
 
@@ -469,13 +473,13 @@ _HELD_MANY = select(_JOB.id, _JOB.fence).where(
 )
 
 
-async def find_held(session: AsyncSession, jobs: Sequence[Claimed]) -> set[tuple[UUID, int]]:
+async def find_owned(session: AsyncSession, jobs: Sequence[ClaimedJob]) -> set[tuple[UUID, int]]:
     """Find those jobs of one worker that are still its own: (id, fence)."""
     values = {"ids": [each.id for each in jobs], "owner": jobs[0].lease_owner}
     return {(row.id, row.fence) for row in await session.execute(_HELD_MANY, values)}
 
 
-def unless_called(job: Claimed, later: datetime) -> ColumnElement[datetime]:
+def make_due_time(job: ClaimedJob, later: datetime) -> ColumnElement[datetime]:
     """Return the time at which a postponed job is due: at once if it was called for while it ran.
 
     Its condition may be true by now. A call is a change of `run_after`.
@@ -484,22 +488,22 @@ def unless_called(job: Claimed, later: datetime) -> ColumnElement[datetime]:
 
 
 async def put_back(
-    session: AsyncSession, job: Claimed, *, at: datetime, changes: Mapping[str, Any]
+    session: AsyncSession, job: ClaimedJob, *, at: datetime, changes: Mapping[str, Any]
 ) -> datetime | None:
     """Let a job wait again, or die, as `changes` say: from when on, if it was still this worker's.
 
     A job that came meanwhile with the same dedupe key is absorbed: the older one does its work.
     """
     values = {"lease_owner": None, "lease_until": None, "updated_at": at, **changes}
-    query = update(JOBS).where(IS_HELD).values(values).returning(_JOB.run_after)
-    held = select(_JOB.dedupe_key).where(IS_HELD).with_for_update().scalar_subquery()
+    query = update(JOBS).where(IS_OWNED).values(values).returning(_JOB.run_after)
+    held = select(_JOB.dedupe_key).where(IS_OWNED).with_for_update().scalar_subquery()
     twins = delete(JOBS).where(
         _JOB.dedupe_key == held,
         _JOB.id != job.id,
         _JOB.state.in_(("queued", "waiting_key")),
     )
     waits = changes.get("state") in {"queued", "waiting_key"}
-    for left in reversed(range(TWIN_TRIES)):
+    for left in reversed(range(MAX_PUT_BACK_ATTEMPTS)):
         try:
             async with session.begin_nested():
                 if waits:

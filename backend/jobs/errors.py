@@ -32,7 +32,7 @@ class LostLeaseError(AppError):
     slug, title = "job-lease-lost", "The job is no longer this worker's"
 
 
-class TakenBackError(AppError):
+class RolledBackError(AppError):
     """Another job that ended in the same transaction failed: nothing came of either.
 
     The handler runs again, and ends in a transaction of its own.

@@ -15,7 +15,7 @@ from backend.accounts.keys.open_keys import OpenKey, OpenKeys
 from backend.accounts.models import DataKey, KeySlot, User
 from backend.core.logs import get_logger
 from backend.errors import AppError
-from backend.jobs.claims import Claimed
+from backend.jobs.claims import ClaimedJob
 from backend.jobs.models import Job
 from backend.vault.root import RootKeys, Wrapped
 from backend.vault.sealing import Sealer
@@ -40,14 +40,14 @@ class JobKeys:
         return self._open.users() if self._open else []
 
     async def load(
-        self, session: AsyncSession, jobs: Sequence[Claimed], *, at: datetime
+        self, session: AsyncSession, jobs: Sequence[ClaimedJob], *, at: datetime
     ) -> KeyHolders | None:
         """What `sealers` needs of the users of these jobs; None where no job has one."""
         wanted = [job for job in jobs if job.user_id is not None]
         return await KeyHolders.load(session, wanted, self._open, at=at) if wanted else None
 
     def sealers(
-        self, jobs: Sequence[Claimed], holders: KeyHolders | None, *, at: datetime
+        self, jobs: Sequence[ClaimedJob], holders: KeyHolders | None, *, at: datetime
     ) -> dict[UUID, Sealer]:
         """The sealers of these jobs, by job, of those whose key is to be had."""
         found: dict[UUID, Sealer] = {}
@@ -72,7 +72,7 @@ class JobKeys:
         if self._open and tried is not None and self._open.get(user_id) is tried:
             self._open.drop(user_id)
 
-    def _sealer(self, job: Claimed, holders: KeyHolders, at: datetime) -> Sealer | None:
+    def _sealer(self, job: ClaimedJob, holders: KeyHolders, at: datetime) -> Sealer | None:
         user = holders.users.get(job.share)
         if user is None or user.is_disabled or not holders.data_keys[user.id]:
             return None
@@ -82,7 +82,7 @@ class JobKeys:
         # With the data keys of this moment: one may have been added since the key was lent.
         return open_sealer(user, holders.data_keys[user.id], user_key=user_key)
 
-    def _user_key(self, job: Claimed, holders: KeyHolders, at: datetime) -> bytes | None:
+    def _user_key(self, job: ClaimedJob, holders: KeyHolders, at: datetime) -> bytes | None:
         user = holders.users[job.share]
         # First: a turn that ran while the user's key was changed has lent the one from before.
         if (here := holders.here.get(user.id)) is not None:
@@ -134,7 +134,7 @@ class KeyHolders:
     async def load(
         cls,
         session: AsyncSession,
-        jobs: Sequence[Claimed],
+        jobs: Sequence[ClaimedJob],
         open_keys: OpenKeys | None,
         *,
         at: datetime,

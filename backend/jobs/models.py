@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import ForeignKey, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import Base, CreatedAt, PrimaryId, UpdatedAt, table_of
+from backend.database.base import Base, CreatedAt, PrimaryId, UpdatedAt, get_table
 from backend.database.processes import Leases
 
 JobState = Literal["queued", "running", "waiting_key", "dead", "done"]
@@ -17,7 +17,7 @@ JobState = Literal["queued", "running", "waiting_key", "dead", "done"]
 IS_WAITING = text("state IN ('queued', 'waiting_key')")
 """Of jobs with one dedupe key, at most one is in these states."""
 
-NOBODY = UUID(int=0)
+SYSTEM_SHARE = UUID(int=0)
 """Share of the jobs that are done on behalf of nobody."""
 
 
@@ -26,7 +26,7 @@ class Job(Base):
 
     `payload` is JSON of ids and numbers, never of text. Jobs of one `lane` (a chat, a lorebook) run
     one after the other, in the order of their ids. `share` is whose share of the workers it takes:
-    the user's id, or `NOBODY`. Of jobs with one `dedupe_key` at most one waits.
+    the user's id, or `SYSTEM_SHARE`. Of jobs with one `dedupe_key` at most one waits.
     `fence` counts claims: a worker with an older number changes nothing any more. `wrapped_key` is
     the user's key under the root key of `root_version`, for this job alone, until `key_until`.
     `leases_lost` counts claims in a row whose worker was not heard of again, neither with a failure
@@ -74,7 +74,7 @@ class Job(Base):
     updated_at: Mapped[UpdatedAt]
 
 
-JOBS = table_of(Job)
+JOBS = get_table(Job)
 """The table by itself: what every round asks costs a third less than by way of the class."""
 
 JOB_LEASES = Leases(JOBS, text("state = 'running'"))

@@ -17,22 +17,22 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import KeyMode
-from backend.database.base import UNSYNCHRONISED, new_id, now, table_of
+from backend.database.base import UNSYNCHRONIZED, get_table, new_id, now
 from backend.database.engine import Database, after_commit
-from backend.jobs.claims import ENDED
-from backend.jobs.models import IS_WAITING, NOBODY, Job
+from backend.jobs.claims import ENDED_VALUES
+from backend.jobs.models import IS_WAITING, SYSTEM_SHARE, Job
 from backend.vault.root import RootKeys
 from backend.vault.sealing import Sealer
 from backend.vault.slots import wrap_lent
 
-ANSWER_SECONDS = 0.01
+WAKE_DELAY_SECONDS = 0.01
 """New work waits so long for what caused it to be answered: both want the same processor."""
 
-GRANT_LASTS = timedelta(hours=24)
+GRANT_DURATION = timedelta(hours=24)
 """A job's own copy of its user's key is gone after this, whether it ran or not."""
 
 
-NO_GRANT: dict[str, Any] = {
+NO_GRANT_VALUES: dict[str, Any] = {
     "state": "queued",
     "wrapped_key": None,
     "root_version": None,
@@ -77,14 +77,14 @@ class JobKey:
         """
         if user_id is None or user_id != self.sealer.user_id:
             raise ValueError("A job carries the key of its own user.")
-        found = dict(NO_GRANT)
+        found = dict(NO_GRANT_VALUES)
         if self.key_mode == "sealed":
             found["state"] = "waiting_key"
         if self.key_mode == "per_job":
             found["root_version"], found["wrapped_key"] = wrap_lent(
                 "job", job_id, user_id, user_key=self.sealer.user_key, root=self.root
             )
-            found["key_until"] = at + GRANT_LASTS
+            found["key_until"] = at + GRANT_DURATION
         return found
 
 
@@ -100,12 +100,12 @@ async def _renew_key(session: AsyncSession, job: NewJob, key: JobKey, at: dateti
     found = await session.execute(select(Job.id, Job.state, Job.key_until).where(*is_it))
     if (waiting := found.one_or_none()) is None:
         return
-    holds = waiting.key_until is not None and waiting.key_until >= at + GRANT_LASTS / 2
+    holds = waiting.key_until is not None and waiting.key_until >= at + GRANT_DURATION / 2
     if waiting.state == "queued" and (holds or key.key_mode == "managed"):
         return
     values = {"updated_at": at, **key.columns(waiting.id, job.user_id, at)}
     query = update(Job).where(Job.id == waiting.id, *is_it).values(values)
-    await session.execute(query, execution_options=UNSYNCHRONISED)
+    await session.execute(query, execution_options=UNSYNCHRONIZED)
 
 
 @cache
@@ -117,7 +117,7 @@ def _insert(dialect: str) -> Any:
     it until the transaction is over. On SQLite nobody else writes meanwhile, and nothing is given
     back.
     """
-    table = table_of(Job)
+    table = get_table(Job)
     waits: dict[str, Any] = {"index_elements": ["dedupe_key"], "index_where": IS_WAITING}
     if dialect == "postgresql":
         statement = postgresql.insert(table).on_conflict_do_update(
@@ -135,12 +135,12 @@ async def insert_job(
     row: dict[str, Any] = {
         "id": job_id,
         "user_id": job.user_id,
-        "share": job.user_id or NOBODY,
+        "share": job.user_id or SYSTEM_SHARE,
         "kind": job.kind,
         "lane": job.lane,
         "payload": msgspec.json.encode(job.payload).decode(),
         "dedupe_key": job.dedupe_key,
-        **(NO_GRANT if key is None else key.columns(job_id, job.user_id, at)),
+        **(NO_GRANT_VALUES if key is None else key.columns(job_id, job.user_id, at)),
         "attempts": 0,
         "leases_lost": 0,
         "fence": 0,
@@ -215,10 +215,10 @@ class JobQueue:
         found = [
             row.id for row in rows if payload.items() <= msgspec.json.decode(row.payload).items()
         ]
-        ended = {**ENDED, "state": "done", "error": error, "updated_at": now()}
+        ended = {**ENDED_VALUES, "state": "done", "error": error, "updated_at": now()}
         await session.execute(
             update(Job).where(Job.id.in_(found)).values(ended),
-            execution_options=UNSYNCHRONISED,
+            execution_options=UNSYNCHRONIZED,
         )
         after_commit(session, self.wake)
 
@@ -228,7 +228,7 @@ class JobQueue:
             listener.set()
 
     def _wake_soon(self) -> None:
-        asyncio.get_running_loop().call_later(ANSWER_SECONDS, self.wake)
+        asyncio.get_running_loop().call_later(WAKE_DELAY_SECONDS, self.wake)
 
     @contextmanager
     def listening(self, listener: asyncio.Event) -> Generator[None]:

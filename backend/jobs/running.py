@@ -15,16 +15,16 @@ from sqlalchemy import Executable, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.core.logs import get_logger
-from backend.database.base import UNSYNCHRONISED
+from backend.database.base import UNSYNCHRONIZED
 from backend.database.engine import Database
 from backend.errors import AppError
 from backend.jobs import claims
-from backend.jobs.claims import ENDED, Claimed
+from backend.jobs.claims import ENDED_VALUES, ClaimedJob
 from backend.jobs.errors import (
     MAX_LEASES_LOST,
     LostLeaseError,
     RetryLaterError,
-    TakenBackError,
+    RolledBackError,
     WorkerLostError,
 )
 from backend.jobs.models import Job
@@ -34,7 +34,7 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 
-MOST = 64
+MAX_SHARED_ENDS = 64
 """Jobs that end in one transaction: who comes later waits for it."""
 
 
@@ -60,16 +60,16 @@ class SharedEnds:
         self._task: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
-    async def place(self, job: Claimed) -> AsyncGenerator[AsyncSession]:
+    async def place(self, job: ClaimedJob) -> AsyncGenerator[AsyncSession]:
         """A job's part of a transaction that ends it, which is committed when the block is left.
 
-        Raises `LostLeaseError` when the job is another worker's by now, and `TakenBackError` when
+        Raises `LostLeaseError` when the job is another worker's by now, and `RolledBackError` when
         the transaction was rolled back for a reason that lies outside of the block.
         """
         place = self._join(_Place(job))
         session = await place.entered
         if session is None:
-            raise LostLeaseError if place.is_lost else TakenBackError
+            raise LostLeaseError if place.is_lost else RolledBackError
         is_done = False
         try:
             yield session
@@ -77,16 +77,16 @@ class SharedEnds:
         finally:
             _settle(place.left, is_done)
         if not await place.committed:
-            raise TakenBackError
+            raise RolledBackError
 
-    async def end(self, job: Claimed, effect: Effect) -> None:
+    async def end(self, job: ClaimedJob, effect: Effect) -> None:
         """End a job with an effect that is known before. Raises as `place` does."""
         place = self._join(_Place(job, effect))
         is_committed = await place.committed
         if place.is_lost:
             raise LostLeaseError
         if not is_committed:
-            raise TakenBackError
+            raise RolledBackError
 
     def _join(self, place: _Place) -> _Place:
         self._waiting.append(place)
@@ -97,7 +97,10 @@ class SharedEnds:
     async def _work(self) -> None:
         try:
             while self._waiting:
-                places, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
+                places, self._waiting = (
+                    self._waiting[:MAX_SHARED_ENDS],
+                    self._waiting[MAX_SHARED_ENDS:],
+                )
                 is_committed = False
                 try:
                     is_committed = await self._end(places)
@@ -116,7 +119,7 @@ class SharedEnds:
             if not places:
                 return False
             jobs = [place.job for place in places]
-            held = await claims.end_many(session, jobs, at=self._clock())
+            held = await claims.end_jobs(session, jobs, at=self._clock())
             effects: dict[Executable, list[Mapping[str, Any]]] = {}
             for place in places:
                 place.is_lost = place.job.id not in held
@@ -149,7 +152,7 @@ class _Place:
     One whose effect is known hears of the commit alone.
     """
 
-    def __init__(self, job: Claimed, effect: Effect | None = None) -> None:
+    def __init__(self, job: ClaimedJob, effect: Effect | None = None) -> None:
         loop = asyncio.get_running_loop()
         self.job = job
         self.effect = effect
@@ -169,20 +172,20 @@ def _settle(future: asyncio.Future[T], result: T) -> None:
         future.set_result(result)
 
 
-PROGRESS_EVERY = timedelta(seconds=1)
+PROGRESS_INTERVAL = timedelta(seconds=1)
 """How often progress is stored, at most."""
 
 MAX_ATTEMPTS = 8
-FIRST_DELAY = 5.0
-FACTOR = 3.0
-LONGEST_DELAY = 3600.0
+FIRST_DELAY_SECONDS = 5.0
+DELAY_FACTOR = 3.0
+MAX_DELAY_SECONDS = 3600.0
 
-UNEXPECTED = "internal-error"
+UNEXPECTED_SLUG = "internal-error"
 """Slug of what our own errors do not name."""
 
 Clock = Callable[[], datetime]
 
-_HELD = select(Job.id).where(claims.IS_HELD).with_for_update()
+_HELD = select(Job.id).where(claims.IS_OWNED).with_for_update()
 
 
 class RunningJob:
@@ -200,7 +203,7 @@ class RunningJob:
     def __init__(
         self,
         database: Database,
-        claimed: Claimed,
+        claimed: ClaimedJob,
         *,
         keep: bool,
         lasts: timedelta,
@@ -282,7 +285,7 @@ class RunningJob:
     @asynccontextmanager
     async def _ending_alone(self) -> AsyncGenerator[AsyncSession]:
         async with self._database.write() as session:
-            if not await claims.end(session, self.claimed, at=self._clock(), keep=self._keep):
+            if not await claims.end_job(session, self.claimed, at=self._clock(), keep=self._keep):
                 raise LostLeaseError
             yield session
 
@@ -313,7 +316,7 @@ class RunningJob:
         at = self._clock()
         if self.is_writing or self.is_over:
             return
-        if done < total and self._stored_at and at - self._stored_at < PROGRESS_EVERY:
+        if done < total and self._stored_at and at - self._stored_at < PROGRESS_INTERVAL:
             return
         async with self.step():
             pass
@@ -343,7 +346,7 @@ class RunningJob:
         if has_checkpoint:  # the next attempt goes on from there
             values["leases_lost"] = 0
         query = update(Job).where(Job.id == self.id).values(values)
-        await session.execute(query, execution_options=UNSYNCHRONISED)
+        await session.execute(query, execution_options=UNSYNCHRONIZED)
         self._stored_at = at
         return has_checkpoint
 
@@ -374,12 +377,12 @@ class JobKind:
     ends_together: bool = False
 
 
-def stoppable_kinds(kinds: Mapping[str, JobKind]) -> frozenset[str]:
+def find_stoppable_kinds(kinds: Mapping[str, JobKind]) -> frozenset[str]:
     """Which of these kinds may be ended half-way."""
     return frozenset(name for name, kind in kinds.items() if kind.stoppable)
 
 
-def delay_after(attempts: int, draw: Callable[[], float]) -> timedelta | None:
+def draw_delay(attempts: int, draw: Callable[[], float]) -> timedelta | None:
     """The wait after that many failed attempts; None when there is to be no further one.
 
     Full jitter: anywhere from nothing to a bound that grows from 5 s to 1 h, so that jobs that
@@ -387,36 +390,38 @@ def delay_after(attempts: int, draw: Callable[[], float]) -> timedelta | None:
     """
     if attempts >= MAX_ATTEMPTS:
         return None
-    bound = min(FIRST_DELAY * FACTOR ** (attempts - 1), LONGEST_DELAY)
+    bound = min(FIRST_DELAY_SECONDS * DELAY_FACTOR ** (attempts - 1), MAX_DELAY_SECONDS)
     return timedelta(seconds=draw() * bound)
 
 
-def queued_at(at: datetime) -> dict[str, Any]:
+def make_queued_values(at: datetime) -> dict[str, Any]:
     """What changes about a job that is to be taken again from then on."""
     return {"state": "queued", "run_after": at, "lane_until": None}
 
 
-def after_failure(
+def handle_failure(
     job: RunningJob, error: Exception, *, at: datetime, draw: Callable[[], float]
 ) -> dict[str, Any]:
     """What changes about a job whose handler raised, and a line in the log that says so.
 
     Of the error its slug is kept, and never its text, which may be a user's.
     """
-    slug, unexpected = (error.slug, None) if isinstance(error, AppError) else (UNEXPECTED, error)
+    slug, unexpected = (
+        (error.slug, None) if isinstance(error, AppError) else (UNEXPECTED_SLUG, error)
+    )
     about = log.bind(job_id=job.id, job_kind=job.kind, problem=slug)
     if isinstance(error, RetryLaterError):
         about.info("job.put_off", retry_after_s=error.after)
-        due = claims.unless_called(job.claimed, at + timedelta(seconds=error.after))
-        later = {**queued_at(at), "run_after": due}
+        due = claims.make_due_time(job.claimed, at + timedelta(seconds=error.after))
+        later = {**make_queued_values(at), "run_after": due}
         if error.holds_lane is not None:
             first = at + timedelta(seconds=error.holds_lane)
             later["lane_until"] = job.claimed.lane_until or first
         return {**later, "attempts": job.attempt - 1, "leases_lost": 0}
     about = about.bind(attempt=job.attempt, exc_info=unexpected)
-    wait = None if isinstance(error, WorkerLostError) else delay_after(job.attempt, draw)
+    wait = None if isinstance(error, WorkerLostError) else draw_delay(job.attempt, draw)
     if wait is None:
         about.error("job.died", leases_lost=job.claimed.leases_lost)
-        return {"state": "dead", "error": slug, **ENDED}
+        return {"state": "dead", "error": slug, **ENDED_VALUES}
     about.warning("job.failed", retry_after_s=round(wait.total_seconds(), 1))
-    return {**queued_at(at + wait), "error": slug, "leases_lost": 0}
+    return {**make_queued_values(at + wait), "error": slug, "leases_lost": 0}

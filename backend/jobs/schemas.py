@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.http.schemas import struct_from
+from backend.http.schemas import make_struct
 from backend.jobs.errors import WorkerLostError
 from backend.jobs.models import Job, JobState
 
@@ -45,7 +45,7 @@ class JobView(msgspec.Struct, kw_only=True, frozen=True):
         """The view of a row."""
         progress = JobProgress(done=job.progress_done, total=job.progress_total)
         counts, detail = _counts(job.payload), _detail(job)
-        return struct_from(cls, job, progress=progress, counts=counts, detail=detail)
+        return make_struct(cls, job, progress=progress, counts=counts, detail=detail)
 
 
 def _detail(job: Job) -> str | None:

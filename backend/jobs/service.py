@@ -16,19 +16,19 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.keys.server_held import clear_old_keys
 from backend.database.base import now
 from backend.database.engine import OvertakenError
-from backend.http.schemas import Page, page_of
-from backend.jobs.claims import ENDED
+from backend.http.schemas import Page, make_page
+from backend.jobs.claims import ENDED_VALUES
 from backend.jobs.errors import JobNotFoundError, JobNotRetryableError, JobNotStoppableError
 from backend.jobs.models import Job, JobState
 from backend.jobs.queue import JobQueue
 from backend.jobs.schemas import JobProgress, JobView
 
-DONE_STAYS = timedelta(days=1)
-DEAD_STAYS = timedelta(days=30)
-CLEAN_EVERY = timedelta(minutes=5)
-STOPPED = "stopped"
+DONE_RETENTION = timedelta(days=1)
+DEAD_RETENTION = timedelta(days=30)
+CLEAN_INTERVAL = timedelta(minutes=5)
+STOPPED_SLUG = "stopped"
 """`error` of a job that its owner ended."""
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 """How often a stream looks how far its job is."""
 
 
@@ -57,7 +57,7 @@ class JobService:
             query = query.where(Job.id < after)
         query = query.order_by(Job.id.desc()).limit(limit + 1)
         async with self._database.read() as session:
-            rows, following = page_of(list(await session.scalars(query)), limit)
+            rows, following = make_page(list(await session.scalars(query)), limit)
         return Page(items=[JobView.of(row) for row in rows], next=following)
 
     async def get(self, owner_id: UUID, job_id: UUID) -> JobView:
@@ -99,7 +99,7 @@ class JobService:
                 raise JobNotStoppableError("Work of its kind ends by itself.")
             if job.state in {"done", "dead"}:
                 raise JobNotStoppableError(f"It is {job.state}.")
-            changes = {**ENDED, "state": "done", "error": STOPPED, "updated_at": now()}
+            changes = {**ENDED_VALUES, "state": "done", "error": STOPPED_SLUG, "updated_at": now()}
             for name, value in changes.items():
                 setattr(job, name, value)
         # Others of its lane need not wait any longer.
@@ -116,7 +116,7 @@ class JobService:
         yield view
         while view.state not in {"done", "dead"} and not self._closed.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(POLL_SECONDS):
                     await self._closed.wait()
                     return
             try:
@@ -133,12 +133,12 @@ class JobService:
 
     async def clean(self, *, at: datetime) -> None:
         """Clear away jobs that are over, and keys whose time is; once in a few minutes."""
-        if at - self._cleaned_at < CLEAN_EVERY:
+        if at - self._cleaned_at < CLEAN_INTERVAL:
             return
         self._cleaned_at = at
         over = or_(
-            and_(Job.state == "done", Job.updated_at <= at - DONE_STAYS),
-            and_(Job.state == "dead", Job.updated_at <= at - DEAD_STAYS),
+            and_(Job.state == "done", Job.updated_at <= at - DONE_RETENTION),
+            and_(Job.state == "dead", Job.updated_at <= at - DEAD_RETENTION),
         )
         async with self._database.write() as session:
             await session.execute(delete(Job).where(over))

@@ -15,32 +15,32 @@ from uuid import UUID
 from backend.core.logs import get_logger
 from backend.database.base import now
 from backend.jobs import claims
-from backend.jobs.claims import Claimed, Wanted
+from backend.jobs.claims import Capacity, ClaimedJob
 from backend.jobs.errors import (
     MAX_LEASES_LOST,
     LostLeaseError,
-    TakenBackError,
+    RolledBackError,
     WorkerLostError,
 )
 from backend.jobs.keys import JobKeys, KeyHolders
-from backend.jobs.queue import ANSWER_SECONDS, JobQueue
+from backend.jobs.queue import WAKE_DELAY_SECONDS, JobQueue
 from backend.jobs.running import (
     Clock,
     JobKind,
     RunningJob,
     SharedEnds,
-    after_failure,
-    queued_at,
+    handle_failure,
+    make_queued_values,
 )
 from backend.settings import Settings
 
 AHEAD_SECONDS = 0.1
-MOST_AHEAD = 64
-PATIENCE = 1.0
+MAX_AHEAD = 64
+MAX_WAIT_SECONDS = 1.0
 """Seconds after which a job that found no room goes to another worker: those before it are slow."""
 SMOOTHING = 0.1
 """Weight of one job in the mean of what jobs take."""
-UNKNOWN_SECONDS = 1.0
+INITIAL_MEAN_SECONDS = 1.0
 """What the first jobs are taken to take: nothing is claimed ahead of them."""
 
 
@@ -55,21 +55,21 @@ class Slots:
     def __init__(self, count: int, begin: Callable[[RunningJob], None]) -> None:
         self._count = count
         self._begin = begin
-        self._seconds = UNKNOWN_SECONDS
+        self._seconds = INITIAL_MEAN_SECONDS
         self._waiting: deque[tuple[RunningJob, float]] = deque()
         self._working: dict[UUID, float] = {}
 
     @property
     def ahead(self) -> int:
         """How many jobs more than run at once may be claimed."""
-        return min(MOST_AHEAD, int(self._count * AHEAD_SECONDS / max(self._seconds, 1e-6)))
+        return min(MAX_AHEAD, int(self._count * AHEAD_SECONDS / max(self._seconds, 1e-6)))
 
     def room(self, held: int, *, ahead: int) -> int:
         """How many jobs to claim, where `held` are claimed in all; 0 until it is worth while."""
         if len(self._waiting) > ahead // 2:
             return 0
         free = self._count + ahead - len(self._working) - len(self._waiting)
-        return max(0, min(free, self._count + 2 * MOST_AHEAD - held))
+        return max(0, min(free, self._count + 2 * MAX_AHEAD - held))
 
     def add(self, job: RunningJob) -> None:
         """Start a job, or have it wait for room."""
@@ -83,14 +83,14 @@ class Slots:
             self._seconds += SMOOTHING * (time.monotonic() - began - self._seconds)
             self._fill()
 
-    def take_back(self, *, after: float = PATIENCE) -> list[RunningJob]:
+    def take_back(self, *, after: float = MAX_WAIT_SECONDS) -> list[RunningJob]:
         """Those that have waited for room longer than `after` seconds, who wait no more."""
         found: list[RunningJob] = []
         until = time.monotonic() - after
         while self._waiting and self._waiting[0][1] <= until:
             found.append(self._waiting.popleft()[0])
         if found:  # they would be claimed again at once
-            self._seconds = max(self._seconds, UNKNOWN_SECONDS)
+            self._seconds = max(self._seconds, INITIAL_MEAN_SECONDS)
         return found
 
     def _fill(self) -> None:
@@ -102,15 +102,15 @@ class Slots:
 
 log = get_logger(__name__)
 
-HEARTBEAT = timedelta(seconds=15)
-STOP_SECONDS = 1.0
+HEARTBEAT_INTERVAL = timedelta(seconds=15)
+STOP_POLL_SECONDS = 1.0
 """Interval at which a worker looks for jobs that their owners have stopped."""
 POLL_SECONDS = 3.0
 PAUSE_SECONDS = 1.0
 """After the database did not answer."""
-CLOSE_SECONDS = 10.0
+CLOSE_TIMEOUT_SECONDS = 10.0
 """Longest that a handler is waited for when it is told to stop."""
-ROOM_SECONDS = 5.0
+FINISH_SECONDS = 5.0
 """Longest that jobs may go on when one has to run alone. Then they are interrupted and put back."""
 
 
@@ -137,7 +137,7 @@ class Worker:
         concurrency: int = 8,
         takes_queued: bool = True,
         poll: float = POLL_SECONDS,
-        lease: timedelta = claims.LEASE,
+        lease: timedelta = claims.LEASE_DURATION,
         clock: Clock = now,
         draw: Callable[[], float] = random.random,
     ) -> None:
@@ -187,11 +187,11 @@ class Worker:
         self.drain()
         # Not in the middle of a claim: what it took would wait until its lease has run out.
         if self._tasks:
-            await asyncio.wait(self._tasks[:1], timeout=CLOSE_SECONDS)
+            await asyncio.wait(self._tasks[:1], timeout=CLOSE_TIMEOUT_SECONDS)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+            await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_SECONDS)
         self._tasks = []
         try:
             await self._put_all_back(after=0.0)
@@ -218,7 +218,7 @@ class Worker:
 
         Returns whether there may be more to take at once.
         """
-        after = 0.0 if self._is_draining else PATIENCE
+        after = 0.0 if self._is_draining else MAX_WAIT_SECONDS
         if stuck := self._slots.take_back(after=after):
             await self._let_go(stuck)
         ended, self._returned = self._returned, []
@@ -226,15 +226,15 @@ class Worker:
         room = wanted.count if wanted.queued or wanted.open_to else 0
         if not room and not ended:
             return False
-        at, claimed, holders = self._clock(), list[Claimed](), None
+        at, claimed, holders = self._clock(), list[ClaimedJob](), None
         if wanted.thorough and room:
             self._thorough_at = time.monotonic() + self._poll
         try:
             async with self._database.write() as session:
                 if ended:
-                    await claims.end_many(session, [job.claimed for job in ended], at=at)
+                    await claims.end_jobs(session, [job.claimed for job in ended], at=at)
                 if room:
-                    claimed = await claims.claim(
+                    claimed = await claims.claim_jobs(
                         session, wanted, at=at, lease=self._lease, start=self._last_share
                     )
                     holders = await self._keys.load(session, self._needing(claimed), at=at)
@@ -248,7 +248,7 @@ class Worker:
         return bool(room) and self._has_more
 
     async def _take(
-        self, claimed: list[Claimed], holders: KeyHolders | None, at: datetime, *, is_full: bool
+        self, claimed: list[ClaimedJob], holders: KeyHolders | None, at: datetime, *, is_full: bool
     ) -> None:
         """Begin with what was claimed; `is_full` where there was no room for more."""
         self._has_more = is_full
@@ -258,7 +258,7 @@ class Worker:
             self._last_share = claimed[-1].share
             await self._begin(claimed, holders, at)
 
-    def _wanted(self, ended: list[RunningJob]) -> Wanted:
+    def _wanted(self, ended: list[RunningJob]) -> Capacity:
         running = Counter(job.claimed.share for job in self._jobs.values() if not job.is_ending)
         running.subtract(job.claimed.share for job in ended)
         # The rounds that a new job wakes need not ask for what time alone brings about.
@@ -267,7 +267,7 @@ class Worker:
         ahead = 0 if is_thorough else self._slots.ahead
         is_alone = any(job.runs_alone for job in self._jobs.values() if job not in ended)
         is_free = not (is_alone or self._is_draining)
-        return Wanted(
+        return Capacity(
             owner=self.id,
             kinds=tuple(self._kinds),
             count=self._slots.room(len(self._jobs) - len(ended), ahead=ahead) if is_free else 0,
@@ -279,12 +279,12 @@ class Worker:
             suspect=not any(job.claimed.leases_lost > 1 for job in self._jobs.values()),
         )
 
-    def _needing(self, claimed: list[Claimed]) -> list[Claimed]:
+    def _needing(self, claimed: list[ClaimedJob]) -> list[ClaimedJob]:
         """Those that can't run without their user's key."""
         return [each for each in claimed if self._kinds[each.kind].needs_key]
 
     async def _begin(
-        self, claimed: list[Claimed], holders: KeyHolders | None, at: datetime
+        self, claimed: list[ClaimedJob], holders: KeyHolders | None, at: datetime
     ) -> None:
         jobs = [self._running(each) for each in claimed]
         self._jobs |= {job.id: job for job in jobs}
@@ -319,12 +319,12 @@ class Worker:
             return
         await self._let_go([job])
         if not self._is_draining:
-            await self._put_all_back(after=ROOM_SECONDS)
+            await self._put_all_back(after=FINISH_SECONDS)
         if self._is_draining:
             return
         at = self._clock()
         async with self._database.write() as session:
-            claimed = await claims.take(session, [job.id], self.id, at=at, lease=self._lease)
+            claimed = await claims.take_jobs(session, [job.id], self.id, at=at, lease=self._lease)
             holders = await self._keys.load(session, self._needing(claimed), at=at)
         await self._begin(claimed, holders, at)
 
@@ -336,13 +336,13 @@ class Worker:
             await asyncio.wait(running, timeout=after)
             for task in running:
                 task.cancel()
-            await asyncio.wait(running, timeout=CLOSE_SECONDS)
+            await asyncio.wait(running, timeout=CLOSE_TIMEOUT_SECONDS)
         await self._let_go(list(self._jobs.values()))
 
     def _start(self, job: RunningJob) -> None:
         job.task = asyncio.create_task(self._run(job))
 
-    def _running(self, claimed: Claimed) -> RunningJob:
+    def _running(self, claimed: ClaimedJob) -> RunningJob:
         kind = self._kinds[claimed.kind]
         job = RunningJob(
             self._database, claimed, keep=kind.keep, lasts=self._lease, clock=self._clock
@@ -357,7 +357,7 @@ class Worker:
         try:
             try:
                 await kind.handler(job)
-            except TakenBackError:
+            except RolledBackError:
                 job.ends, job.is_ending = None, False
                 await kind.handler(job)
             if not job.is_over and kind.keep:
@@ -388,16 +388,16 @@ class Worker:
             self._wake.set()
 
     async def _fail(self, job: RunningJob, error: Exception) -> None:
-        changes = after_failure(job, error, at=self._clock(), draw=self._draw)
+        changes = handle_failure(job, error, at=self._clock(), draw=self._draw)
         due = await self._change(job, changes)
         if due is not None and changes["state"] == "queued":
-            wait = (due - self._clock()).total_seconds() + ANSWER_SECONDS
+            wait = (due - self._clock()).total_seconds() + WAKE_DELAY_SECONDS
             if wait < self._poll:  # else the next look finds it in good time
                 asyncio.get_running_loop().call_later(max(0.0, wait), self._wake.set)
 
     async def _wait_for_key(self, job: RunningJob) -> None:
         log.info("job.waits_for_key", job_id=job.id, job_kind=job.kind)
-        changes = {**claims.ENDED, "state": "waiting_key", "attempts": job.attempt - 1}
+        changes = {**claims.ENDED_VALUES, "state": "waiting_key", "attempts": job.attempt - 1}
         await self._change(job, changes)
 
     async def _change(self, job: RunningJob, changes: Mapping[str, Any]) -> datetime | None:
@@ -434,9 +434,9 @@ class Worker:
                 at = self._clock()
                 for job in jobs:
                     if job in self._returned:
-                        await claims.end_many(session, [job.claimed], at=at)
+                        await claims.end_jobs(session, [job.claimed], at=at)
                     elif not job.is_over:
-                        changes = {**queued_at(at), "attempts": job.attempt - 1}
+                        changes = {**make_queued_values(at), "attempts": job.attempt - 1}
                         await claims.put_back(session, job.claimed, at=at, changes=changes)
             self._returned = [job for job in self._returned if job not in jobs]
         finally:
@@ -446,9 +446,9 @@ class Worker:
     async def _beat(self) -> None:
         renewed_at = time.monotonic()
         while True:
-            await asyncio.sleep(STOP_SECONDS)
+            await asyncio.sleep(STOP_POLL_SECONDS)
             try:
-                if time.monotonic() < renewed_at + HEARTBEAT.total_seconds():
+                if time.monotonic() < renewed_at + HEARTBEAT_INTERVAL.total_seconds():
                     await self._interrupt_stopped()
                     continue
                 renewed_at = time.monotonic()
@@ -466,7 +466,7 @@ class Worker:
         ]
         if running:
             async with self._database.read() as session:
-                held = await claims.find_held(session, [job.claimed for job in running])
+                held = await claims.find_owned(session, [job.claimed for job in running])
             self._interrupt_lost(running, held)
 
     async def renew(self) -> None:
@@ -474,7 +474,7 @@ class Worker:
         jobs = list(self._jobs.values())
         before = [job for job in jobs if not job.is_writing]
         async with self._database.write() as session:
-            renewed = await claims.renew(
+            renewed = await claims.renew_leases(
                 session, [job.claimed for job in jobs], at=self._clock(), lease=self._lease
             )
         self._interrupt_lost(before, renewed)

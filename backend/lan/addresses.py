@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from ipaddress import IPv4Address, ip_address
 
-from backend.core.private_networks import PRIVATE, contains
+from backend.core.private_networks import PRIVATE, contains_address
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NAME = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
@@ -32,7 +32,7 @@ def find_addresses() -> list[IPv4Address]:
         each.address
         for addresses in psutil.net_if_addrs().values()
         for each in addresses
-        if each.family == socket.AF_INET and contains(PRIVATE, each.address)
+        if each.family == socket.AF_INET and contains_address(PRIVATE, each.address)
     }
     return sorted(map(IPv4Address, found), key=lambda each: (str(each) != main, each))
 
@@ -57,6 +57,6 @@ def split_hosts(hosts: Sequence[str]) -> tuple[list[str], list[IPv4Address]]:
             if _NAME.fullmatch(host.lower()):
                 names.append(host.lower())
         else:
-            if isinstance(address, IPv4Address) and contains(PRIVATE, host):
+            if isinstance(address, IPv4Address) and contains_address(PRIVATE, host):
                 addresses.append(address)
     return names, addresses

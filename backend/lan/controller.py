@@ -9,7 +9,7 @@ from litestar.di import NamedDependency
 
 from backend.accounts.auth.middleware import NEEDS, PUBLIC
 from backend.accounts.profile.administration import administrators_only
-from backend.core.qr_codes import qr_rows
+from backend.core.qr_codes import make_qr_rows
 from backend.errors import NotFoundError
 from backend.http.schemas import FILES, RAISES
 from backend.lan.service import LocalNetwork
@@ -84,4 +84,4 @@ class LanController(Controller):
 
 
 def _places(urls: Sequence[str]) -> list[LanPlace]:
-    return [LanPlace(url=each, qr=qr_rows(each)) for each in urls]
+    return [LanPlace(url=each, qr=make_qr_rows(each)) for each in urls]

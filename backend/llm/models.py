@@ -19,7 +19,7 @@ from backend.database.base import (
     OwnerId,
     PrimaryId,
     UpdatedAt,
-    table_of,
+    get_table,
 )
 from backend.database.processes import Leases
 from backend.generation.catalogue import ListedModel, Name
@@ -138,7 +138,7 @@ class SlotClaim(Base):
     lease_until: Mapped[datetime]
 
 
-SLOT_LEASES = Leases(table_of(SlotClaim), true())
+SLOT_LEASES = Leases(get_table(SlotClaim), true())
 
 
 class ProviderAddress(Base):

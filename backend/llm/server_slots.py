@@ -30,7 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.names import InstanceKeys
 from backend.core.logs import get_logger
-from backend.database.base import new_id, now, table_of
+from backend.database.base import get_table, new_id, now
 from backend.database.engine import EFFECT_NOTE, Database
 from backend.errors import UnavailableError
 from backend.generation.servers.limits import ServerLimit
@@ -55,7 +55,7 @@ POLL_SECONDS = 0.2
 """Interval at which a process reads the claims of others. Background work in one process yields to
 a turn in another within two intervals, plus the time that hanging up takes."""
 
-_CLAIMS = table_of(SlotClaim)
+_CLAIMS = get_table(SlotClaim)
 _ROW = _CLAIMS.c
 
 OnWait = Callable[[Occupation | None], None]

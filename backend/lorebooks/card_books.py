@@ -25,14 +25,14 @@ from backend.lorebooks.formats.writer import book_object
 from backend.lorebooks.index_source import KIND
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.memory.indexing.outbox import IndexOutbox
-from backend.quotas.service import CheckAdded, unlimited
+from backend.quotas.service import CheckAdded, check_nothing
 from backend.vault.sealing import Sealer
 
 
 class CardBookService:
     """Keeps the books of cards as lorebooks."""
 
-    def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = unlimited) -> None:
+    def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = check_nothing) -> None:
         self._outbox = outbox
         self._check_added = check_added
 

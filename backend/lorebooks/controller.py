@@ -26,7 +26,7 @@ from backend.http.schemas import (
     Page,
     PageSize,
     PlaceCursor,
-    etag,
+    make_etag,
 )
 from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.errors import (
@@ -302,7 +302,7 @@ View = TypeVar("View", LorebookView, LoreEntryView)
 
 
 def _tagged(view: View) -> Response[View]:
-    return Response(view, headers={"ETag": etag(view.revision)})
+    return Response(view, headers={"ETag": make_etag(view.revision)})
 
 
 def _name(upload: Upload) -> str:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.chats.events import ChatCopied, ChatDeleted
 from backend.chats.models import Chat
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import new_id, now
 from backend.database.types import Id
 from backend.lorebooks import repository
@@ -24,7 +24,7 @@ from backend.lorebooks.index_source import KIND
 from backend.lorebooks.models import LORE_STATE, ChatLorebook, Lorebook, LoreEntryRow, LoreState
 from backend.lorebooks.records import open_book, open_entry, sealed_book, sealed_entry
 from backend.memory.indexing.outbox import IndexOutbox
-from backend.quotas.service import CheckAdded, unlimited
+from backend.quotas.service import CheckAdded, check_nothing
 from backend.vault.sealing import Sealer
 
 AT_ONCE = 200
@@ -34,7 +34,7 @@ AT_ONCE = 200
 class ChatLore(ChatCopied, ChatDeleted):
     """Copies what a chat has of lorebooks, and takes along what goes with it."""
 
-    def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = unlimited) -> None:
+    def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = check_nothing) -> None:
         self._outbox = outbox
         self._check_added = check_added
 
@@ -144,7 +144,7 @@ async def _all_entries(session: AsyncSession, book_id: UUID) -> AsyncIterator[Lo
     after: int | None = None
     while page := await repository.list_entries(session, book_id, limit=AT_ONCE, after=after):
         after = page[-1].place
-        async for entry in unhurried(page, lambda entry: 2 * len(entry.sealed_entry)):
+        async for entry in iterate_in_slices(page, lambda entry: 2 * len(entry.sealed_entry)):
             yield entry
 
 

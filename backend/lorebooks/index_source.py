@@ -12,7 +12,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.core.audience import GM, Viewpoint
-from backend.database.base import chunks, unindexed
+from backend.database.base import skip_index, split_chunks
 from backend.lorebooks.activation.compiled import split_decorators
 from backend.lorebooks.authoring import counting
 from backend.lorebooks.entries import BookFields, LoreEntry, mode_of
@@ -94,7 +94,7 @@ class LoreSource:
         """
         found: dict[UUID, Recalled] = {}
         fields: dict[UUID, BookFields] = {}
-        for ids in chunks(list(source_ids)):
+        for ids in split_chunks(list(source_ids)):
             query = _entries(ids, sealer.user_id).where(counting())
             for row in await session.execute(query):
                 book_id = row.lorebook_id
@@ -134,7 +134,7 @@ def _entries(entry_ids: Sequence[UUID], owner_id: UUID) -> Select[UUID, UUID, da
         LoreEntryRow.lorebook_id,
         LoreEntryRow.updated_at,
         LoreEntryRow.sealed_entry,
-    ).where(LoreEntryRow.id.in_(entry_ids), unindexed(LoreEntryRow.user_id) == owner_id)
+    ).where(LoreEntryRow.id.in_(entry_ids), skip_index(LoreEntryRow.user_id) == owner_id)
 
 
 def _open(sealer: Sealer, row: Any) -> LoreEntry:

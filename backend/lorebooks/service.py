@@ -37,7 +37,7 @@ from backend.lorebooks.schemas import (
     NewLoreEntry,
 )
 from backend.memory.indexing.outbox import IndexOutbox
-from backend.quotas.service import CheckAdded, unlimited
+from backend.quotas.service import CheckAdded, check_nothing
 
 SEARCHED_AT_ONCE = 5_000
 """Books that one request looks through: their names are sealed, so no index finds them."""
@@ -62,7 +62,7 @@ class LorebookService:
         outbox: IndexOutbox,
         *,
         pool: CpuPool,
-        check_added: CheckAdded = unlimited,
+        check_added: CheckAdded = check_nothing,
     ) -> None:
         self._check_added = check_added
         self._database = database

@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.database.base import chunks
+from backend.database.base import split_chunks
 from backend.database.engine import Database
 from backend.jobs.models import Job
 from backend.jobs.schemas import JobView
@@ -192,7 +192,7 @@ class MemoryStatusService:
             here = [each for each in notes if each.kind == source.kind]
             wholes = [each.container_id for each in here if each.wholes]
             waiting: int = sum(each.rows for each in here if not each.wholes)
-            for some in chunks(wholes):
+            for some in split_chunks(wholes):
                 waiting += await source.count(session, owner_id=owner_id, container_ids=some)
             total = await source.count(session, owner_id=owner_id)
             found.append(IndexedRows(kind=source.kind, total=total, waiting=min(waiting, total)))

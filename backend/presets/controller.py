@@ -15,7 +15,7 @@ from backend.characters.errors import CharacterNotFoundError
 from backend.characters.uploads import NamedFileOperation, file_answer, read_upload
 from backend.context.blocks import PresetFields
 from backend.errors import PreconditionFailedError
-from backend.http.schemas import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, etag
+from backend.http.schemas import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, make_etag
 from backend.presets.errors import PresetFileError, PresetNotFoundError, PresetsFullError
 from backend.presets.files import MAX_FILE_BYTES
 from backend.presets.schemas import ChosenPreset, ImportedPreset, PresetItem, PresetView
@@ -173,4 +173,4 @@ class CharacterPresetController(Controller):
 
 
 def _tagged(view: PresetView) -> Response[PresetView]:
-    return Response(view, headers={"ETag": etag(view.revision)})
+    return Response(view, headers={"ETag": make_etag(view.revision)})

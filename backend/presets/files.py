@@ -36,10 +36,10 @@ from backend.presets.errors import PresetFileError
 Object = dict[str, Any]
 
 MAX_FILE_BYTES: Final = 2_000_000
-OURS: Final = "talekeeper"
+OWN_MEMBER: Final = "talekeeper"
 """Our own member of a file, for what the format has not."""
 
-ORDERS: Final = (100001, 100000)
+SHARED_ORDER_IDS: Final = (100001, 100000)
 """Ids of the lists of `prompt_order` that are for all characters, the present one first."""
 
 SAMPLERS: Final[Mapping[str, tuple[str, Any]]] = {
@@ -59,14 +59,14 @@ SAMPLERS: Final[Mapping[str, tuple[str, Any]]] = {
 """By the member of a file: the setting that it is, and the value that stands for none."""
 
 _EFFORTS: Final = {"min": "minimal", "max": "high"}
-WITH_CONTENT: Final = frozenset({"system_prompt", "post_history"})
-OWN: Final = frozenset(each for each in MARKERS if each.startswith(OURS))
+MARKERS_WITH_CONTENT: Final = frozenset({"system_prompt", "post_history"})
+OWN_BLOCK_IDS: Final = frozenset(each for each in MARKERS if each.startswith(OWN_MEMBER))
 _BEFORE: Final = (marker_block("campaign"), marker_block("summary"))
 _AFTER: Final = (marker_block("memory"),)
 
 
 @dataclass(frozen=True, slots=True)
-class ReadPreset:
+class ImportedFile:
     """A preset out of a file; the file without what the preset says; what to tell the user."""
 
     fields: PresetFields
@@ -74,7 +74,7 @@ class ReadPreset:
     warnings: list[str]
 
 
-def read_preset(data: bytes, *, name: str) -> ReadPreset:
+def read_preset(data: bytes, *, name: str) -> ImportedFile:
     """Read a file. CPU-bound.
 
     Raises `PresetFileError`: broken, too large, or no chat-completion preset.
@@ -99,14 +99,14 @@ def read_preset(data: bytes, *, name: str) -> ReadPreset:
     source = cast("Object", file)
     warnings: list[str] = []
     blocks = _blocks(source, warnings)
-    own = object_of(source.get(OURS))
+    own = read_object(source.get(OWN_MEMBER))
     if not own.get("all_blocks"):
-        blocks = with_own(blocks)
+        blocks = add_own_blocks(blocks)
     try:
         fields = PresetFields(
             name=name,
             blocks=tuple(blocks),
-            sampling=sampling_of(source, warnings),
+            sampling=read_sampling(source, warnings),
             squash_system_messages=source.get("squash_system_messages") is True,
             lore_placement=(
                 "as_written" if own.get("lore_placement") == "as_written" else "after_history"
@@ -118,33 +118,35 @@ def read_preset(data: bytes, *, name: str) -> ReadPreset:
         raise PresetFileError(f"{error.detail}") from error
     except msgspec.ValidationError as error:
         raise PresetFileError(f"The preset can't be kept: {error}.") from error
-    if object_of(source.get("extensions")).get("regex_scripts"):
+    if read_object(source.get("extensions")).get("regex_scripts"):
         warnings.append("Its regex scripts are kept for export; they do not run.")
-    return ReadPreset(fields, _without_contents(source, fields.blocks), warnings)
+    return ImportedFile(fields, _without_contents(source, fields.blocks), warnings)
 
 
 def _blocks(source: Object, warnings: list[str]) -> list[Block]:
     """The blocks that the file sends, in order."""
-    listed = as_listed(source, warnings)
+    listed = list_ordered_prompts(source, warnings)
     if len(listed) > MAX_BLOCKS:
         raise PresetFileError(
             f"The preset has {len(listed):,} blocks in its order; {MAX_BLOCKS} are allowed.",
             extra={"limit": "preset_blocks", "allowed": MAX_BLOCKS, "found": len(listed)},
         )
-    prompts = by_id(source)
+    prompts = index_prompts(source)
     return [
-        block_of(block_id, prompts.get(block_id, {}), enabled=enabled)
+        make_block(block_id, prompts.get(block_id, {}), enabled=enabled)
         for block_id, enabled in listed
     ]
 
 
-def as_listed(source: Object, warnings: list[str] | None = None) -> list[tuple[str, bool]]:
+def list_ordered_prompts(
+    source: Object, warnings: list[str] | None = None
+) -> list[tuple[str, bool]]:
     """(id, whether it is sent) of what the file has in its order, each once."""
-    prompts, found = by_id(source), dict[str, bool]()
-    order = order_of(source)
+    prompts, found = index_prompts(source), dict[str, bool]()
+    order = find_order(source)
     entries = list(prompts.values()) if order is None else _objects(order.get("order"))
     for entry in entries:
-        block_id = id_of(entry)
+        block_id = read_id(entry)
         if not block_id or block_id in found:
             continue
         if block_id in prompts or block_id in MARKERS:
@@ -154,35 +156,35 @@ def as_listed(source: Object, warnings: list[str] | None = None) -> list[tuple[s
     return list(found.items())
 
 
-def order_of(source: Object) -> Object | None:
+def find_order(source: Object) -> Object | None:
     """The list of `prompt_order` that counts here."""
     orders = [each for each in _objects(source.get("prompt_order")) if "order" in each]
-    for wanted in ORDERS:
+    for wanted in SHARED_ORDER_IDS:
         for each in orders:
             if each.get("character_id") == wanted:
                 return each
     return max(orders, key=lambda each: len(_objects(each["order"])), default=None)
 
 
-def by_id(source: Object) -> dict[str, Object]:
+def index_prompts(source: Object) -> dict[str, Object]:
     """The file's prompts by their ids; of several with one id the first."""
     found: dict[str, Object] = {}
     for prompt in _objects(source.get("prompts")):
-        if block_id := id_of(prompt):
+        if block_id := read_id(prompt):
             found.setdefault(block_id, prompt)
     return found
 
 
-def id_of(prompt: object) -> str:
+def read_id(prompt: object) -> str:
     """The id of a prompt, or of an entry of an order; empty for none."""
-    return text_in(object_of(prompt), "identifier")
+    return read_text(read_object(prompt), "identifier")
 
 
-def block_of(block_id: str, prompt: Object, *, enabled: bool) -> Block:
+def make_block(block_id: str, prompt: Object, *, enabled: bool) -> Block:
     """A prompt of the file as a block."""
     marker = MARKERS.get(block_id)
-    has_content = marker is None or marker in WITH_CONTENT
-    content = text_in(prompt, "content") if has_content else ""
+    has_content = marker is None or marker in MARKERS_WITH_CONTENT
+    content = read_text(prompt, "content") if has_content else ""
     if len(content) > MAX_CONTENT:
         raise PresetFileError(
             f"The block `{block_id[:100]}` has {len(content):,} characters; "
@@ -193,7 +195,7 @@ def block_of(block_id: str, prompt: Object, *, enabled: bool) -> Block:
     listed = cast("list[object]", triggers) if isinstance(triggers, list) else []
     return Block(
         id=block_id,
-        name=text_in(prompt, "name")[:300],
+        name=read_text(prompt, "name")[:300],
         role=cast("Role", role) if role in get_args(Role) else "system",
         content=content,
         marker=marker,
@@ -209,7 +211,7 @@ def block_of(block_id: str, prompt: Object, *, enabled: bool) -> Block:
     )
 
 
-def with_own(blocks: Sequence[Block]) -> list[Block]:
+def add_own_blocks(blocks: Sequence[Block]) -> list[Block]:
     """With what Talekeeper has and the format has not, around the history, where it is not there.
 
     So a preset of others does not lose the chat's memory.
@@ -225,16 +227,16 @@ def with_own(blocks: Sequence[Block]) -> list[Block]:
 
 def _without_contents(source: Object, blocks: Sequence[Block]) -> Object:
     """The file without the texts that its blocks have: they are not stored twice."""
-    texts, known = {block.id: block.content for block in blocks}, by_id(source)
+    texts, known = {block.id: block.content for block in blocks}, index_prompts(source)
     prompts: list[Any] = []
     for prompt in cast("list[Any]", source["prompts"]):
-        block_id = id_of(prompt)
+        block_id = read_id(prompt)
         is_kept = texts.get(block_id) and known.get(block_id) is prompt
         prompts.append({**prompt, "content": ""} if is_kept else prompt)
     return {**source, "prompts": prompts}
 
 
-def sampling_of(source: Object, warnings: list[str]) -> Sampling:
+def read_sampling(source: Object, warnings: list[str]) -> Sampling:
     """The samplers that the file sets to something else than none."""
     sampling = Sampling()
     for member, (name, neutral) in SAMPLERS.items():
@@ -251,7 +253,7 @@ def sampling_of(source: Object, warnings: list[str]) -> Sampling:
     return sampling
 
 
-def text_in(source: Object, member: str) -> str:
+def read_text(source: Object, member: str) -> str:
     """A member that is a text; empty where it is none."""
     value = source.get(member)
     return value if isinstance(value, str) else ""
@@ -262,7 +264,7 @@ def _whole(value: object, default: int, least: int, most: int) -> int:
     return min(max(int(cast("float", value)), least), most) if is_number else default
 
 
-def object_of(value: object) -> Object:
+def read_object(value: object) -> Object:
     """A value that is an object; an empty one where it is none."""
     return cast("Object", value) if isinstance(value, dict) else {}
 
@@ -279,22 +281,24 @@ def write_preset(fields: PresetFields, source: Object) -> Object:
         file["squash_system_messages"] = fields.squash_system_messages
     own = {
         key: value
-        for key, value in object_of(source.get(OURS)).items()
+        for key, value in read_object(source.get(OWN_MEMBER)).items()
         if key not in {"lore_placement", "all_blocks"}
     }
     if fields.lore_placement == "as_written":
         own["lore_placement"] = fields.lore_placement
-    listed = as_listed(source)
-    added = set(OWN)
+    listed = list_ordered_prompts(source)
+    added = set(OWN_BLOCK_IDS)
     if source and BLOCK_IDS["history"] not in dict(listed):
         added.add(BLOCK_IDS["history"])
     blocks = [block for block in fields.blocks if block.id not in added]
-    if tuple(with_own(blocks)) != fields.blocks or object_of(source.get(OURS)).get("all_blocks"):
+    if tuple(add_own_blocks(blocks)) != fields.blocks or read_object(source.get(OWN_MEMBER)).get(
+        "all_blocks"
+    ):
         blocks = list(fields.blocks)
         own["all_blocks"] = True
-    file.pop(OURS, None)
+    file.pop(OWN_MEMBER, None)
     if own:
-        file[OURS] = own
+        file[OWN_MEMBER] = own
     file["prompts"] = _prompts(blocks, source)
     if listed != [(block.id, block.enabled) for block in blocks]:
         file["prompt_order"] = _orders(blocks, source)
@@ -303,7 +307,7 @@ def write_preset(fields: PresetFields, source: Object) -> Object:
 
 def _with_samplers(sampling: Sampling, source: Object) -> Object:
     """The source with samplers that are not as it has them."""
-    file, was = dict(source), sampling_of(source, [])
+    file, was = dict(source), read_sampling(source, [])
     for member, (name, neutral) in SAMPLERS.items():
         value = getattr(sampling, name, None)
         if value == getattr(was, name, None):
@@ -317,11 +321,11 @@ def _with_samplers(sampling: Sampling, source: Object) -> Object:
 
 def _prompts(blocks: Sequence[Block], source: Object) -> list[Any]:
     """The file's `prompts`: changed in place, new ones last, none that was deleted here."""
-    known, sent = by_id(source), {block.id: block for block in blocks}
-    listed = {block_id for block_id, _ in as_listed(source)}
+    known, sent = index_prompts(source), {block.id: block for block in blocks}
+    listed = {block_id for block_id, _ in list_ordered_prompts(source)}
     written: list[Any] = []
     for prompt in cast("list[Any]", source.get("prompts", [])):
-        block_id = id_of(prompt)
+        block_id = read_id(prompt)
         is_read = known.get(block_id) is prompt
         if is_read and block_id in sent:
             written.append(_prompt(sent[block_id], prompt))
@@ -329,7 +333,7 @@ def _prompts(blocks: Sequence[Block], source: Object) -> list[Any]:
             written.append(prompt)
     for block in blocks:
         # A marker may be in the order alone.
-        is_bare = block.id in listed and block == block_of(block.id, {}, enabled=block.enabled)
+        is_bare = block.id in listed and block == make_block(block.id, {}, enabled=block.enabled)
         if block.id not in known and not is_bare:
             written.append(_prompt(block, {}))
     return written
@@ -337,11 +341,11 @@ def _prompts(blocks: Sequence[Block], source: Object) -> list[Any]:
 
 def _prompt(block: Block, prompt: Object) -> Object:
     """A prompt of the file, with what its block says."""
-    has_content = block.marker is None or block.marker in WITH_CONTENT
+    has_content = block.marker is None or block.marker in MARKERS_WITH_CONTENT
     whole = dict(prompt)
     if has_content and (block.content or "content" in prompt):
         whole["content"] = block.content
-    if prompt and block_of(block.id, whole, enabled=block.enabled) == block:
+    if prompt and make_block(block.id, whole, enabled=block.enabled) == block:
         return whole
     whole |= {
         "identifier": block.id,
@@ -363,9 +367,9 @@ def _prompt(block: Block, prompt: Object) -> Object:
 def _orders(blocks: Sequence[Block], source: Object) -> list[Any]:
     """The file's `prompt_order`, its list that counts here written again."""
     order = [{"identifier": block.id, "enabled": block.enabled} for block in blocks]
-    was, orders = order_of(source), source.get("prompt_order")
+    was, orders = find_order(source), source.get("prompt_order")
     if was is None or not isinstance(orders, list):
-        return [{"character_id": ORDERS[0], "order": order}]
+        return [{"character_id": SHARED_ORDER_IDS[0], "order": order}]
     return [
         {**was, "order": order} if each is was else each for each in cast("list[object]", orders)
     ]

@@ -20,10 +20,10 @@ from backend.errors import ValidationError
 from backend.http.schemas import (
     Page,
     check_revision,
+    make_page,
+    make_struct,
     merge_patch,
-    page_of,
     reject_unknown,
-    struct_from,
 )
 from backend.presets import repository
 from backend.presets.errors import PresetsFullError
@@ -65,10 +65,10 @@ class PresetService:
             rows = await repository.list_presets(
                 session, owner_id=identity.user_id, limit=limit + 1, after=after
             )
-        page, following = page_of(rows, limit)
+        page, following = make_page(rows, limit)
         names = [identity.sealer.open(PRESET_NAME, row.id, row.sealed_name) for row in page]
         items = [
-            struct_from(PresetItem, row, name=name) for row, name in zip(page, names, strict=True)
+            make_struct(PresetItem, row, name=name) for row, name in zip(page, names, strict=True)
         ]
         return Page(items=items, next=following)
 

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.keys.sealed_tables import SealedTable, described_tables
 from backend.accounts.models import User
 from backend.core.logs import get_logger
-from backend.database.base import now, table_of
+from backend.database.base import get_table, now
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
 from backend.jobs.queue import JobQueue, NewJob
@@ -24,19 +24,19 @@ from backend.quotas.models import StorageLedger, TokenLedger
 
 log = get_logger(__name__)
 
-NOT_COUNTED = frozenset({"users", "key_slots", "second_factors", "account_activity"})
+UNCOUNTED_TABLES = frozenset({"users", "key_slots", "second_factors", "account_activity"})
 """Tables with sealed columns that hold no content: settings, keys, second factors, activity."""
 
-FOLD_FROM = 64
+MIN_ROWS_TO_FOLD = 64
 """Lines of one user from which on they are folded into one."""
 
 _FOLD_AT_ONCE = 5000
 
-RECOUNT = "quotas.recount"
-NIGHT = time(hour=4, tzinfo=UTC)
-DAYS_KEPT = timedelta(days=31)
+RECOUNT_KIND = "quotas.recount"
+RECOUNT_TIME = time(hour=4, tzinfo=UTC)
+TOKEN_RETENTION = timedelta(days=31)
 
-_SPENT = insert(table_of(TokenLedger))
+_SPENT = insert(get_table(TokenLedger))
 _TODAY = select(func.coalesce(func.sum(TokenLedger.tokens), 0)).where(
     TokenLedger.user_id == bindparam("owner"), TokenLedger.day == bindparam("today")
 )
@@ -58,17 +58,17 @@ async def add_tokens_if_account(session: AsyncSession, user_id: UUID, tokens: in
         await add_tokens(session, user_id, tokens)
 
 
-async def tokens_today(session: AsyncSession, user_id: UUID) -> int:
+async def count_tokens_today(session: AsyncSession, user_id: UUID) -> int:
     """Tokens that were spent today, in UTC."""
     return await session.scalar(_TODAY, {"owner": user_id, "today": now().date()}) or 0
 
 
-def counted_tables() -> Sequence[SealedTable]:
+def find_counted_tables() -> Sequence[SealedTable]:
     """The tables whose rows count, among the models that were imported."""
-    return [each for each in described_tables() if each.table.name not in NOT_COUNTED]
+    return [each for each in described_tables() if each.table.name not in UNCOUNTED_TABLES]
 
 
-async def stored_bytes(session: AsyncSession, user_id: UUID) -> int:
+async def count_stored_bytes(session: AsyncSession, user_id: UUID) -> int:
     """How many bytes a user stores."""
     return int(await session.scalar(_STORED, {"owner": user_id}) or 0)
 
@@ -78,7 +78,7 @@ async def fold_ledger(database: Database) -> int:
     many = (
         select(StorageLedger.user_id)
         .group_by(StorageLedger.user_id)
-        .having(func.count() >= FOLD_FROM)
+        .having(func.count() >= MIN_ROWS_TO_FOLD)
     )
     async with database.read() as session:
         users = list(await session.scalars(many))
@@ -127,11 +127,11 @@ async def recount(database: Database, user_id: UUID) -> int:
         select(func.coalesce(func.sum(each.size + literal(ROW_BYTES)), 0))
         .where(each.owner == user_id)
         .scalar_subquery()
-        for each in counted_tables()
+        for each in find_counted_tables()
     ]
     async with database.read() as session:
         counted = int(await session.scalar(select(sum(sizes, start=literal(0)))) or 0)
-        drift = counted - await stored_bytes(session, user_id)
+        drift = counted - await count_stored_bytes(session, user_id)
     if drift:
         log.warning("storage.ledger_mended", user_id=user_id, bytes=drift)
         async with database.write() as session:
@@ -149,7 +149,7 @@ class NightlyRecount:
     @property
     def kinds(self) -> dict[str, JobKind]:
         """What is done for each kind of job."""
-        return {RECOUNT: JobKind(self.run, needs_key=False)}
+        return {RECOUNT_KIND: JobKind(self.run, needs_key=False)}
 
     async def schedule(self) -> None:
         """Put tonight's job into the queue, unless it is there."""
@@ -164,13 +164,13 @@ class NightlyRecount:
             await job.progress(number, len(users))
             await recount(self._database, user_id)
         async with job.finish() as session:
-            oldest = now().date() - DAYS_KEPT
+            oldest = now().date() - TOKEN_RETENTION
             await session.execute(delete(TokenLedger).where(TokenLedger.day < oldest))
             await self._queue.enqueue(session, _tonight())
 
 
 def _tonight() -> NewJob:
-    at = datetime.combine(now().date(), NIGHT)
+    at = datetime.combine(now().date(), RECOUNT_TIME)
     if at <= now():
         at += timedelta(days=1)
-    return NewJob(kind=RECOUNT, dedupe_key=RECOUNT, run_after=at)
+    return NewJob(kind=RECOUNT_KIND, dedupe_key=RECOUNT_KIND, run_after=at)

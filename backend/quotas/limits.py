@@ -12,15 +12,15 @@ from uuid import UUID
 from backend.errors import AppError
 from backend.quotas.definitions import Quota
 
-MINUTE = 60.0
-SWEEP_EVERY = 60.0
+SECONDS_PER_MINUTE = 60.0
+SWEEP_INTERVAL_SECONDS = 60.0
 """Seconds between two looks for who has everything back, and so can be forgotten."""
 _ROUNDING = 1e-6
 
 
-LOOK_EVERY = 5.0
+CHECK_INTERVAL_SECONDS = 5.0
 """Seconds for which what was free stands."""
-PLENTY = 256 * 2**20
+MIN_FREE_BYTES = 256 * 2**20
 """Bytes that an account has to have free, so that it is not looked at each time."""
 
 
@@ -37,13 +37,13 @@ class FreeRoom:
 
     def found(self, key: Hashable, free: int) -> None:
         """Note how much somebody has free: half of it may be taken before the next look."""
-        if free >= PLENTY:
+        if free >= MIN_FREE_BYTES:
             self._free[key] = free // 2
 
     def take(self, key: Hashable, size: int) -> bool:
         """Whether there surely is room for `size` more, which counts as taken."""
         at = self._clock()
-        if at - self._emptied_at >= LOOK_EVERY:
+        if at - self._emptied_at >= CHECK_INTERVAL_SECONDS:
             self._emptied_at = at
             self._free.clear()
         free = self._free.get(key, 0) - size
@@ -74,11 +74,11 @@ class RateLimit:
         if not self.per_minute:
             return 0.0
         at = self._clock()
-        if at - self._swept_at >= SWEEP_EVERY:
+        if at - self._swept_at >= SWEEP_INTERVAL_SECONDS:
             self._swept_at = at
             self._full_at = {each: full for each, full in self._full_at.items() if full > at}
-        full_at = max(at, self._full_at.get(key, at)) + MINUTE / self.per_minute
-        wait = full_at - at - MINUTE
+        full_at = max(at, self._full_at.get(key, at)) + SECONDS_PER_MINUTE / self.per_minute
+        wait = full_at - at - SECONDS_PER_MINUTE
         if wait > _ROUNDING:
             return wait
         self._full_at[key] = full_at
@@ -86,7 +86,7 @@ class RateLimit:
 
     def used(self, key: Hashable) -> int:
         """Requests that are not back yet."""
-        return round(self.seconds_until_full(key) * self.per_minute / MINUTE)
+        return round(self.seconds_until_full(key) * self.per_minute / SECONDS_PER_MINUTE)
 
     def seconds_until_full(self, key: Hashable) -> float:
         """Seconds until all of somebody's requests are back."""

@@ -13,17 +13,17 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.middleware import API, NEEDS, SAFE_METHODS
 from backend.accounts.auth.throttle import address_block
-from backend.http.schemas import PREVIEWS, STORES, STREAMS, largest_body
+from backend.http.schemas import PREVIEWS, STORES, STREAMS, find_max_body_bytes
 from backend.quotas.definitions import STORED_BYTES
 from backend.quotas.service import Quotas
 
-REQUEST_PATIENCE = 30.0
+REQUEST_TIMEOUT_SECONDS = 30.0
 """Seconds that a request waits for others of the same account."""
-REQUEST_QUEUE = 200
+MAX_WAITING_REQUESTS = 200
 """Requests of one account that may wait."""
-UPLOAD_PATIENCE = 30.0
+UPLOAD_TIMEOUT_SECONDS = 30.0
 """Seconds that an upload waits for the one before it."""
-UPLOAD_QUEUE = 8
+MAX_WAITING_UPLOADS = 8
 """Uploads of one account that may wait."""
 
 
@@ -80,17 +80,19 @@ class QuotaMiddleware(ASGIMiddleware):
         is_safe = method in SAFE_METHODS
         if not (opt.get(STREAMS) and is_safe):  # those have a limit of their own
             quotas.count_request(user_id)
-        size, largest = _body_size(scope), largest_body(scope)
+        size, largest = _body_size(scope), find_max_body_bytes(scope)
         takes_files = largest > self._upload_above
         if opt.get(STREAMS):
             held.enter_context(quotas.streams.hold(user_id))
         elif not takes_files:
             waiting = quotas.requests_at_once.wait(
-                user_id, patience=REQUEST_PATIENCE, queue=REQUEST_QUEUE
+                user_id, patience=REQUEST_TIMEOUT_SECONDS, queue=MAX_WAITING_REQUESTS
             )
             await held.enter_async_context(waiting)
         elif size != 0:
-            uploading = quotas.uploads.wait(user_id, patience=UPLOAD_PATIENCE, queue=UPLOAD_QUEUE)
+            uploading = quotas.uploads.wait(
+                user_id, patience=UPLOAD_TIMEOUT_SECONDS, queue=MAX_WAITING_UPLOADS
+            )
             await body.enter_async_context(uploading)
         if size != 0:
             expected = largest if size is None else min(size, largest)

@@ -16,17 +16,17 @@ from backend.database.engine import Database
 from backend.jobs.models import Job
 from backend.quotas import definitions as quotas
 from backend.quotas.definitions import QUOTAS, Quota, TooManyFromAddressError, Unit
-from backend.quotas.ledgers import stored_bytes, tokens_today
+from backend.quotas.ledgers import count_stored_bytes, count_tokens_today
 from backend.quotas.limits import ConcurrencyLimit, FreeRoom, RateLimit
 from backend.settings import Settings
 
-Count = Callable[[AsyncSession, UUID], Awaitable[int]]
+CountUsage = Callable[[AsyncSession, UUID], Awaitable[int]]
 """How much an account has of what a quota counts."""
 
 CheckAdded = Callable[[AsyncSession, UUID], Awaitable[None]]
 """`Quotas.check_added` of one quota."""
 
-LIVE_JOBS = ("queued", "waiting_key", "running")
+LIVE_JOB_STATES = ("queued", "waiting_key", "running")
 
 
 class QuotaUsage(msgspec.Struct, kw_only=True):
@@ -59,15 +59,15 @@ class Quotas:
     """
 
     def __init__(
-        self, database: Database, settings: Settings, *, counts: Mapping[Quota, Count]
+        self, database: Database, settings: Settings, *, counts: Mapping[Quota, CountUsage]
     ) -> None:
         self._database = database
         self._settings = settings
-        self._counts: dict[Quota, Count] = {
+        self._counts: dict[Quota, CountUsage] = {
             **counts,
-            quotas.STORED_BYTES: stored_bytes,
+            quotas.STORED_BYTES: count_stored_bytes,
             quotas.QUEUED_JOBS: _live_jobs,
-            quotas.TOKENS_PER_DAY: tokens_today,
+            quotas.TOKENS_PER_DAY: count_tokens_today,
         }
         self._room = FreeRoom()
         self.requests = RateLimit(quotas.REQUESTS.limit(settings))
@@ -162,12 +162,12 @@ class Quotas:
         return ConcurrencyLimit(quota, quota.limit(self._settings))
 
 
-async def unlimited(_session: AsyncSession, _user_id: UUID) -> None:
+async def check_nothing(_session: AsyncSession, _user_id: UUID) -> None:
     """The `CheckAdded` of an installation without the quota."""
 
 
 async def _live_jobs(session: AsyncSession, user_id: UUID) -> int:
-    query = select(func.count()).where(Job.user_id == user_id, Job.state.in_(LIVE_JOBS))
+    query = select(func.count()).where(Job.user_id == user_id, Job.state.in_(LIVE_JOB_STATES))
     return await session.scalar(query) or 0
 
 

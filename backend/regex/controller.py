@@ -8,7 +8,7 @@ from litestar.params import JSONBody
 
 from backend.accounts.auth.identity import Identity
 from backend.errors import PreconditionFailedError
-from backend.http.schemas import RAISES, etag
+from backend.http.schemas import RAISES, make_etag
 from backend.regex.schemas import ScriptList, ScriptListView, ScriptTest, ScriptTested
 from backend.regex.scripts import RegexScript
 from backend.regex.service import ScriptService
@@ -66,4 +66,4 @@ class ScriptController(Controller):
 
 def _tagged(scripts: list[RegexScript], revision: int) -> Response[ScriptListView]:
     view = ScriptListView(scripts=scripts, revision=revision)
-    return Response(view, headers={"ETag": etag(revision)})
+    return Response(view, headers={"ETag": make_etag(revision)})

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import ForeignKey, Index, LargeBinary, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId, table_of
+from backend.database.base import Base, CreatedAt, OwnerId, PrimaryId, get_table
 from backend.database.processes import Leases
 from backend.llm.slot_rules import Occupation
 from backend.vault.sealing import Column
@@ -93,7 +93,7 @@ class Turn(Base):
         return self.state == "running" and self.lease_owner == process_id
 
 
-TURN_LEASES = Leases(table_of(Turn), _IS_RUNNING)
+TURN_LEASES = Leases(get_table(Turn), _IS_RUNNING)
 
 
 TURN_OUTPUT = Column("turns", "sealed_output")

@@ -13,7 +13,7 @@ from backend.campaigns.models import CampaignItem
 from backend.chats import repository as chats
 from backend.chats.models import Chat, Message
 from backend.chronicles.models import ChronicleEvent
-from backend.database.base import unindexed
+from backend.database.base import skip_index
 from backend.lorebooks.models import LoreEntryRow
 from backend.turns.errors import TurnNotFoundError
 from backend.turns.models import OPEN_STATES, ContextText, StoredContextRecord, Turn, TurnState
@@ -190,6 +190,8 @@ async def find_containers(
     ):
         if not ids:
             continue
-        query = select(row.id, container).where(row.id.in_(ids), unindexed(row.user_id) == owner_id)
+        query = select(row.id, container).where(
+            row.id.in_(ids), skip_index(row.user_id) == owner_id
+        )
         found.update((source, holder) for source, holder in await session.execute(query))
     return found

@@ -14,7 +14,7 @@ from backend.chats.models import Chat
 from backend.chats.schemas import ChatSettings
 from backend.chats.service import read_settings
 from backend.database.engine import Database
-from backend.enrichment.llm_selection import ModelTask, choose_model
+from backend.enrichment.reader import ModelTask, choose_model
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.http.schemas import Page
 from backend.llm.user_models import UserModels

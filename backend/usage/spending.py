@@ -35,7 +35,7 @@ from backend.chats.models import Chat
 from backend.chats.repository import get_chat
 from backend.database.engine import Database
 from backend.enrichment.models import EnrichmentRun, RunKind
-from backend.enrichment.runs.store import run_shares
+from backend.enrichment.runs.store import select_run_shares
 from backend.generation.registry import ModelRegistry
 from backend.http.schemas import RAISES
 from backend.jobs.models import Job
@@ -60,7 +60,7 @@ _BY_KIND = (
     .group_by(_RUN.kind)
     .order_by(_RUN.kind)
 )
-_SHARES = run_shares().c
+_SHARES = select_run_shares().c
 _BY_MODEL = (
     select(
         _SHARES.model,
@@ -434,7 +434,7 @@ def _count_by_model(dialect: str, *, of_reply: bool) -> Select[Any]:
     if of_reply:
         found = asked.where(Turn.reply_id == bindparam("reply")).subquery()
     else:
-        run = run_shares().c
+        run = select_run_shares().c
         after = select(
             run.model,
             *(run[name] if name in run else literal(0) for name in _COUNTED),

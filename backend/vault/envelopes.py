@@ -32,8 +32,8 @@ from backend.vault.sealing import (
     TAG_BYTES,
     SealBrokenError,
     derive,
-    open_with,
-    seal_with,
+    seal_under,
+    unseal_under,
 )
 from backend.vault.slots import SlotKind, WrongSecretError
 
@@ -62,7 +62,7 @@ class EnvelopePlace(NamedTuple):
         )
 
 
-class Opened(NamedTuple):
+class UnwrappedKey(NamedTuple):
     """The user key of an envelope, and whether its secret wraps it directly."""
 
     user_key: bytes
@@ -73,11 +73,13 @@ def wrap(place: EnvelopePlace, *, secret: bytes, user_key: bytes, root: RootKeys
     """Wrap the user key for a slot whose secret is at hand."""
     public_key = _private_key(place.kind, secret).public_key().public_bytes_raw()
     key = derive(secret, f"slot/{place.kind}")
-    inner = seal_with(key, user_key, context=place.context())
+    inner = seal_under(key, user_key, context=place.context())
     return _enclose(place, DIRECT, public_key, inner, user_key=user_key, root=root)
 
 
-def unwrap(place: EnvelopePlace, wrapped: Wrapped, *, secret: bytes, root: RootKeys) -> Opened:
+def unwrap(
+    place: EnvelopePlace, wrapped: Wrapped, *, secret: bytes, root: RootKeys
+) -> UnwrappedKey:
     """The user key, by the slot's secret.
 
     Raises `WrongSecretError`, also where the envelope was changed or is another slot's, and
@@ -88,9 +90,11 @@ def unwrap(place: EnvelopePlace, wrapped: Wrapped, *, secret: bytes, root: RootK
         form, inner = content[0], content[_HEAD_BYTES:]
         if form == DIRECT:
             key = derive(secret, f"slot/{place.kind}")
-            return Opened(open_with(key, inner, context=place.context()), is_direct=True)
+            return UnwrappedKey(unseal_under(key, inner, context=place.context()), is_direct=True)
         private_key = _private_key(place.kind, secret)
-        return Opened(SUITE.decrypt(inner, private_key, info=place.context()), is_direct=False)
+        return UnwrappedKey(
+            SUITE.decrypt(inner, private_key, info=place.context()), is_direct=False
+        )
     except (SealBrokenError, RootSealBrokenError, InvalidTag) as error:
         raise WrongSecretError from error
 
@@ -107,7 +111,7 @@ def readdress(
     except RootSealBrokenError as error:
         raise SealBrokenError from error
     sealed = content[1:_HEAD_BYTES]
-    public_key = open_with(derive(old_key, _PURPOSE), sealed, context=place.context())
+    public_key = unseal_under(derive(old_key, _PURPOSE), sealed, context=place.context())
     following = place._replace(generation=place.generation + 1)
     recipient = X25519PublicKey.from_public_bytes(public_key)
     inner = SUITE.encrypt(new_key, recipient, info=following.context())
@@ -129,7 +133,7 @@ def _enclose(
     user_key: bytes,
     root: RootKeys,
 ) -> Wrapped:
-    sealed = seal_with(derive(user_key, _PURPOSE), public_key, context=place.context())
+    sealed = seal_under(derive(user_key, _PURPOSE), public_key, context=place.context())
     content = bytes([form]) + sealed + inner
     return root.wrap(content, context=place.context(), purpose=_PURPOSE)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from backend.core.files import create_private, replace_private
 from backend.errors import AppError
-from backend.vault.sealing import KEY_BYTES, SealBrokenError, derive, open_with, seal_with
+from backend.vault.sealing import KEY_BYTES, SealBrokenError, derive, seal_under, unseal_under
 
 
 class RootKeyError(AppError):
@@ -50,7 +50,7 @@ class RootKeys:
     def wrap(self, secret: bytes, *, context: bytes, purpose: str = "wrapping") -> Wrapped:
         """Wrap a secret under the newest version, by its key for a purpose."""
         key = self._for(self.current, purpose)
-        return Wrapped(self.current, seal_with(key, secret, context=context))
+        return Wrapped(self.current, seal_under(key, secret, context=context))
 
     def unwrap(self, wrapped: Wrapped, *, context: bytes, purpose: str = "wrapping") -> bytes:
         """What was wrapped.
@@ -60,7 +60,7 @@ class RootKeys:
         """
         key = self._for(wrapped.root_version, purpose)
         try:
-            return open_with(key, wrapped.blob, context=context)
+            return unseal_under(key, wrapped.blob, context=context)
         except SealBrokenError as error:
             raise RootSealBrokenError(
                 f"What lies under root key version {wrapped.root_version} does not open: this is "

@@ -58,14 +58,14 @@ def digest(key: bytes, *parts: bytes) -> bytes:
     return mac.digest()
 
 
-def seal_with(key: bytes, data: bytes, *, context: bytes) -> bytes:
+def seal_under(key: bytes, data: bytes, *, context: bytes) -> bytes:
     """`nonce | ciphertext and tag`, bound to `context`: for keys that wrap keys."""
     nonce = os.urandom(NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, data, context)
 
 
-def open_with(key: bytes, blob: bytes, *, context: bytes) -> bytes:
-    """What `seal_with` was given. Raises `SealBrokenError`."""
+def unseal_under(key: bytes, blob: bytes, *, context: bytes) -> bytes:
+    """What `seal_under` was given. Raises `SealBrokenError`."""
     try:
         return AESGCM(key).decrypt(blob[:NONCE_BYTES], blob[NONCE_BYTES:], context)
     except (InvalidTag, ValueError) as error:
@@ -171,12 +171,12 @@ class Sealer:
     def _prefix(self, column: Column, number: int) -> bytes:
         prefix = self._prefixes.get((column, number))
         if prefix is None:
-            prefix = associated_data_prefix(column, self.user_id, number)
+            prefix = make_associated_data_prefix(column, self.user_id, number)
             self._prefixes[column, number] = prefix
         return prefix
 
 
-def associated_data_prefix(column: Column, user_id: UUID, key_number: int) -> bytes:
+def make_associated_data_prefix(column: Column, user_id: UUID, key_number: int) -> bytes:
     """All of a blob's associated data but the row's id, which follows as its last 16 bytes."""
     table, name = column.table.encode(), column.name.encode()
     return b"".join(

@@ -90,14 +90,14 @@ def rewrap_lent(
     return wrap_lent(kind, slot_id, user_id, user_key=user_key, root=root)
 
 
-def new_token(prefix: str) -> tuple[str, bytes]:
+def make_token(prefix: str) -> tuple[str, bytes]:
     """A token to hand out (`prefix` and 256 random bits in base64url) and its secret."""
     secret = secrets.token_bytes(SECRET_BYTES)
     return prefix + base64.urlsafe_b64encode(secret).rstrip(b"=").decode(), secret
 
 
-def token_secret(token: str, prefix: str) -> bytes | None:
-    """The secret of a token that `new_token` made; None when it is none."""
+def parse_token(token: str, prefix: str) -> bytes | None:
+    """The secret of a token that `make_token` made; None when it is none."""
     body = token.removeprefix(prefix)
     if body == token and prefix:
         return None
@@ -108,19 +108,19 @@ def token_secret(token: str, prefix: str) -> bytes | None:
     return secret if len(secret) == SECRET_BYTES else None
 
 
-def lookup_hash(secret: bytes) -> bytes:
+def hash_for_lookup(secret: bytes) -> bytes:
     """What the table keeps of a token, to find its slot by: SHA-256."""
     return hashlib.sha256(secret).digest()
 
 
-def new_recovery_code() -> tuple[str, bytes]:
+def make_recovery_code() -> tuple[str, bytes]:
     """A code to write down (`ABCD-EFGH-...`, 13 groups of base32) and its secret."""
     secret = secrets.token_bytes(SECRET_BYTES)
     letters = base64.b32encode(secret).decode().rstrip("=")
     return "-".join(letters[i : i + 4] for i in range(0, len(letters), 4)), secret
 
 
-def typed_letters(code: str) -> str:
+def normalize_code(code: str) -> str:
     """The base32 of a code as typed: case, dashes and spaces do not matter.
 
     0, 1 and 8, which base32 does not have, are read as the letters that they are mistaken for.
@@ -128,9 +128,9 @@ def typed_letters(code: str) -> str:
     return "".join(code.split()).replace("-", "").upper().translate(str.maketrans("018", "OIB"))
 
 
-def recovery_secret(code: str) -> bytes | None:
+def parse_recovery_code(code: str) -> bytes | None:
     """The secret of a recovery code as typed."""
-    letters = typed_letters(code)
+    letters = normalize_code(code)
     try:
         secret = base64.b32decode(letters + "=" * (-len(letters) % 8))
     except ValueError:

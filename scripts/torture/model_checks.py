@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from backend.accounts.auth.identity import open_settings
 from backend.accounts.models import User
-from backend.database.base import chunks
+from backend.database.base import split_chunks
 from backend.database.engine import Database
 from backend.llm.models import Provider, open_provider
 from backend.memory.embedding.requests import prepared
@@ -192,7 +192,7 @@ def wanted_vectors(
 async def count_wrong(index: VectorIndex, wanted: Mapping[UUID, Floats]) -> int:
     """How many points have no vector, or another one."""
     wrong = 0
-    for some in chunks(list(wanted), ROWS):
+    for some in split_chunks(list(wanted), ROWS):
         kept = await index.dense_vectors(some)
         for each in some:
             near = kept.get(each)
@@ -206,7 +206,7 @@ async def _documents(database: Database, sealer: Sealer, source: Source) -> list
     async with database.read() as session:
         for container in await source.containers(session, owner_id=sealer.user_id):
             stored = await source.inventory(session, container, owner_id=sealer.user_id)
-            for part in chunks(list(stored or ()), ROWS):
+            for part in split_chunks(list(stored or ()), ROWS):
                 rows = await source.rows(session, sealer, container, part, neighbours=False)
                 found += [document for row in rows for document in row.documents()]
     return found

@@ -14,7 +14,7 @@ from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.items import Kind
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.database.base import chunks
+from backend.database.base import split_chunks
 from backend.database.engine import Database
 from backend.vault.sealing import Sealer
 from scripts._enrichment_wire import call
@@ -91,7 +91,7 @@ async def check_campaigns(database: Database, sealer: Sealer) -> tuple[list[str]
             query = select(CampaignItem).where(CampaignItem.campaign_id == campaign.id)
             rows = {row.id: row for row in await session.scalars(query)}
             count += len(rows)
-            for part in chunks(list(rows)):
+            for part in split_chunks(list(rows)):
                 kinds: dict[UUID, Kind] = {item_id: rows[item_id].kind for item_id in part}
                 folded = await ledger_store.fold_items(session, sealer, kinds)
                 found += [

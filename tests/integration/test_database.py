@@ -20,7 +20,7 @@ from sqlalchemy.types import TypeEngine
 
 from backend.accounts.models import Invitation, LoginFailures
 from backend.database import migrate
-from backend.database.base import Base, new_id, now, read_unhurried
+from backend.database.base import Base, new_id, now, stream_rows
 from backend.database.engine import Database, DatabaseUnavailableError, OvertakenError
 from tests.integration.accounts.rotation_account import MODELS
 
@@ -97,7 +97,7 @@ async def test_others_get_their_turn_between_the_parts_of_a_long_result(
         numbers = select(literal(1).label("number")).cte(recursive=True)
         following = select(numbers.c.number + 1).where(numbers.c.number < 1_500)
         many = select(numbers.union_all(following))
-        seen = [len(turns) async for _ in read_unhurried(session, many)]
+        seen = [len(turns) async for _ in stream_rows(session, many)]
         other.cancel()
     assert len(seen) == 1_500
     assert len(set(seen)) >= 3

@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from backend.database import sqlite_connection
 from backend.database.engine import Database
-from backend.database.sqlite_connection import FIRST_ROWS, MOMENT, connect
+from backend.database.sqlite_connection import FIRST_ROWS, MAX_BLOCKING_SECONDS, connect
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("moment")]
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("moment")]
 @pytest.fixture(params=[0.0, 60.0], ids=["by the event loop", "in place"])
 def moment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statements are waited for in one way, or in the other."""
-    monkeypatch.setattr(sqlite_connection, "MOMENT", request.param)
+    monkeypatch.setattr(sqlite_connection, "MAX_BLOCKING_SECONDS", request.param)
 
 
 COUNT = 3 * FIRST_ROWS + 1
@@ -127,7 +127,7 @@ async def test_a_transaction_that_could_not_begin_leaves_its_connection_usable(
 async def test_a_statement_that_waits_keeps_nobody_else_waiting(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_connection, "MOMENT", MOMENT)
+    monkeypatch.setattr(sqlite_connection, "MAX_BLOCKING_SECONDS", MAX_BLOCKING_SECONDS)
 
     async def write() -> None:
         async with database.write() as session:

@@ -13,8 +13,8 @@ from uuid import uuid4
 import pytest
 
 from backend.core.cpu_pool import (
-    MOST_WAITING,
-    SMALL,
+    INLINE_CHARACTERS,
+    MAX_WAITING,
     CpuPool,
     TooMuchWorkError,
     WorkStoppedError,
@@ -88,8 +88,8 @@ async def test_work_gives_its_result_and_its_error(pool: CpuPool) -> None:
 
 async def test_small_work_is_done_at_once_and_the_rest_in_a_thread(pool: CpuPool) -> None:
     here = threading.get_ident()
-    assert await pool.run(ADA, threading.get_ident, size=SMALL) == here
-    assert await pool.run(ADA, threading.get_ident, size=SMALL + 1) != here
+    assert await pool.run(ADA, threading.get_ident, size=INLINE_CHARACTERS) == here
+    assert await pool.run(ADA, threading.get_ident, size=INLINE_CHARACTERS + 1) != here
     assert await pool.run(ADA, threading.get_ident) != here
 
 
@@ -145,7 +145,7 @@ async def test_more_waiting_requests_than_allowed_are_refused_and_jobs_are_not(
     pool: CpuPool,
 ) -> None:
     hog = Held()
-    tasks = [asyncio.create_task(pool.run(ADA, hog)) for _ in range(1 + MOST_WAITING)]
+    tasks = [asyncio.create_task(pool.run(ADA, hog)) for _ in range(1 + MAX_WAITING)]
     await begun(hog)
     await settled()
     with pytest.raises(TooMuchWorkError):

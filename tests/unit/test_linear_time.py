@@ -18,8 +18,8 @@ import pytest
 import backend
 from backend.campaigns.files.vault_reader import read_vault
 from backend.chats.drafts import opens_scene
-from backend.enrichment.agent.duplicates import terms_of
-from backend.enrichment.cleaning import paragraphs
+from backend.enrichment.agent.duplicates import find_terms
+from backend.enrichment.cleaning import clean_paragraphs
 from backend.generation.adapters.demo import calls
 from backend.generation.failures.causes import _RULES
 from backend.generation.model import Prompt, PromptMessage, Tool
@@ -189,8 +189,8 @@ WORK: dict[str, tuple[Callable[[str], object], Callable[[int], str]]] = {
     "chunks without spaces": (chunked, lambda n: "中" * n),
     "a question": (lambda text: without_names(text, ["Ann"]), lambda n: " " * n + "."),
     "the demo's names": (told, lambda n: "A-" * (n // 2)),
-    "the terms of an event": (terms_of, lambda n: "to " + "Ann's " * (n // 6)),
-    "what a model wrote": (paragraphs, lambda n: "< {{@@\n" * (n // 8)),
+    "the terms of an event": (find_terms, lambda n: "to " + "Ann's " * (n // 6)),
+    "what a model wrote": (clean_paragraphs, lambda n: "< {{@@\n" * (n // 8)),
     "links in a sentence": (read_in_vault("npcs/a.md"), lambda n: "[[a]] " * (n // 6)),
     "links in a list": (read_in_vault("canon/facts.md"), lambda n: "- " + "[[a]] " * (n // 6)),
     "headings in a heading": (

@@ -16,8 +16,8 @@ from backend.core.reasons import (
     MatchKind,
     Reason,
     ReasonKind,
-    told,
-    told_matches,
+    render_matches,
+    render_reasons,
 )
 
 TEXTS = Path(__file__).parents[2] / "backend" / "web" / "page" / "texts.json"
@@ -69,16 +69,16 @@ def context_texts() -> Any:
     ],
 )
 def test_a_reason_is_told_with_its_figures(reason: Reason, words: str) -> None:
-    assert told([reason]) == words
+    assert render_reasons([reason]) == words
 
 
 def test_several_are_told_one_after_the_other() -> None:
-    assert told([Reason("pinned"), Reason("constant")]) == "pinned; constant"
+    assert render_reasons([Reason("pinned"), Reason("constant")]) == "pinned; constant"
 
 
 @pytest.mark.parametrize("kind", get_args(ReasonKind))
 def test_every_reason_has_words(kind: ReasonKind, context_texts: Any) -> None:
-    assert told([Reason(kind, found_in=FoundIn("line"))])
+    assert render_reasons([Reason(kind, found_in=FoundIn("line"))])
     text = context_texts["why"][kind]
     known = {*Reason.__struct_fields__, "place", "part"}
     assert set(re.findall(r"{(\w+)}", json.dumps(text))) <= known
@@ -86,13 +86,13 @@ def test_every_reason_has_words(kind: ReasonKind, context_texts: Any) -> None:
 
 def test_every_signal_has_words(context_texts: Any) -> None:
     kinds = set(get_args(MatchKind))
-    assert all(told_matches([Match(kind, name="Mira")]) for kind in kinds)
+    assert all(render_matches([Match(kind, name="Mira")]) for kind in kinds)
     assert set(context_texts["signals"]) == kinds | {"same", "little", "has"}
 
 
 @pytest.mark.parametrize("kind", get_args(FoundInKind))
 def test_every_place_has_words(kind: FoundInKind, context_texts: Any) -> None:
-    assert told([Reason("key", "inn", FoundIn(kind, 1, "Inn"))])
+    assert render_reasons([Reason("key", "inn", FoundIn(kind, 1, "Inn"))])
     assert context_texts["found_in"][kind]
 
 

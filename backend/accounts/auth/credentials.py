@@ -22,13 +22,13 @@ from backend.accounts.errors import (
 from backend.accounts.keys.keyring import UserKey, check_protection, tampered
 from backend.accounts.keys.slots import new_slot, open_slot
 from backend.accounts.models import KeySlot, User
-from backend.vault.envelopes import Opened
+from backend.vault.envelopes import UnwrappedKey
 from backend.vault.root import RootKeys
 from backend.vault.slots import (
     PasswordKdf,
     WrongSecretError,
-    new_recovery_code,
-    recovery_secret,
+    make_recovery_code,
+    parse_recovery_code,
 )
 
 MIN_LENGTH = 8
@@ -115,7 +115,9 @@ class Credentials:
         secret = await self._stretcher.stretch(kdf, normalise_password(password))
         return Stretched(secret, msgspec.json.encode(kdf))
 
-    async def open_password(self, user: User, slot: KeySlot, password: str) -> tuple[bytes, Opened]:
+    async def open_password(
+        self, user: User, slot: KeySlot, password: str
+    ) -> tuple[bytes, UnwrappedKey]:
         """(The slot's secret, what is in it).
 
         Raises `WrongCredentialsError`, `TamperedAccountError`, `BusyError`.
@@ -136,7 +138,7 @@ class Credentials:
 
     def open_recovery(self, user: User, slot: KeySlot, code: str) -> bytes:
         """The user key. Raises `WrongRecoveryCodeError`."""
-        secret = recovery_secret(code)
+        secret = parse_recovery_code(code)
         if secret is None or user.is_disabled:
             raise WrongRecoveryCodeError
         try:
@@ -151,7 +153,7 @@ class Credentials:
 
     def recovery_slot(self, user_id: UUID, current: UserKey) -> tuple[str, KeySlot]:
         """A new recovery code and its row."""
-        code, secret = new_recovery_code()
+        code, secret = make_recovery_code()
         return code, new_slot("recovery", user_id, current, secret=secret, root=self._root)
 
     async def replace_password(

@@ -39,7 +39,7 @@ from backend.database.engine import (
     OvertakenError,
 )
 from backend.errors import BadRequestError, ConflictError, TooLargeError, ValidationError
-from backend.http.schemas import largest_body
+from backend.http.schemas import find_max_body_bytes
 from backend.vault.sealing import digest
 
 log = get_logger(__name__)
@@ -132,7 +132,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
             return
         if not (0 < len(key) <= MAX_KEY_LENGTH and key.isprintable()):
             raise BadRequestError(f"{HEADER} has 1 to {MAX_KEY_LENGTH} characters.")
-        messages = await _read(receive, largest=largest_body(scope))
+        messages = await _read(receive, largest=find_max_body_bytes(scope))
         work = await self._claim(identity, key, _fingerprint(identity, request, messages))
         if not isinstance(work, _Work):
             await _answer(send, *work)

@@ -32,7 +32,7 @@ from backend.accounts.errors import (
 )
 from backend.accounts.profile.activity import ActivityKind, ActivityLog
 from backend.accounts.service import Unlocked
-from backend.core.private_networks import Network, contains
+from backend.core.private_networks import Network, contains_address
 from backend.errors import UnauthenticatedError
 from backend.http.responses import requires_https
 from backend.settings import Settings
@@ -94,7 +94,7 @@ def may_have_session(connection: Connection, plain_networks: Sequence[Network] =
     return (
         is_secure(connection)
         or is_loopback(connection)
-        or (bool(plain_networks) and contains(plain_networks, _client_address(connection)))
+        or (bool(plain_networks) and contains_address(plain_networks, _client_address(connection)))
     )
 
 

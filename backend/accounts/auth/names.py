@@ -20,7 +20,7 @@ from backend.vault.root import (
     Wrapped,
     load_root_keys,
 )
-from backend.vault.sealing import KEY_BYTES, derive, digest, open_with, seal_with
+from backend.vault.sealing import KEY_BYTES, derive, digest, seal_under, unseal_under
 
 INSTANCE_CONTEXT = b"instance-key"
 
@@ -56,11 +56,11 @@ class InstanceKeys:
 
     def wrap_name(self, user_id: UUID, name: str) -> bytes:
         """An account's name as it is stored."""
-        return seal_with(self._names, name.encode(), context=user_id.bytes)
+        return seal_under(self._names, name.encode(), context=user_id.bytes)
 
     def name_of(self, user: User) -> str:
         """An account's name."""
-        return open_with(self._names, user.wrapped_name, context=user.id.bytes).decode()
+        return unseal_under(self._names, user.wrapped_name, context=user.id.bytes).decode()
 
 
 async def load_database_root_keys(

@@ -25,15 +25,15 @@ from backend.core.logs import get_logger
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ForbiddenError
-from backend.http.schemas import page_of
+from backend.http.schemas import make_page
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.sealing import Sealer
 from backend.vault.slots import (
     WrongSecretError,
-    lookup_hash,
-    new_token,
-    token_secret,
+    hash_for_lookup,
+    make_token,
+    parse_token,
 )
 
 log = get_logger(__name__)
@@ -112,7 +112,7 @@ class SessionService:
     def _token_slot(
         self, kind: TokenKind, sealer: Sealer, current: UserKey, *, label: str, **columns: Any
     ) -> tuple[str, KeySlot]:
-        token, secret = new_token(PREFIXES[kind])
+        token, secret = make_token(PREFIXES[kind])
         slot_id = new_id()
         slot = new_slot(
             kind,
@@ -121,7 +121,7 @@ class SessionService:
             secret=secret,
             root=self._root,
             id=slot_id,
-            lookup=lookup_hash(secret),
+            lookup=hash_for_lookup(secret),
             sealed_label=sealer.seal(SLOT_LABEL, slot_id, label),
             **columns,
         )
@@ -133,7 +133,7 @@ class SessionService:
         For some minutes from here on, jobs of the account's can run on these keys. Raises
         `TamperedAccountError`.
         """
-        secret = token_secret(token, PREFIXES[kind])
+        secret = parse_token(token, PREFIXES[kind])
         identity = None if secret is None else await self._authenticate(secret, kind=kind)
         if identity is not None:
             self._open_keys.seen(identity)
@@ -150,7 +150,7 @@ class SessionService:
             rows = await repository.list_slots(
                 session, identity.user_id, kind, after=after, limit=limit + 1
             )
-        page, following = page_of(rows, limit)
+        page, following = make_page(rows, limit)
         return [slot for slot in page if not self._ended(slot, now())], following
 
     async def end(self, slot_id: UUID, *, owner_id: UUID, kind: TokenKind) -> None:
@@ -180,7 +180,7 @@ class SessionService:
 
     async def _authenticate(self, secret: bytes, *, kind: TokenKind) -> Identity | None:
         async with self._database.read() as session:
-            found = await repository.find_by_token(session, lookup_hash(secret), kind)
+            found = await repository.find_by_token(session, hash_for_lookup(secret), kind)
         if found is None:
             return None
         slot, user, data_keys, kdf = found

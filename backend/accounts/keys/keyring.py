@@ -20,8 +20,8 @@ from backend.vault.sealing import (
     Sealer,
     derive,
     digest,
-    open_with,
-    seal_with,
+    seal_under,
+    unseal_under,
 )
 
 log = get_logger(__name__)
@@ -53,7 +53,7 @@ def new_data_key(user_id: UUID, number: int, *, user_key: bytes) -> DataKey:
 
 def wrap_data_key(row: DataKey, key: bytes, *, user_key: bytes) -> None:
     """Put a data key into its row, wrapped under the user key."""
-    row.wrapped = seal_with(
+    row.wrapped = seal_under(
         derive(user_key, "data-keys"), key, context=_context(row.user_id, row.number)
     )
 
@@ -62,21 +62,21 @@ def open_data_keys(rows: Iterable[DataKey], *, user_key: bytes) -> dict[int, byt
     """An account's data keys by number. Raises `SealBrokenError` for a wrong key."""
     wrapping = derive(user_key, "data-keys")
     return {
-        row.number: open_with(wrapping, row.wrapped, context=_context(row.user_id, row.number))
+        row.number: unseal_under(wrapping, row.wrapped, context=_context(row.user_id, row.number))
         for row in rows
     }
 
 
 def wrap_derivation_key(user: User, key: bytes, *, user_key: bytes) -> None:
     """Put the key that other keys are derived from into its user's row."""
-    user.wrapped_derivation_key = seal_with(
+    user.wrapped_derivation_key = seal_under(
         derive(user_key, "derivation-key"), key, context=_derivation_context(user.id)
     )
 
 
 def open_derivation_key(user: User, *, user_key: bytes) -> bytes:
     """The key that other keys are derived from. Raises `SealBrokenError`."""
-    return open_with(
+    return unseal_under(
         derive(user_key, "derivation-key"),
         user.wrapped_derivation_key,
         context=_derivation_context(user.id),

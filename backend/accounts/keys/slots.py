@@ -13,7 +13,7 @@ from backend.accounts.models import InstanceKey, KeySlot
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.vault import envelopes
-from backend.vault.envelopes import EnvelopePlace, Opened
+from backend.vault.envelopes import EnvelopePlace, UnwrappedKey
 from backend.vault.root import RootKeyError, RootKeys, Wrapped
 from backend.vault.slots import (
     SlotKind,
@@ -59,7 +59,7 @@ def new_slot(
     )
 
 
-def open_slot(slot: KeySlot, *, secret: bytes, root: RootKeys) -> Opened:
+def open_slot(slot: KeySlot, *, secret: bytes, root: RootKeys) -> UnwrappedKey:
     """The user key in a slot. Raises `WrongSecretError`, `RootKeyError`."""
     return envelopes.unwrap(_place_of(slot), _wrapped(slot), secret=secret, root=root)
 

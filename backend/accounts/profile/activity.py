@@ -19,7 +19,7 @@ from backend.accounts.models import ACTIVITY_ADDRESS, ACTIVITY_ENTRY, ActivityEn
 from backend.accounts.service import Unlocked
 from backend.database.base import new_id, now
 from backend.database.engine import Database
-from backend.http.schemas import Page, page_of
+from backend.http.schemas import Page, make_page
 from backend.vault.sealing import Sealer
 
 Connection = ASGIConnection[Any, Any, Any, Any]
@@ -142,7 +142,7 @@ class ActivityLog:
         if after is not None:
             query = query.where(ActivityEntry.id < after)
         async with self._database.read() as session:
-            rows, following = page_of(list(await session.scalars(query)), limit)
+            rows, following = make_page(list(await session.scalars(query)), limit)
         return Page(items=[_view(identity.sealer, row) for row in rows], next=following)
 
 

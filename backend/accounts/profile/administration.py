@@ -28,8 +28,8 @@ from backend.accounts.service import INVITATION_PREFIX
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ForbiddenError
-from backend.http.schemas import RAISES, Page, PageSize, page_of
-from backend.vault.slots import lookup_hash, new_token
+from backend.http.schemas import RAISES, Page, PageSize, make_page
+from backend.vault.slots import hash_for_lookup, make_token
 
 
 class AdministrationService:
@@ -45,7 +45,7 @@ class AdministrationService:
         if after is not None:
             query = query.where(User.id > after)
         async with self._database.read() as session:
-            users, following = page_of(list(await session.scalars(query)), limit)
+            users, following = make_page(list(await session.scalars(query)), limit)
         return Page(items=[self._view(user) for user in users], next=following)
 
     async def change_user(self, user_id: UUID, change: UserChange) -> UserView:
@@ -66,10 +66,10 @@ class AdministrationService:
 
     async def invite(self, identity: Identity, *, days: int) -> InvitationView:
         """Make an invitation. Its code is kept nowhere."""
-        code, secret = new_token(INVITATION_PREFIX)
+        code, secret = make_token(INVITATION_PREFIX)
         invitation = Invitation(
             created_by=identity.user_id,
-            lookup=lookup_hash(secret),
+            lookup=hash_for_lookup(secret),
             expires_at=now() + timedelta(days=days),
         )
         async with self._database.write() as session:
@@ -82,7 +82,7 @@ class AdministrationService:
         if after is not None:
             query = query.where(Invitation.id < after)
         async with self._database.read() as session:
-            rows, following = page_of(list(await session.scalars(query)), limit)
+            rows, following = make_page(list(await session.scalars(query)), limit)
         return Page(items=[_invitation_view(row) for row in rows], next=following)
 
     async def withdraw_invitation(self, invitation_id: UUID) -> None:

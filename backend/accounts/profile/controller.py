@@ -32,7 +32,7 @@ from backend.accounts.service import AccountService
 from backend.errors import ForbiddenError, PreconditionFailedError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
-from backend.http.schemas import EXAMPLE, PATCHES, RAISES, Page, PageSize, etag
+from backend.http.schemas import EXAMPLE, PATCHES, RAISES, Page, PageSize, make_etag
 
 AnyRequest = Request[Any, Any, Any]
 
@@ -157,7 +157,9 @@ class MeController(Controller):
     @get("/settings", opt={NEEDS: "read"}, summary="Read settings")
     async def get_settings(self, identity: NamedDependency[Identity]) -> Response[UserSettings]:
         """Defaults of the account's chats."""
-        return Response(identity.settings, headers={"ETag": etag(identity.user.settings_revision)})
+        return Response(
+            identity.settings, headers={"ETag": make_etag(identity.user.settings_revision)}
+        )
 
     @patch(
         "/settings",
@@ -179,7 +181,7 @@ class MeController(Controller):
         settings, revision = await profile.patch_settings(
             identity, data, if_match=request.headers.get("if-match")
         )
-        return Response(settings, headers={"ETag": etag(revision)})
+        return Response(settings, headers={"ETag": make_etag(revision)})
 
 
 class ActivityController(Controller):

@@ -45,7 +45,7 @@ from backend.http.schemas import (
     Page,
     PageSize,
     PlaceCursor,
-    etag,
+    make_etag,
 )
 
 AnyRequest = Request[Any, Any, Any]
@@ -322,4 +322,4 @@ CONTROLLERS: tuple[type[Controller], ...] = (
 
 
 def _tagged(view: CampaignView) -> Response[CampaignView]:
-    return Response(view, headers={"ETag": etag(view.version)})
+    return Response(view, headers={"ETag": make_etag(view.version)})

@@ -22,7 +22,7 @@ from backend.campaigns.ledger.items import STRUCTS, Kind
 from backend.campaigns.ledger.records import ItemKey
 from backend.chats.errors import MessageNotFoundError
 from backend.errors import PreconditionFailedError
-from backend.http.schemas import PATCHES, RAISES, PageSize, etag
+from backend.http.schemas import PATCHES, RAISES, PageSize, make_etag
 
 AnyRequest = Request[Any, Any, Any]
 TAGS = ("Campaigns",)
@@ -189,4 +189,4 @@ ITEM_CONTROLLERS = tuple(items_controller(kind) for kind in ITEM_PATHS)
 
 
 def _tagged_item(view: Any) -> Response[Any]:
-    return Response(view, headers={"ETag": etag(view.revision)})
+    return Response(view, headers={"ETag": make_etag(view.revision)})

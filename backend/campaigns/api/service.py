@@ -37,7 +37,7 @@ from backend.chronicles.repository import make_chronicle
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import ValidationError
-from backend.http.schemas import Page, check_revision, merge_patch, page_of, reject_unknown
+from backend.http.schemas import Page, check_revision, make_page, merge_patch, reject_unknown
 from backend.memory.indexing.outbox import note_change
 
 MAX_CAMPAIGNS = 200
@@ -59,7 +59,7 @@ class CampaignService:
             query = query.where(Campaign.id < after)
         async with self._database.read() as session:
             rows = await session.scalars(query.order_by(Campaign.id.desc()).limit(limit + 1))
-            page, following = page_of(rows.all(), limit)
+            page, following = make_page(rows.all(), limit)
             views = await campaign_views(session, identity.sealer, page)
         for place, row in enumerate(page):
             if row.is_stale:

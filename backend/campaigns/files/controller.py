@@ -24,7 +24,7 @@ from backend.characters.uploads import (
 )
 from backend.chronicles.errors import ChronicleFullError
 from backend.core.audience import GM, ViewpointText, read_viewpoint
-from backend.http.schemas import ENDS_WITH_CLIENT, FILES, RAISES, etag
+from backend.http.schemas import ENDS_WITH_CLIENT, FILES, RAISES, make_etag
 
 
 class CampaignTransferController(Controller):
@@ -59,7 +59,7 @@ class CampaignTransferController(Controller):
         made = await campaign_transfer.import_new(
             identity, upload.data, upload.name.strip() or stem
         )
-        return Response(made, headers={"ETag": etag(made.version)})
+        return Response(made, headers={"ETag": make_etag(made.version)})
 
     @get(
         "/{campaign_id:uuid}/export",

@@ -31,7 +31,7 @@ from backend.campaigns.rules import rules_of
 from backend.characters.cards.model import Limit
 from backend.chats.transfer import ChatLog
 from backend.chronicles.transfer import EventRecord
-from backend.core.audience import GM, opened, stored
+from backend.core.audience import GM, decode_audience, encode_audience
 from backend.core.cpu_pool import check_stopped
 from backend.database.base import now
 from backend.errors import ValidationError
@@ -101,11 +101,11 @@ class CampaignDraft:
 
     def audience(self, column: str) -> str:
         """An audience of the file as it is stored here; who is not known here may know nothing."""
-        audience = opened(column)
+        audience = decode_audience(column)
         if isinstance(audience, str):
             return audience
         found = [self.ids[each] for each in audience if each in self.ids]
-        return stored(found) if found else GM
+        return encode_audience(found) if found else GM
 
 
 def settle(draft: CampaignDraft, *, told: Iterable[UUID] = ()) -> dict[UUID, tuple[State, int]]:

@@ -51,9 +51,9 @@ from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND as EVENTS
 from backend.chronicles.repository import StoryEvent, make_chronicle
 from backend.chronicles.transfer import write_events
-from backend.core.audience import GM, Viewpoint, is_known_to, known_to
+from backend.core.audience import GM, Viewpoint, filter_known_to, may_know
 from backend.core.cpu_pool import CpuPool
-from backend.database.base import chunks, read_unhurried
+from backend.database.base import split_chunks, stream_rows
 from backend.database.engine import Database
 from backend.generation.tokens import best_tokenizer
 from backend.llm.user_models import UserModels
@@ -230,19 +230,19 @@ async def insert_campaign(
 
 
 async def _insert(session: AsyncSession, table: type[Any], rows: Sequence[dict[str, Any]]) -> None:
-    for part in chunks(rows, AT_ONCE):
+    for part in split_chunks(rows, AT_ONCE):
         await session.execute(insert(table), list(part))
 
 
 async def _items(session: AsyncSession, campaign: Campaign, viewpoint: Viewpoint) -> Sequence[Any]:
     query = select(CampaignItem.id, CampaignItem.kind, CampaignItem.uses, CampaignItem.sealed_state)
     mine = CampaignItem.campaign_id == campaign.id, CampaignItem.user_id == campaign.user_id
-    query = query.where(*mine, known_to(viewpoint, CampaignItem.audience))
+    query = query.where(*mine, filter_known_to(viewpoint, CampaignItem.audience))
     return (await session.execute(query.order_by(CampaignItem.id))).all()
 
 
 def _is_known(event: StoryEvent, viewpoint: Viewpoint) -> bool:
-    return event.is_current and is_known_to(viewpoint, event.audience)
+    return event.is_current and may_know(viewpoint, event.audience)
 
 
 def _known_event(event: StoryEvent) -> StoryEvent:
@@ -261,13 +261,13 @@ async def _changes(
         CampaignItem.kind,
     ).join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
     query = query.where(*mine).order_by(CampaignChange.seq)
-    rows = [row async for row in read_unhurried(session, query)]
+    rows = [row async for row in stream_rows(session, query)]
     sources: defaultdict[UUID, list[SourceRecord]] = defaultdict(list)
     theirs = select(ChangeSource.change_id, ChangeSource.chat_id, ChangeSource.message_id).join(
         CampaignChange, CampaignChange.id == ChangeSource.change_id
     )
     theirs = theirs.where(*mine).order_by(ChangeSource.message_id)
-    async for each in read_unhurried(session, theirs):
+    async for each in stream_rows(session, theirs):
         record = SourceRecord(chat_id=each.chat_id, message_id=each.message_id)
         sources[each.change_id].append(record)
     return rows, sources
@@ -284,7 +284,7 @@ async def _chats(
     for chat in chats:
         messages = select(Message.__table__).where(Message.chat_id == chat.id)
         messages = messages.order_by(Message.position, Message.id)
-        rows = [row async for row in read_unhurried(session, messages)]
+        rows = [row async for row in stream_rows(session, messages)]
         found.append((chat, members.get(chat.id, []), rows))
     return found
 
@@ -298,7 +298,7 @@ async def _people(session: AsyncSession, identity: Identity, draft: CampaignDraf
     wanted = [each for each in named if each is not None]
     found: set[UUID] = set()
     for table in (Character, Persona):
-        for part in chunks(wanted):
+        for part in split_chunks(wanted):
             mine = select(table.id).where(table.id.in_(part), table.user_id == identity.user_id)
             found |= set(await session.scalars(mine))
     return found

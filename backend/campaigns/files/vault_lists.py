@@ -30,7 +30,7 @@ from backend.campaigns.ledger.changes import State
 from backend.campaigns.ledger.items import MAX_SCENES, STRUCTS, Item, Kind
 from backend.campaigns.names.mentions import slug
 from backend.chronicles.transfer import EventRecord
-from backend.core.audience import Audience, stored
+from backend.core.audience import Audience, encode_audience
 from backend.core.cpu_pool import check_stopped
 from backend.database.base import now
 
@@ -400,7 +400,7 @@ class ListReader:
             "keywords": entry.said["keyword"],
             "happened_at": self._at,
             "pinned": self._truth(entry, "pinned", default=False),
-            "audience": stored(self._audience(entry)),
+            "audience": encode_audience(self._audience(entry)),
         }
         if entry.said["significance"]:
             fields["significance"] = _number(entry.last("significance"))

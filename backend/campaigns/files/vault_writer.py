@@ -41,7 +41,7 @@ from backend.campaigns.ledger.items import (
 )
 from backend.campaigns.names.mentions import slug
 from backend.chronicles.repository import StoryEvent
-from backend.core.audience import Audience, opened
+from backend.core.audience import Audience, decode_audience
 from backend.core.files import is_device
 
 Details = list[tuple[str, str]]
@@ -210,7 +210,7 @@ class _Writer:
             ("pinned", "true" if event.is_pinned else ""),
         ]
         if event.audience != "public":
-            details += self._known_to(opened(event.audience))
+            details += self._known_to(decode_audience(event.audience))
         return plain_entry(fields.summary, _present(details))
 
     def _clocks(self) -> Groups:

@@ -22,9 +22,9 @@ from backend.campaigns.ledger.records import open_campaign
 from backend.campaigns.ledger.store import Change, read_state
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.chats.models import Message
-from backend.core.audience import GM, NAMELESS_MARKS, AudienceMarks, opened
-from backend.core.cpu_pool import unhurried
-from backend.database.base import UNSYNCHRONISED, chunks, new_id
+from backend.core.audience import GM, NAMELESS_MARKS, AudienceMarks, decode_audience
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.base import UNSYNCHRONIZED, new_id, split_chunks
 from backend.vault.sealing import Sealer
 
 MAX_PROPOSED = 200
@@ -62,7 +62,7 @@ async def entity_names(session: AsyncSession, sealer: Sealer, campaign_id: UUID)
     )
     rows = (await session.execute(query)).all()
     names: list[str] = []
-    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         state = read_state(sealer, row.id, row.sealed_state)
         names += [state["name"], *state.get("aliases", [])]
     return names
@@ -80,7 +80,7 @@ async def known_terms(
     )
     rows = (await session.execute(query)).all()
     terms: list[KnownTerm] = []
-    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         state = read_state(sealer, row.id, row.sealed_state)
         terms.append(KnownTerm(row.id, state["term"], row.subkind))
     return terms
@@ -124,7 +124,7 @@ async def propose_terms(
                     definition=each.text,
                     source="auto",
                     status="approved" if is_approved else "proposed",
-                    audience=opened(message.audience) or GM,
+                    audience=decode_audience(message.audience) or GM,
                 )
             ),
         )
@@ -139,12 +139,12 @@ async def propose_terms(
 
 async def count_uses(session: AsyncSession, ids: Collection[UUID]) -> None:
     """Note that one more reply uses these terms."""
-    for part in chunks(sorted(ids)):
+    for part in split_chunks(sorted(ids)):
         await session.execute(
             update(CampaignItem)
             .where(CampaignItem.id.in_(part))
             .values(uses=CampaignItem.uses + 1, updated_at=CampaignItem.updated_at),
-            execution_options=UNSYNCHRONISED,
+            execution_options=UNSYNCHRONIZED,
         )
 
 

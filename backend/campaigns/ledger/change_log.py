@@ -38,7 +38,7 @@ from backend.campaigns.models import (
 )
 from backend.campaigns.state.viewpoints import check_viewpoint
 from backend.core.audience import GM, Viewpoint
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.database.engine import Database
 from backend.vault.sealing import Sealer
 
@@ -190,7 +190,7 @@ class HistoryService:
             differing = await _since(session, sealer, campaign, version)
             changes = [
                 Change(kind, item_id, difference(current, then) if exists(then) else DELETION)
-                async for kind, item_id, then, current in unhurried(differing)
+                async for kind, item_id, then, current in iterate_in_slices(differing)
             ]
             if changes:
                 await ledger_store.append(session, sealer, campaign, changes, actor="user")
@@ -273,7 +273,7 @@ async def _since(
     kinds = {row.id: row.kind for row in rows}
     folded = await ledger_store.fold_items(session, sealer, kinds, through=version)
     found: list[tuple[Kind, UUID, State, State]] = []
-    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         then, _ = folded[row.id]
         current = read_state(sealer, row.id, row.sealed_state)
         if then != current and (exists(then) or exists(current)):

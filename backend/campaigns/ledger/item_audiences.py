@@ -20,7 +20,7 @@ from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.scenes.chapters import narrowed_chapters
 from backend.chats.events import AudienceChanged
 from backend.chats.models import Chat, Message
-from backend.core.audience import PUBLIC, is_known_to_all, narrowest, opened
+from backend.core.audience import PUBLIC, decode_audience, intersect_audiences, may_all_know
 
 _COMPRESSED = (
     select(CampaignChange.item_id, CampaignChange.version)
@@ -102,9 +102,9 @@ class ItemAudiences(AudienceChanged):
         changes: list[Change] = []
         scenes: dict[UUID, str] = {}
         for item in await session.execute(query):
-            column = narrowest([item.audience, message.audience])
+            column = intersect_audiences([item.audience, message.audience])
             if column != item.audience:
-                audience = {"audience": msgspec.to_builtins(opened(column))}
+                audience = {"audience": msgspec.to_builtins(decode_audience(column))}
                 changes.append(Change(item.kind, item.id, Operations(set=audience)))
                 if item.kind == "scene":
                     scenes[item.id] = column
@@ -116,7 +116,7 @@ class ItemAudiences(AudienceChanged):
             )
         if open_campaign(identity.sealer, campaign).settings.hidden_information:
             for change in (await session.execute(_CHANGED, values)).all():
-                if not is_known_to_all(change.audience, message.audience):
+                if not may_all_know(change.audience, message.audience):
                     await ledger_paths.undo(session, identity.sealer, campaign, change.id)
 
 

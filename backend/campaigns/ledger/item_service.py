@@ -33,7 +33,7 @@ from backend.campaigns.models import (
     CampaignItem,
 )
 from backend.campaigns.state.party import follow_scene
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.http.schemas import check_revision
@@ -100,7 +100,7 @@ class ItemService:
             while len(found) <= limit:
                 part = query if following is None else query.where(CampaignItem.id > following)
                 rows = (await session.scalars(part.order_by(CampaignItem.id).limit(at_once))).all()
-                async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+                async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
                     item = open_item(identity.sealer, row)
                     if asked.lets_in(item):
                         found.append(view_item(row, item))

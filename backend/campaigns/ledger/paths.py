@@ -19,8 +19,8 @@ from backend.campaigns.ledger.items import Kind
 from backend.campaigns.ledger.store import read_operations, read_state, refold
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.chats.models import Message
-from backend.core.cpu_pool import unhurried
-from backend.database.base import chunks, now, table_of
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.base import get_table, now, split_chunks
 from backend.vault.sealing import Sealer
 
 
@@ -45,7 +45,7 @@ async def path_moved(
     rows = (await session.execute(_TOGGLED, place)).all()
     if not rows:
         return
-    for ids in chunks([row.id for row in rows]):
+    for ids in split_chunks([row.id for row in rows]):
         await session.execute(_TOGGLE, {"ids": ids})
     campaign.version += 1
     kinds: dict[UUID, Kind] = {row.item_id: row.kind for row in rows}
@@ -66,7 +66,9 @@ async def _gone_on(sealer: Sealer, rows: Sequence[Any]) -> dict[UUID, tuple[Stat
     for row in rows:
         toggled.setdefault(row.item_id, []).append(row)
     found: dict[UUID, tuple[State, int]] = {}
-    async for item_id, own in unhurried(toggled.items(), lambda each: len(each[1][0].sealed_state)):
+    async for item_id, own in iterate_in_slices(
+        toggled.items(), lambda each: len(each[1][0].sealed_state)
+    ):
         first = own[0]
         if first.is_stale or first.seq < first.last or any(row.is_on_path for row in own):
             continue
@@ -127,13 +129,13 @@ async def _fold_again(
         await refold(session, sealer, campaign, kinds, known)
         return
     campaign.is_stale = True
-    for ids in chunks(list(kinds)):
+    for ids in split_chunks(list(kinds)):
         await session.execute(_MARK_STALE, {"ids": ids})
 
 
 def _toggled() -> Any:
     """Changes from a place of a chat on, of which the path says otherwise than they do."""
-    any_source = table_of(ChangeSource).alias("any_source")
+    any_source = get_table(ChangeSource).alias("any_source")
     on_path = any_row().where(
         and_(
             any_source.c.change_id == CampaignChange.id,
@@ -168,7 +170,7 @@ def _toggled() -> Any:
 
 
 # Built once: building a statement costs more than running it.
-_ITEMS, _CHANGES = table_of(CampaignItem), table_of(CampaignChange)
+_ITEMS, _CHANGES = get_table(CampaignItem), get_table(CampaignChange)
 _MARK_STALE = (
     _ITEMS.update().where(_ITEMS.c.id.in_(bindparam("ids", expanding=True))).values(is_stale=True)
 )
@@ -185,7 +187,7 @@ _CHANGED = (
 )
 _NOT_UNDONE = _CHANGED.where(CampaignChange.id == bindparam("change"), ~CampaignChange.is_undone)
 _UNDO = _CHANGES.update().where(_CHANGES.c.id == bindparam("change")).values(is_undone=True)
-_SOURCES = table_of(ChangeSource)
+_SOURCES = get_table(ChangeSource)
 _DETACH = _SOURCES.delete().where(
     _SOURCES.c.message_id == bindparam("message"),
     _SOURCES.c.change_id.in_(

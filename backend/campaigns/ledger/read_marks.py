@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.models import Campaign, CampaignChange, CampaignMark
 from backend.chats.models import Chat, Message
-from backend.database.base import chunks
+from backend.database.base import split_chunks
 from backend.vault.sealing import Sealer
 
 LOOK_BACK = 400
@@ -131,7 +131,7 @@ async def copy_marks(
 
     In another campaign, given by `campaign_id`, no change follows from them.
     """
-    for part in chunks(list(copied)):
+    for part in split_chunks(list(copied)):
         query = select(CampaignMark).where(
             CampaignMark.chat_id == source_id, CampaignMark.id.in_(part)
         )

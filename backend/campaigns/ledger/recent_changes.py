@@ -16,8 +16,8 @@ from backend.campaigns.ledger.changes import EXISTS, Operations, State
 from backend.campaigns.ledger.items import STRUCTS, Kind
 from backend.campaigns.ledger.store import read_operations
 from backend.campaigns.models import CampaignChange, CampaignItem, ChangeSource
-from backend.core.cpu_pool import unhurried
-from backend.database.base import chunks
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.base import split_chunks
 from backend.vault.sealing import Sealer
 
 AT_ONCE = 500
@@ -77,11 +77,11 @@ async def changes_since(
 ) -> dict[UUID, list[Told]]:
     """What was changed of each item since a time, and all that the user took back; newest first."""
     found: dict[UUID, list[Told]] = {}
-    for part in chunks(list(item_ids), AT_ONCE):
+    for part in split_chunks(list(item_ids), AT_ONCE):
         rows = (
             await session.execute(_SINCE, {"items": part, "since": since, "chat": chat_id})
         ).all()
-        async for row in unhurried(rows, lambda row: len(row.sealed_operations)):
+        async for row in iterate_in_slices(rows, lambda row: len(row.sealed_operations)):
             operations = read_operations(sealer, row.id, row.sealed_operations)
             by: Any = "user" if row.actor == "import" else row.actor
             is_creation = EXISTS in operations.set

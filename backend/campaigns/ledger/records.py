@@ -46,8 +46,8 @@ from backend.campaigns.scenes.chapters import narrowed_chapters
 from backend.campaigns.state.party import follow_scene
 from backend.chats.models import Chat, Message
 from backend.chats.repository import get_message
-from backend.core.audience import stored
-from backend.core.cpu_pool import unhurried
+from backend.core.audience import encode_audience
+from backend.core.cpu_pool import iterate_in_slices
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.http.schemas import merge_patch, reject_unknown
@@ -217,7 +217,7 @@ async def item_states(
         CampaignItem.user_id == sealer.user_id,
     )
     rows = (await session.execute(query)).all()
-    sized = unhurried(rows, lambda row: len(row.sealed_state))
+    sized = iterate_in_slices(rows, lambda row: len(row.sealed_state))
     return {row.id: read_state(sealer, row.id, row.sealed_state) async for row in sized}
 
 
@@ -285,7 +285,7 @@ async def edit_item(
     if change.fields():
         more: list[Change] = []
         if "audience" in change.set and isinstance(item, Scene):
-            told_to = {key.item_id: stored(item.audience)}
+            told_to = {key.item_id: encode_audience(item.audience)}
             more = await narrowed_chapters(session, sealer, campaign.id, told_to)
         if isinstance(item, Scene) and change.fields() & {"location_id", "status"}:
             more += await follow_scene(session, campaign.id, item)

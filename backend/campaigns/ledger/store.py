@@ -38,9 +38,9 @@ from backend.campaigns.models import (
 )
 from backend.campaigns.rules import rules_of
 from backend.chats.models import Message
-from backend.core.audience import GM, PUBLIC, Audience, stored
-from backend.core.cpu_pool import unhurried
-from backend.database.base import chunks, new_id, now, table_of
+from backend.core.audience import GM, PUBLIC, Audience, encode_audience
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.base import get_table, new_id, now, split_chunks
 from backend.memory.indexing.outbox import note_change
 from backend.vault.sealing import Sealer
 
@@ -59,7 +59,7 @@ def audience_of(state: State) -> str:
     if state.get("visible") is False:
         return GM
     listeners: Audience = msgspec.convert(state.get("audience", PUBLIC), Audience)
-    return stored(listeners)
+    return encode_audience(listeners)
 
 
 def item_row(
@@ -164,7 +164,7 @@ async def append(
     states = await _states(session, sealer, item_ids)
     new_ids = set(item_ids) - states.keys()
     ledger: list[dict[str, Any]] = []
-    async for change in unhurried(changes):
+    async for change in iterate_in_slices(changes):
         state = states.get(change.item_id, {})
         after = states[change.item_id] = applied(change.kind, state, change.operations)
         if exists(after):
@@ -192,14 +192,14 @@ async def append(
     }
     rows = [
         item_row(sealer, campaign, item_id, kind, states[item_id], seq)
-        async for item_id, (kind, seq) in unhurried(last.items())
+        async for item_id, (kind, seq) in iterate_in_slices(last.items())
     ]
     await _write(
         session,
         [row for row in rows if row["id"] not in new_ids],
         [row for row in rows if row["id"] in new_ids],
     )
-    for part in chunks(ledger, AT_ONCE):
+    for part in split_chunks(ledger, AT_ONCE):
         await session.execute(_ADD_CHANGES, list(part))
     if message is not None:
         sources = [message] * len(ledger)
@@ -239,13 +239,13 @@ async def refold(
     Of those that are `known`, what `fold_items` would give.
     """
     # All writers take the rows in one order, so that no two wait for each other.
-    for part in chunks(sorted(kinds), AT_ONCE):
+    for part in split_chunks(sorted(kinds), AT_ONCE):
         unknown: dict[UUID, Kind] = {each: kinds[each] for each in part if each not in known}
         folded = {each: known[each] for each in part if each in known}
         folded |= await fold_items(session, sealer, unknown)
         rows = [
             item_row(sealer, campaign, item_id, kinds[item_id], state, seq)
-            async for item_id, (state, seq) in unhurried(folded.items())
+            async for item_id, (state, seq) in iterate_in_slices(folded.items())
         ]
         await _write(session, rows, [])
 
@@ -258,11 +258,11 @@ async def fold_items(
     An item without one has an empty state and 0. `through` leaves out changes of later versions.
     """
     found: dict[UUID, tuple[State, int]] = dict.fromkeys(kinds, ({}, 0))
-    for part in chunks(list(kinds), AT_ONCE):
+    for part in split_chunks(list(kinds), AT_ONCE):
         items = {each.bytes: each for each in part}
         counted = {"items": part, "through": MAX_VERSION if through is None else through}
         rows = (await session.execute(_COUNTED, counted)).all()
-        for some in chunks(rows, OPENED_AT_ONCE):
+        for some in split_chunks(rows, OPENED_AT_ONCE):
             sealed = ((_raw(row.id), row.sealed_operations) for row in some)
             for row, text in zip(some, sealer.open_many(OPERATIONS, sealed), strict=True):
                 item_id = items[_raw(row.item_id)]
@@ -291,9 +291,9 @@ async def _states(
     session: AsyncSession, sealer: Sealer, item_ids: Sequence[UUID]
 ) -> dict[UUID, State]:
     found: dict[UUID, State] = {}
-    for part in chunks(item_ids, AT_ONCE):
+    for part in split_chunks(item_ids, AT_ONCE):
         rows = (await session.execute(_STATES, {"items": part})).all()
-        async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+        async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
             found[row.id] = read_state(sealer, row.id, row.sealed_state)
     return found
 
@@ -302,9 +302,9 @@ async def _write(
     session: AsyncSession, changed: Sequence[dict[str, Any]], made: Sequence[dict[str, Any]]
 ) -> None:
     """Store rows of one campaign's items, and tell the index."""
-    for part in chunks(made, AT_ONCE):
+    for part in split_chunks(made, AT_ONCE):
         await session.execute(_ADD_ITEMS, list(part))
-    for part in chunks(changed, AT_ONCE):
+    for part in split_chunks(changed, AT_ONCE):
         await session.execute(_CHANGE_ITEM, [_changing(row) for row in part])
     if found := [row for row in (*made, *changed) if _is_indexed(row)]:
         await note_change(
@@ -328,9 +328,9 @@ def _changing(row: dict[str, Any]) -> dict[str, Any]:
 
 
 # Built once, and of tables: what the ORM adds to a statement of rows takes longer than the rows.
-_ITEMS, _CHANGES = table_of(CampaignItem), table_of(CampaignChange)
+_ITEMS, _CHANGES = get_table(CampaignItem), get_table(CampaignChange)
 _ADD_ITEMS, _ADD_CHANGES = _ITEMS.insert(), _CHANGES.insert()
-_ADD_SOURCES = table_of(ChangeSource).insert()
+_ADD_SOURCES = get_table(ChangeSource).insert()
 _CHANGE_ITEM = _ITEMS.update().where(_ITEMS.c.id == bindparam("item_id"))
 _STATES = select(_ITEMS.c.id, _ITEMS.c.sealed_state).where(
     _ITEMS.c.id.in_(bindparam("items", expanding=True))

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from ahocorasick_rs import AhoCorasick, MatchKind
 
-from backend.core.text_forms import normalized
+from backend.core.text_forms import normalize
 from backend.lorebooks.activation.keys import is_whole
 
 MAX_TEXT = 50_000
@@ -45,9 +45,9 @@ class NameIndex:
 
 def slug(name: str) -> str:
     """A name as one word for a status line, and as a file name: `the-salty-sigil`."""
-    words = "".join(char if char.isalnum() else " " for char in normalized("NFC", name)).split()
+    words = "".join(char if char.isalnum() else " " for char in normalize("NFC", name)).split()
     return "-".join(words).lower() or "unnamed"
 
 
 def _folded(text: str) -> str:
-    return normalized("NFC", text).casefold()
+    return normalize("NFC", text).casefold()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from backend.campaigns.names.words import GERMAN_ENDINGS, WORD, plain
-from backend.core.text_forms import normalized
+from backend.core.text_forms import normalize
 from backend.memory.search.terms import ELIDED
 
 MAX_NAME = 200
@@ -63,7 +63,7 @@ class NameWord(NamedTuple):
 def words_of(name: str) -> list[NameWord]:
     """The first words of a name or a mention."""
     words: list[NameWord] = []
-    for match in islice(WORD.finditer(plain(normalized("NFKC", name[:MAX_NAME]))), MAX_WORDS):
+    for match in islice(WORD.finditer(plain(normalize("NFKC", name[:MAX_NAME]))), MAX_WORDS):
         word = match[0].replace("_", "-")
         head, mark, tail = word.partition("'")
         if mark and head.casefold() in ELIDED:

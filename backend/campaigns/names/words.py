@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from backend.core.text_forms import normalized
+from backend.core.text_forms import normalize
 
 
 def _words(text: str) -> frozenset[str]:
@@ -159,7 +159,7 @@ def words_in(text: str) -> Iterator[Word]:
 
 def plain(text: str) -> str:
     """A text in one form: composed letters, straight apostrophes, plain hyphens."""
-    return normalized("NFC", text).translate(_PLAIN)
+    return normalize("NFC", text).translate(_PLAIN)
 
 
 def has_capitals(text: str) -> bool:

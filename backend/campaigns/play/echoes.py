@@ -10,7 +10,7 @@ from backend.campaigns.ledger.items import Echo
 from backend.campaigns.ledger.store import audience_of
 from backend.campaigns.play.references import called
 from backend.campaigns.play.tools import Happened, ToolRefusedError
-from backend.core.audience import PUBLIC, Audience, opened
+from backend.core.audience import PUBLIC, Audience, decode_audience
 
 if TYPE_CHECKING:
     from backend.campaigns.play.table import Table
@@ -90,7 +90,7 @@ def tick(table: Table, clock_id: UUID, segments: int) -> State:
     if is_full(after):
         what = called(after)
         text = f"{what}: {consequence}" if (consequence := after.get("consequence")) else what
-        audience = opened(audience_of(after))
+        audience = decode_audience(audience_of(after))
         table.state.happened.append(Happened(text, audience))
         kind: EchoKind = "threat" if after.get("kind", "threat") == "threat" else "cost"
         add_echo(table, kind, text, audience)

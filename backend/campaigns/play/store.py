@@ -27,7 +27,7 @@ from backend.chronicles.errors import ChronicleFullError
 from backend.chronicles.event_writer import NewEvent, first_place, insert_events
 from backend.chronicles.events import MAX_SUMMARY, EventFields
 from backend.chronicles.repository import SourceMessage
-from backend.core.audience import GM, PUBLIC, Viewpoint, opened, stored
+from backend.core.audience import GM, PUBLIC, Viewpoint, decode_audience, encode_audience
 from backend.database.base import now
 from backend.errors import ValidationError
 from backend.memory.indexing.outbox import note_change
@@ -171,7 +171,7 @@ def _told_to(change: Change, column: str) -> Change:
     operations = change.operations
     if column == PUBLIC or operations.set.get("audience") != PUBLIC:
         return change
-    audience = msgspec.to_builtins(opened(column))
+    audience = msgspec.to_builtins(decode_audience(column))
     made = msgspec.structs.replace(operations, set={**operations.set, "audience": audience})
     return Change(change.kind, change.item_id, made)
 
@@ -208,7 +208,7 @@ async def _tell(
             sources=sources,
             audience=message.audience
             if message and each.audience == PUBLIC
-            else stored(each.audience),
+            else encode_audience(each.audience),
         )
         for each in table.happened
     ]

@@ -22,7 +22,7 @@ from backend.campaigns.state.state_block import (
     ranked,
     surroundings_block,
 )
-from backend.core.audience import NAMELESS_MARKS, AudienceMarks, is_known_to
+from backend.core.audience import NAMELESS_MARKS, AudienceMarks, may_know
 
 if TYPE_CHECKING:
     from backend.campaigns.play.table import Table
@@ -105,7 +105,7 @@ def _facts(table: Table, about: list[UUID], marks: AudienceMarks) -> list[str]:
 
 
 def _known(table: Table, found: Iterable[KeptItem]) -> list[KeptItem]:
-    return [each for each in found if is_known_to(table.viewpoint, each.audience)]
+    return [each for each in found if may_know(table.viewpoint, each.audience)]
 
 
 _seq = attrgetter("seq")

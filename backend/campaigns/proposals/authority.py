@@ -31,8 +31,8 @@ from backend.campaigns.models import (
 from backend.campaigns.play.table import locked_fields
 from backend.campaigns.state.known_items import KnownItems, gist_of, read_known
 from backend.chats.models import Message
-from backend.core.audience import PUBLIC, is_known_to_all, narrowest
-from backend.core.cpu_pool import unhurried
+from backend.core.audience import PUBLIC, intersect_audiences, may_all_know
+from backend.core.cpu_pool import iterate_in_slices
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
@@ -139,7 +139,7 @@ async def judged(
             replaced=[draft.replaces for draft in created if draft.replaces],
         ),
     )
-    async for draft in unhurried(drafts):
+    async for draft in iterate_in_slices(drafts):
         # One may have been possible with others before it that are not written now.
         with suppress(ValidationError):
             judgement.consider(draft)
@@ -190,7 +190,7 @@ class _Judgement:
     def _create(self, draft: Draft) -> None:
         gist = gist_of(draft.kind, draft.operations.set)
         if any(
-            is_known_to_all(audience_of(draft.operations.set), audience)
+            may_all_know(audience_of(draft.operations.set), audience)
             for audience in self.known.facts.get(gist, ())
         ):
             return
@@ -219,7 +219,7 @@ class _Judgement:
         while fact_id is not None and fact_id not in seen:
             seen.add(fact_id)
             state = self.states.get(fact_id, {})
-            if not exists(state) or not is_known_to_all(audience_of(state), audience):
+            if not exists(state) or not may_all_know(audience_of(state), audience):
                 return None
             if not state.get("superseded_by"):
                 return fact_id
@@ -271,7 +271,7 @@ class _Judgement:
                 before={key: value_at(state, key) for key in draft.operations.touched()},
                 conflicts=conflicts,
                 against=against.get("text", ""),
-                audience=narrowest(
+                audience=intersect_audiences(
                     [draft.audience, draft.message.audience, *map(audience_of, concerned)]
                 ),
             )

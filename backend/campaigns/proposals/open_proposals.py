@@ -18,9 +18,9 @@ from backend.campaigns.ledger.store import Change, read_state
 from backend.campaigns.models import Campaign, CampaignItem, CampaignProposal, ProposalSource
 from backend.campaigns.proposals.store import ProposalText, is_settled, read_text
 from backend.chats.models import Chat, Message
-from backend.core.audience import Viewpoint, is_known_to
-from backend.core.cpu_pool import unhurried
-from backend.database.base import chunks
+from backend.core.audience import Viewpoint, may_know
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.base import split_chunks
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
@@ -90,7 +90,7 @@ class Proposal:
         """Whether a viewpoint may know its line, and all that it shows besides."""
         audiences = [self.row.audience, self.lines[0].audience]
         audiences += [each.audience for each in self.items.values()]
-        return all(is_known_to(viewpoint, each) for each in audiences)
+        return all(may_know(viewpoint, each) for each in audiences)
 
     def change(self, chosen: UUID | None) -> Change:
         """What accepting it changes. `chosen` is the candidate that is meant, if that is not clear.
@@ -164,16 +164,16 @@ async def open_proposals(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, rows: Sequence[CampaignProposal]
 ) -> list[Proposal]:
     """Proposals of a campaign with their lines, and what they concern as it is now."""
-    texts = {row.id: read_text(sealer, row) async for row in unhurried(rows)}
+    texts = {row.id: read_text(sealer, row) async for row in iterate_in_slices(rows)}
     lines: dict[UUID, list[Line]] = {}
-    for part in chunks(list(texts), AT_ONCE):
+    for part in split_chunks(list(texts), AT_ONCE):
         for found in await session.execute(_LINES.where(ProposalSource.proposal_id.in_(part))):
             is_told = bool(found.is_active) and found.campaign_id == campaign.id
             line = Line(found.message_id, found.chat_id, is_told, found.audience or "gm")
             lines.setdefault(found.proposal_id, []).append(line)
     concerned = {row.id: _concerned(row, texts[row.id]) for row in rows}
     items: dict[UUID, Concerned] = {}
-    for part in chunks(list({each for ids in concerned.values() for each in ids}), AT_ONCE):
+    for part in split_chunks(list({each for ids in concerned.values() for each in ids}), AT_ONCE):
         query = select(CampaignItem).where(
             CampaignItem.id.in_(part),
             CampaignItem.campaign_id == campaign.id,
@@ -181,7 +181,7 @@ async def open_proposals(
             CampaignItem.exists,
         )
         found_items = await session.scalars(query.execution_options(populate_existing=True))
-        async for item in unhurried(found_items.all(), lambda item: len(item.sealed_state)):
+        async for item in iterate_in_slices(found_items.all(), lambda item: len(item.sealed_state)):
             state = read_state(sealer, item.id, item.sealed_state)
             items[item.id] = Concerned(state, item.seq, item.audience)
     return [

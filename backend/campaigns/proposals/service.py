@@ -26,10 +26,10 @@ from backend.campaigns.proposals.open_proposals import Proposal, open_proposals
 from backend.campaigns.proposals.store import is_told
 from backend.campaigns.state.viewpoints import check_viewpoint
 from backend.chats.models import Message
-from backend.core.audience import Viewpoint, known_to
+from backend.core.audience import Viewpoint, filter_known_to
 from backend.database.base import now
 from backend.database.engine import Database
-from backend.http.schemas import Page, check_revision, page_of
+from backend.http.schemas import Page, check_revision, make_page
 from backend.vault.sealing import Sealer
 
 
@@ -60,7 +60,7 @@ class ProposalService:
                 CampaignProposal.campaign_id == campaign_id,
                 CampaignProposal.user_id == identity.user_id,
                 CampaignProposal.state == state,
-                known_to(viewpoint, CampaignProposal.audience),
+                filter_known_to(viewpoint, CampaignProposal.audience),
                 is_told(),
             )
             .order_by(CampaignProposal.id)
@@ -70,7 +70,7 @@ class ProposalService:
             query = query.where(CampaignProposal.id > after)
         async with reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
-            rows, following = page_of((await session.scalars(query)).all(), limit)
+            rows, following = make_page((await session.scalars(query)).all(), limit)
             found = await open_proposals(session, identity.sealer, campaign, rows)
             items = [
                 each.view()

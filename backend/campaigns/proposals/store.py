@@ -26,7 +26,7 @@ from backend.campaigns.models import (
 )
 from backend.campaigns.proposals.authority import Draft, Proposed, Unclear
 from backend.chats.models import Chat, Message
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import new_id
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
@@ -151,7 +151,7 @@ async def _known(
     states = await item_states(session, sealer, campaign, {row.item_id for row in rows})
     known: set[bytes] = set()
     room = MAX_OPEN
-    async for row in unhurried(rows, lambda row: len(row.sealed_proposal)):
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_proposal)):
         text = read_text(sealer, row)
         known.add(text.values(row.kind, row.item_id))
         is_open = row.state == "open" and not is_settled(

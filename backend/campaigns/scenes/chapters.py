@@ -22,8 +22,8 @@ from backend.campaigns.ledger.read_marks import IS_COMPACTED
 from backend.campaigns.ledger.store import Change, read_operations, read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.chats.models import Chat, Message
-from backend.core.audience import narrowest, opened
-from backend.core.cpu_pool import unhurried
+from backend.core.audience import decode_audience, intersect_audiences
+from backend.core.cpu_pool import iterate_in_slices
 from backend.vault.sealing import Sealer
 
 KEPT_SCENES = 2
@@ -104,7 +104,7 @@ async def due_chapter(
         return None
     taken: set[str] = set()
     chapters = (await session.execute(_CHAPTERS, place)).all()
-    async for row in unhurried(chapters, lambda row: len(row.sealed_state)):
+    async for row in iterate_in_slices(chapters, lambda row: len(row.sealed_state)):
         taken.update(read_state(sealer, row.id, row.sealed_state).get("scene_ids", ()))
     for undone in (await session.execute(_UNDONE, place)).all():
         made = read_operations(sealer, undone.id, undone.sealed_operations).set
@@ -133,11 +133,11 @@ async def narrowed_chapters(
     changes: list[Change] = []
     query = _CHAPTERS.where(CampaignItem.exists)
     rows = (await session.execute(query, {"campaign": campaign_id})).all()
-    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         told: list[str] = read_state(sealer, row.id, row.sealed_state).get("scene_ids", [])
         audiences = [column for each, column in scenes.items() if str(each) in told]
-        if (column := narrowest([row.audience, *audiences])) != row.audience:
-            audience = {"audience": msgspec.to_builtins(opened(column))}
+        if (column := intersect_audiences([row.audience, *audiences])) != row.audience:
+            audience = {"audience": msgspec.to_builtins(decode_audience(column))}
             changes.append(Change("chapter", row.id, Operations(set=audience)))
     return changes
 
@@ -163,7 +163,7 @@ def fitting_chapters(
 async def _read(session: AsyncSession, sealer: Sealer, ids: Sequence[UUID]) -> dict[UUID, Scene]:
     rows: Sequence[Any] = (await session.execute(_SCENES, {"scenes": ids})).all()
     found: dict[UUID, Scene] = {}
-    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         item = item_of("scene", read_state(sealer, row.id, row.sealed_state))
         assert isinstance(item, Scene)  # noqa: S101
         found[row.id] = item

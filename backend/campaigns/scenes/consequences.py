@@ -17,7 +17,7 @@ from backend.campaigns.state.index_source import read_items, recalled
 from backend.campaigns.state.snapshot import Names
 from backend.chats.models import Message
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks, Viewpoint
-from backend.database.base import table_of, unindexed
+from backend.database.base import get_table, skip_index
 from backend.database.types import Id
 from backend.memory.indexing.sources import Recalled
 from backend.vault.sealing import Sealer
@@ -42,19 +42,19 @@ def _changed() -> Select[Any, Any, Any, bool]:
     a reply changed which is among the lines itself stands there twice. Ids come and go as the
     driver has them: making a UUID of each took as long as the rest.
     """
-    sources, messages = table_of(ChangeSource), table_of(Message)
-    changes, items = table_of(CampaignChange), table_of(CampaignItem)
+    sources, messages = get_table(ChangeSource), get_table(Message)
+    changes, items = get_table(CampaignChange), get_table(CampaignItem)
     message, change, item = messages.c, changes.c, items.c
     message_id, parent_id, item_id = (
         type_coerce(each, NullType()) for each in (message.id, message.parent_id, change.item_id)
     )
     told = union_all(
         select(message_id.label("line"), message.id.label("told_by")).where(
-            message_id.in_(_LINES), unindexed(message.user_id) == _OWNER
+            message_id.in_(_LINES), skip_index(message.user_id) == _OWNER
         ),
         select(parent_id, message.id).where(
             parent_id.in_(_LINES),
-            unindexed(message.user_id) == _OWNER,
+            skip_index(message.user_id) == _OWNER,
             message.is_active,
             message.role == "assistant",
         ),

@@ -24,10 +24,10 @@ from backend.core.audience import (
     PUBLIC,
     AudienceMarks,
     Viewpoint,
-    known_to,
-    stored,
+    encode_audience,
+    filter_known_to,
 )
-from backend.database.base import chunks, table_of, unindexed
+from backend.database.base import get_table, skip_index, split_chunks
 from backend.memory.index.protocol import Kind
 from backend.memory.indexing.documents import Document, item_documents
 from backend.memory.indexing.sources import (
@@ -64,8 +64,8 @@ def _counts() -> ColumnElement[bool]:
 
 
 # Built once, and of the table: what the ORM adds to a statement of rows takes longer than the rows.
-_ITEMS = table_of(CampaignItem)
-_IS_OWN = unindexed(_ITEMS.c.user_id) == bindparam("owner")
+_ITEMS = get_table(CampaignItem)
+_IS_OWN = skip_index(_ITEMS.c.user_id) == bindparam("owner")
 _READ = select(_ITEMS.c.id, _ITEMS.c.campaign_id, _ITEMS.c.kind, _ITEMS.c.sealed_state).where(
     _ITEMS.c.id.in_(bindparam("ids", expanding=True)), _IS_OWN, _counts()
 )
@@ -92,7 +92,7 @@ _ROWS = select(
     _ITEMS.c.sealed_state,
 ).where(
     _ITEMS.c.id.in_(bindparam("ids", expanding=True)),
-    unindexed(_ITEMS.c.campaign_id) == bindparam("campaign"),
+    skip_index(_ITEMS.c.campaign_id) == bindparam("campaign"),
     _IS_OWN,
     _counts(),
 )
@@ -106,7 +106,7 @@ _ORIGINS = (
     .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
     .where(
         CampaignChange.item_id.in_(bindparam("ids", expanding=True)),
-        unindexed(CampaignChange.user_id) == bindparam("owner"),
+        skip_index(CampaignChange.user_id) == bindparam("owner"),
         CampaignChange.is_on_path,
         ~CampaignChange.is_undone,
     )
@@ -220,7 +220,7 @@ async def recalled(
     """Items, given with their campaigns, as memories: with where they are, and with `facts`."""
 
     def recall(item_id: UUID, campaign_id: UUID, item: Item) -> Recalled:
-        audience = stored(getattr(item, "audience", PUBLIC))
+        audience = encode_audience(getattr(item, "audience", PUBLIC))
         names = {
             each: marks.mark(entity.name, entity.audience, within=audience)
             for each in _list_named(item)
@@ -271,7 +271,7 @@ async def read_items(
     wanted = list(dict.fromkeys(item_ids))
     if kept is not None:
         found, wanted = kept.items(wanted, viewpoint)
-    for ids in chunks(wanted):
+    for ids in split_chunks(wanted):
         asked = {"ids": ids, "owner": sealer.user_id}
         for row in await session.execute(_known(_READ, viewpoint), asked):
             found[row.id] = row.campaign_id, _open(sealer, row)
@@ -322,7 +322,7 @@ async def find_origins(
 def _known(query: Select[*tuple[Any, ...]], viewpoint: Viewpoint) -> Select[*tuple[Any, ...]]:
     if viewpoint == GM:
         return query
-    return query.where(known_to(viewpoint, _ITEMS.c.audience))
+    return query.where(filter_known_to(viewpoint, _ITEMS.c.audience))
 
 
 def _open(sealer: Sealer, row: Any) -> Item:

@@ -14,8 +14,8 @@ from backend.campaigns.ledger.items import Item, Kind, Scene
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.state.party import is_scene_here
-from backend.core.audience import GM, Viewpoint, known_to
-from backend.core.cpu_pool import unhurried
+from backend.core.audience import GM, Viewpoint, filter_known_to
+from backend.core.cpu_pool import iterate_in_slices
 from backend.vault.sealing import Sealer
 
 Condition = ColumnElement[bool] | InstrumentedAttribute[bool]
@@ -53,7 +53,7 @@ class CampaignReader:
         return (
             CampaignItem.campaign_id == self.campaign.id,
             CampaignItem.exists,
-            known_to(self.viewpoint, CampaignItem.audience),
+            filter_known_to(self.viewpoint, CampaignItem.audience),
         )
 
     async def rows(
@@ -91,7 +91,7 @@ class CampaignReader:
 
     async def _opened(self, query: Select[CampaignItem]) -> list[tuple[CampaignItem, Item]]:
         rows = (await self.session.scalars(query)).all()
-        sized = unhurried(rows, lambda row: len(row.sealed_state))
+        sized = iterate_in_slices(rows, lambda row: len(row.sealed_state))
         return [(row, self._open(row)) async for row in sized]
 
     async def of_kind(

@@ -17,7 +17,7 @@ from backend.campaigns.ledger.store import read_operations, read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.names.mentions import slug
 from backend.chats.models import Message
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.vault.sealing import Sealer
 
 MAX_FACTS = 1_000
@@ -121,7 +121,7 @@ async def read_known(
             condition,
         ).limit(MAX_FACTS)
         rows = (await session.execute(query)).all()
-        async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+        async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
             state = read_state(sealer, row.id, row.sealed_state)
             known.add_fact(gist_of("fact", state), row.audience)
     recorded: dict[UUID, list[Any]] = {}

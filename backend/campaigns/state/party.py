@@ -17,7 +17,7 @@ from backend.campaigns.ledger.changes import Operations
 from backend.campaigns.ledger.items import Entity, Scene
 from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import CampaignItem
-from backend.database.base import table_of
+from backend.database.base import get_table
 
 PlaceT = TypeVar("PlaceT", UUID, str)
 
@@ -100,7 +100,7 @@ async def follow_scene(session: AsyncSession, campaign_id: UUID, scene: Scene) -
     ]
 
 
-_ITEMS = table_of(CampaignItem)
+_ITEMS = get_table(CampaignItem)
 _PARTY = union_all(
     *(
         select(_ITEMS.c.id, _ITEMS.c.kind, _ITEMS.c.place_id, _ITEMS.c.seq).where(

@@ -37,9 +37,9 @@ from backend.campaigns.state.item_reader import MAX_HOT, CampaignReader, Conditi
 from backend.campaigns.state.party import is_called, is_scene_here, story_place
 from backend.campaigns.state.snapshot import Names
 from backend.campaigns.state.state_block import MAX_DETAILED, Form, Known, Placed, Situation, ranked
-from backend.core.audience import GM, AudienceMarks, Viewpoint, is_known_to, known_to
-from backend.core.cpu_pool import unhurried
-from backend.database.base import table_of
+from backend.core.audience import GM, AudienceMarks, Viewpoint, filter_known_to, may_know
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.base import get_table
 
 MAX_MENTIONED = 8
 MAX_FACTS = 12
@@ -179,7 +179,7 @@ class SituationReader(CampaignReader):
                 (
                     (each.id, each.seq, each.item)
                     for each in names.in_view.values()
-                    if is_known_to(self.viewpoint, each.audience)
+                    if may_know(self.viewpoint, each.audience)
                 ),
                 key=lambda each: each[0].int,
             )
@@ -218,7 +218,7 @@ class SituationReader(CampaignReader):
         return [
             Placed(id=each.id, entity=each.item)
             for each in sorted(found.values(), key=_seq, reverse=True)
-            if isinstance(each.item, Entity) and is_known_to(self.viewpoint, each.audience)
+            if isinstance(each.item, Entity) and may_know(self.viewpoint, each.audience)
         ]
 
     async def _found(
@@ -226,9 +226,9 @@ class SituationReader(CampaignReader):
     ) -> list[tuple[Any, Item]]:
         """Rows of a query that is built already, and their items."""
         if self.viewpoint != GM:
-            query = query.where(known_to(self.viewpoint, _ITEMS.c.audience))
+            query = query.where(filter_known_to(self.viewpoint, _ITEMS.c.audience))
         rows = (await self.session.execute(query, {"campaign": self.campaign.id, **values})).all()
-        sized = unhurried(rows, lambda row: len(row.sealed_state))
+        sized = iterate_in_slices(rows, lambda row: len(row.sealed_state))
         read = partial(read_state, self.sealer)
         return [(row, item_of(row.kind, read(row.id, row.sealed_state))) async for row in sized]
 
@@ -271,7 +271,7 @@ class SituationReader(CampaignReader):
             each.id: each
             for one in ids
             for each in names.tied.get(("relation", one), {}).values()
-            if isinstance(each.item, Relation) and is_known_to(self.viewpoint, each.audience)
+            if isinstance(each.item, Relation) and may_know(self.viewpoint, each.audience)
         }
         latest = nlargest(MAX_HOT, tied.values(), key=_seq)
         latest.sort(key=lambda each: each.id.int)
@@ -322,7 +322,7 @@ def _echo_lines(marks: AudienceMarks, echoes: Iterable[Echo], kind: EchoKind) ->
 _seq = attrgetter("seq")
 
 
-_ITEMS = table_of(CampaignItem)
+_ITEMS = get_table(CampaignItem)
 _COLUMNS = (
     _ITEMS.c.id,
     _ITEMS.c.kind,

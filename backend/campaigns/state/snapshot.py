@@ -18,8 +18,8 @@ from backend.campaigns.ledger.items import Entity, Fact, Item, Kind, Relation
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.names.mentions import NameIndex
-from backend.core.audience import PUBLIC, Viewpoint, is_known_to
-from backend.core.cpu_pool import unhurried
+from backend.core.audience import PUBLIC, Viewpoint, may_know
+from backend.core.cpu_pool import iterate_in_slices
 from backend.vault.sealing import Sealer
 
 CAMPAIGNS_KEPT = 64
@@ -165,7 +165,7 @@ class Names:
     def find_name(self, entity_id: UUID, viewpoint: Viewpoint) -> str | None:
         """Return the name of an entity; None if there is none that the viewpoint may know."""
         names = self.by_id.get(entity_id)
-        return names[0] if names and is_known_to(viewpoint, self.find_audience(entity_id)) else None
+        return names[0] if names and may_know(viewpoint, self.find_audience(entity_id)) else None
 
     def states(self, items: Mapping[UUID, Item]) -> dict[UUID, State]:
         """The states of items. Those of the last call are kept: most come back turn after turn."""
@@ -188,7 +188,7 @@ class Names:
             kept = self.around.get(item_id) if self.around else None
             if kept is None:
                 unread.append(item_id)
-            elif is_known_to(viewpoint, kept.audience):
+            elif may_know(viewpoint, kept.audience):
                 found[item_id] = kept.campaign_id, kept.item
         return found, unread
 
@@ -205,7 +205,7 @@ class Names:
             (kept.seq, kept.id, kept.item)
             for one in dict.fromkeys(about)
             for kept in self.tied.get(("fact", one), {}).values()
-            if isinstance(kept.item, Fact) and is_known_to(viewpoint, kept.audience)
+            if isinstance(kept.item, Fact) and may_know(viewpoint, kept.audience)
         )
         latest = nlargest(limit, known, key=itemgetter(0))
         return [(item_id, item) for _, item_id, item in latest]
@@ -217,7 +217,7 @@ class Names:
         in_view, around = dict(self.in_view or {}), _Around(self)
         is_renamed = False
         rows = (await session.execute(_CHANGED, since)).all()
-        async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+        async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
             in_view.pop(row.id, None)
             around.drop(row.id)
             if row.kind in NOT_KEPT or (row.kind == "scene" and not row.is_live):

@@ -17,8 +17,8 @@ from backend.campaigns.ledger.store import read_operations
 from backend.campaigns.models import CampaignChange, ChangeSource
 from backend.campaigns.state.index_source import find_origins
 from backend.chats.models import Chat, Message
-from backend.core.cpu_pool import unhurried
-from backend.database.base import chunks, unindexed
+from backend.core.cpu_pool import iterate_in_slices
+from backend.database.base import skip_index, split_chunks
 from backend.memory.indexing.sources import Recalled
 from backend.vault.sealing import Sealer
 
@@ -31,7 +31,7 @@ _MESSAGES = (
     .join(Chat, Chat.id == Message.chat_id)
     .where(
         Message.id.in_(bindparam("messages", expanding=True)),
-        unindexed(Chat.user_id) == bindparam("owner"),
+        skip_index(Chat.user_id) == bindparam("owner"),
         Chat.campaign_id.is_not(None),
     )
 )
@@ -40,7 +40,7 @@ _NEW = (
     select(CampaignChange.id, CampaignChange.seq, CampaignChange.sealed_operations)
     .where(
         CampaignChange.item_id == bindparam("campaign"),
-        unindexed(CampaignChange.user_id) == bindparam("owner"),
+        skip_index(CampaignChange.user_id) == bindparam("owner"),
         CampaignChange.seq > bindparam("after"),
     )
     .order_by(CampaignChange.seq)
@@ -116,7 +116,7 @@ class StoryClock(UserSignedOut):
             is_committed: False if the transaction has changed a ledger.
         """
         by_campaign: defaultdict[UUID, list[Any]] = defaultdict(list)
-        for ids in chunks(list(dict.fromkeys(message_ids))):
+        for ids in split_chunks(list(dict.fromkeys(message_ids))):
             asked = {"messages": ids, "owner": sealer.user_id}
             for row in await session.execute(_MESSAGES, asked):
                 by_campaign[row.campaign_id].append(row)
@@ -166,7 +166,7 @@ class StoryClock(UserSignedOut):
         asked = {"campaign": campaign_id, "owner": sealer.user_id, "after": kept.last_seq}
         rows = (await session.execute(_NEW, asked)).all()
         new: list[tuple[UUID, Operations]] = []
-        async for row in unhurried(rows, lambda row: len(row.sealed_operations)):
+        async for row in iterate_in_slices(rows, lambda row: len(row.sealed_operations)):
             operations = read_operations(sealer, row.id, row.sealed_operations).only(_FIELDS)
             if operations.touched():
                 new.append((row.id, operations))
@@ -188,7 +188,7 @@ async def _fold_times(
     made_at: dict[UUID, Any] = {}
     positions: dict[tuple[UUID, UUID], int] = {}
     later = [change_id for change_id, _ in changes[1:]]
-    for ids in chunks(later):
+    for ids in split_chunks(later):
         for row in await session.execute(_COUNTING, {"changes": ids, "chats": list(chats)}):
             made_at[row.id] = row.created_at
             if row.chat_id is not None:

@@ -24,9 +24,9 @@ from backend.core.audience import (
     Audience,
     AudienceMarks,
     Viewpoint,
-    known_to_all,
+    filter_known_to_all,
 )
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
@@ -108,11 +108,11 @@ async def read_marks(
         CampaignItem.user_id == sealer.user_id,
         CampaignItem.kind == "entity",
         CampaignItem.exists,
-        known_to_all(audience, CampaignItem.audience),
+        filter_known_to_all(audience, CampaignItem.audience),
     )
     rows = (await session.execute(query)).all()
     names: dict[UUID, str] = {}
-    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         names[row.id] = read_state(sealer, row.id, row.sealed_state)["name"]
     return AudienceMarks(names.get)
 

@@ -14,8 +14,7 @@ from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment.agent.duplicates import DuplicateCheck, DuplicateFinder
 from backend.enrichment.agent.lookup import KnowledgeLookup, LookupResult
-from backend.enrichment.agent.proposals import AgentResult
-from backend.enrichment.agent.references import References, line_shown
+from backend.enrichment.agent.proposals import AgentResult, ShownReferences, render_story_line
 from backend.enrichment.agent.tool_executor import ToolExecutor
 from backend.enrichment.agent.tools import (
     EVENT_KINDS,
@@ -24,9 +23,8 @@ from backend.enrichment.agent.tools import (
     Triage,
     read_triage,
 )
-from backend.enrichment.budgets import RunBudget
-from backend.enrichment.cleaning import one_line
-from backend.enrichment.llm_selection import OUTPUT_TOKENS, Reader
+from backend.enrichment.cleaning import to_one_line
+from backend.enrichment.reader import OUTPUT_TOKENS, Reader, RunBudget
 from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.story import TranscriptSlice
 from backend.generation.declined_answers import check_declined
@@ -105,7 +103,7 @@ class Agent:
         executor = references = None
         if triage.significant:
             lookup = KnowledgeLookup(self.database, self.search, reader.sealer, stretch, self.pool)
-            references = References(stretch.lines, stretch.marks)
+            references = ShownReferences(stretch.lines, stretch.marks)
             latest = await lookup.latest()
             count = _shown_of_each(model.spec)
             near = await lookup.near(count=count)
@@ -131,7 +129,7 @@ class Agent:
             notes += await self._loop(model, executor, opening, budget, sampling)
         return AgentResult(
             detail=RunDetail(
-                why=one_line(triage.why)[:_MAX_WHY],
+                why=to_one_line(triage.why)[:_MAX_WHY],
                 significant=triage.significant,
                 kinds=list(triage.kinds),
                 message_ids=[line.id for line in stretch.lines],
@@ -205,7 +203,7 @@ class Agent:
         return []
 
     def _opening(
-        self, stretch: TranscriptSlice, references: References, near: LookupResult
+        self, stretch: TranscriptSlice, references: ShownReferences, near: LookupResult
     ) -> list[PromptMessage]:
         instruction = self.prompts["enrichment/agent"].render(
             kinds=EVENT_KIND_NAMES,
@@ -230,8 +228,8 @@ class Agent:
         sections: dict[str, Any] = {"events": [], "entries": [], "messages": [], **known}
         return self.prompts["enrichment/story"].render(
             **sections,
-            earlier=[line_shown(line) for line in stretch.earlier],
-            lines=[line_shown(line) for line in stretch.lines],
+            earlier=[render_story_line(line) for line in stretch.earlier],
+            lines=[render_story_line(line) for line in stretch.lines],
         )
 
 

@@ -19,10 +19,9 @@ import numpy as np
 from backend.chronicles.events import EventFields
 from backend.chronicles.repository import StoryEvent
 from backend.core.cpu_pool import CpuPool
-from backend.core.text_forms import normalized
+from backend.core.text_forms import normalize
 from backend.enrichment.agent.lookup import KnowledgeLookup
-from backend.enrichment.agent.proposals import ProposedEvent, RefusedCallError
-from backend.enrichment.agent.references import References
+from backend.enrichment.agent.proposals import ProposedEvent, RefusedCallError, ShownReferences
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.memory.indexing.points import DocumentEmbedder
 from backend.memory.search.terms import document_terms
@@ -50,7 +49,7 @@ E = TypeVar("E", bound=_Telling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedFrom:
+class DuplicateThresholds:
     """From where on the model is asked about two events.
 
     Attributes:
@@ -64,11 +63,11 @@ class AskedFrom:
     likeness_alone: float = 0.4
 
 
-ASKED_FROM = AskedFrom()
+DUPLICATE_THRESHOLDS = DuplicateThresholds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Near(Generic[E]):
+class SimilarEvent(Generic[E]):
     """An event beside a new one.
 
     Attributes:
@@ -84,7 +83,7 @@ class Near(Generic[E]):
     is_same: bool
     is_apart: bool
 
-    def may_be_same(self, least: AskedFrom = ASKED_FROM) -> bool:
+    def may_be_same(self, least: DuplicateThresholds = DUPLICATE_THRESHOLDS) -> bool:
         """Whether somebody who can read should look at the two."""
         if self.is_apart:
             return False
@@ -107,7 +106,7 @@ class DuplicateFinder:
         self._pool = pool
         self._vectors: dict[str, Floats] = {}
 
-    async def nearest(self, fields: EventFields, events: Sequence[E]) -> list[Near[E]]:
+    async def nearest(self, fields: EventFields, events: Sequence[E]) -> list[SimilarEvent[E]]:
         """Some tens of events, best first. Call it outside of any transaction."""
         cosines = await self._cosines(fields, events)
         # Some tenths of a millisecond an event: not on the loop that streams replies.
@@ -134,17 +133,19 @@ class DuplicateFinder:
         return cosines
 
 
-def _compared(fields: EventFields, events: Sequence[E], cosines: Floats | None) -> list[Near[E]]:
-    terms, numbers = terms_of(fields.summary), _numbers(fields.summary)
-    near: list[Near[E]] = []
+def _compared(
+    fields: EventFields, events: Sequence[E], cosines: Floats | None
+) -> list[SimilarEvent[E]]:
+    terms, numbers = find_terms(fields.summary), _numbers(fields.summary)
+    near: list[SimilarEvent[E]] = []
     for row, event in enumerate(events):
         other = event.fields
-        other_terms, other_numbers = terms_of(other.summary), _numbers(other.summary)
+        other_terms, other_numbers = find_terms(other.summary), _numbers(other.summary)
         both = terms | other_terms
         is_other_day = None not in {fields.day, other.day} and fields.day != other.day
         has_other_numbers = bool(numbers and other_numbers) and numbers != other_numbers
         near.append(
-            Near(
+            SimilarEvent(
                 event=event,
                 cosine=None if cosines is None else float(cosines[row]),
                 likeness=len(terms & other_terms) / len(both) if both else 0.0,
@@ -155,7 +156,7 @@ def _compared(fields: EventFields, events: Sequence[E], cosines: Floats | None) 
     return sorted(near, key=lambda each: -(each.likeness + (each.cosine or 0.0)))
 
 
-def is_any_told(
+def is_any_known(
     new: Iterable[EventFields], written: Iterable[StoryEvent], *, seen: Collection[UUID]
 ) -> bool:
     """True if events that were written since may say the same as new ones, by words alone.
@@ -175,7 +176,7 @@ def is_any_told(
     )
 
 
-def terms_of(text: str) -> frozenset[str]:
+def find_terms(text: str) -> frozenset[str]:
     """The stems of a text, without stop words, as the index has them."""
     return frozenset(document_terms(text))
 
@@ -186,7 +187,7 @@ def _numbers(text: str) -> frozenset[str]:
 
 def _wording(text: str) -> str:
     """The words in their order: capitals, blanks and the end of the sentence don't matter."""
-    return " ".join(normalized("NFKC", text).casefold().split()).strip(_ENDS)
+    return " ".join(normalize("NFKC", text).casefold().split()).strip(_ENDS)
 
 
 Known = StoryEvent | ProposedEvent
@@ -202,7 +203,7 @@ class DuplicateCheck:
 
     finder: DuplicateFinder
     lookup: KnowledgeLookup
-    references: References
+    references: ShownReferences
     latest: Sequence[StoryEvent]
     seen: set[UUID] = field(default_factory=set[UUID])
 
@@ -237,7 +238,7 @@ class DuplicateCheck:
 
     async def check_changed(
         self, fields: EventFields, *, proposed: Sequence[ProposedEvent], besides: Known | None
-    ) -> list[Near[Known]]:
+    ) -> list[SimilarEvent[Known]]:
         """What is near, best first. Raises `RefusedCallError` where one of it says the same."""
         if besides is not None and besides.fields == fields:
             raise self._duplicate(besides)

@@ -29,7 +29,7 @@ from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.vault.sealing import Sealer
 
-LATEST = 60
+MAX_LATEST_EVENTS = 60
 """Events that are compared with a new one whatever the index says, which may be behind."""
 
 MAX_LORE = 5_000
@@ -103,7 +103,7 @@ class KnowledgeLookup:
                 session,
                 self.sealer,
                 self.stretch.chronicle_id,
-                limit=LATEST,
+                limit=MAX_LATEST_EVENTS,
                 viewpoint=self.stretch.viewpoint,
             )
         return [event for event in events if event.id not in self.stretch.left_alone]
@@ -131,7 +131,7 @@ class KnowledgeLookup:
         """
         text = "\n".join(line.text for line in self.stretch.lines)
         named = await self.pool.run(
-            self.sealer.user_id, partial(named_in, text, await self.lore()), is_job=True
+            self.sealer.user_id, partial(find_named, text, await self.lore()), is_job=True
         )
         merged = LookupResult(entries={entry.id: entry for entry in named[:count]})
         groups = self._groups()
@@ -266,7 +266,7 @@ class KnowledgeLookup:
         return [groups[int(place * step)] for place in range(min(len(groups), _GROUPS))]
 
 
-def named_in(text: str, entries: Sequence[KnownEntry]) -> list[KnownEntry]:
+def find_named(text: str, entries: Sequence[KnownEntry]) -> list[KnownEntry]:
     """Entries whose title or a plain key occurs in a text as a word, the longest name first."""
     names = {name: Key(name) for entry in entries for name in entry.names}
     # All of them in one pass, as lorebooks are scanned: there may be hundreds of thousands.

@@ -15,12 +15,12 @@ from backend.chronicles.repository import SourceMessage, StoryEvent
 from backend.database.base import new_id
 from backend.enrichment.agent.lookup import KnownEntry
 from backend.enrichment.agent.tools import UpdateChronicleEvent, UpdateLorebookEntry
-from backend.enrichment.cleaning import one_line, paragraphs
+from backend.enrichment.cleaning import clean_paragraphs, to_one_line
 from backend.enrichment.runs.store import RunDetail
 from backend.lorebooks.entries import LoreEntry
 from backend.memory.search.terms import COMMON_WORDS
 
-MAX_ENTRY = 6_000
+MAX_ENTRY_CHARACTERS = 6_000
 """Characters of an entry that grows by what is added to it."""
 
 _SHORTEST_KEY = 2
@@ -89,37 +89,37 @@ class RefusedCallError(Exception):
         self.duplicate_of = duplicate_of
 
 
-def pinned(mark: str) -> RefusedCallError:
+def refuse_pinned(mark: str) -> RefusedCallError:
     """What is said of an event that stands in every prompt because its user wants it there."""
     return RefusedCallError(
-        f"{mark_of(mark)} was pinned by the user: it is neither changed nor superseded."
+        f"{quote_mark(mark)} was pinned by the user: it is neither changed nor superseded."
     )
 
 
-def said_of(text: str, name: str) -> str:
+def read_text(text: str, name: str) -> str:
     """A line that says something. Raises `RefusedCallError`."""
-    line = one_line(text)
+    line = to_one_line(text)
     if not any(map(str.isalnum, line)):
         raise RefusedCallError(f"{name} says nothing.")
     return line
 
 
-def content_of(text: str) -> str:
+def read_content(text: str) -> str:
     """What an entry says. Raises `RefusedCallError`."""
-    content = paragraphs(text)
+    content = clean_paragraphs(text)
     if not any(map(str.isalnum, content)):
         raise RefusedCallError("The content says nothing.")
     return content
 
 
-def words_of(words: Sequence[str]) -> list[str]:
+def read_words(words: Sequence[str]) -> list[str]:
     """Names or keywords, each once, cleaned."""
-    return list(dict.fromkeys(filter(None, map(one_line, words))))
+    return list(dict.fromkeys(filter(None, map(to_one_line, words))))
 
 
-def keys_of(keys: Sequence[str]) -> list[str]:
+def read_keys(keys: Sequence[str]) -> list[str]:
     """Keys of an entry: plain words that do not occur everywhere. Raises `RefusedCallError`."""
-    cleaned = words_of(keys)
+    cleaned = read_words(keys)
     for key in cleaned:
         if key.startswith("/"):
             raise RefusedCallError(f"The key {key} is a pattern. Keys are plain words.")
@@ -133,12 +133,12 @@ def keys_of(keys: Sequence[str]) -> list[str]:
     return cleaned
 
 
-def mark_of(text: str) -> str:
+def quote_mark(text: str) -> str:
     """A mark that a model made up, as an answer quotes it."""
-    return one_line(text)[:10] or "Nothing"
+    return to_one_line(text)[:10] or "Nothing"
 
 
-def mended_event(
+def apply_to_event(
     event: StoryEvent | ProposedEvent, call: UpdateChronicleEvent, *, source: SourceMessage
 ) -> ProposedEvent:
     """An event that says it better and takes the place of the one that is there.
@@ -147,20 +147,20 @@ def mended_event(
     it was. What this run proposed itself is proposed differently. Raises `RefusedCallError`.
     """
     if isinstance(event, StoryEvent) and event.is_pinned:
-        raise pinned(call.event)
+        raise refuse_pinned(call.event)
     if isinstance(event, StoryEvent) and event.is_users:
         raise RefusedCallError(
             f"{call.event} is the user's own: it is not changed. If it is no longer true, create "
             "an event that supersedes it."
         )
     changes: dict[str, Any] = {
-        "summary": None if call.summary is None else said_of(call.summary, "summary"),
+        "summary": None if call.summary is None else read_text(call.summary, "summary"),
         "kind": call.kind,
         "day": call.story_day,
-        "time": None if call.story_time is None else one_line(call.story_time),
-        "where": None if call.where is None else one_line(call.where),
-        "who": None if call.who is None else words_of(call.who),
-        "keywords": None if call.keywords is None else words_of(call.keywords),
+        "time": None if call.story_time is None else to_one_line(call.story_time),
+        "where": None if call.where is None else to_one_line(call.where),
+        "who": None if call.who is None else read_words(call.who),
+        "keywords": None if call.keywords is None else read_words(call.keywords),
     }
     named = {name: value for name, value in changes.items() if value is not None}
     fields = msgspec.structs.replace(event.fields, **named)
@@ -177,24 +177,24 @@ def mended_event(
         place=event.place,
         supersedes=event.id if isinstance(event, StoryEvent) else event.supersedes,
         mends=event.revision if isinstance(event, StoryEvent) else event.mends,
-        because=one_line(call.because),
+        because=to_one_line(call.because),
     )
 
 
-def mended_entry(
+def apply_to_entry(
     known: KnownEntry | ProposedEntry, call: UpdateLorebookEntry
 ) -> ProposedChange | ProposedEntry:
     """An entry said anew, or with something added. Raises `RefusedCallError`."""
     if (call.content is None) == (call.append is None):
         raise RefusedCallError("Give either content or append.")
     if call.content is not None:
-        content = content_of(call.content)
+        content = read_content(call.content)
     else:
-        content = f"{known.entry.content.rstrip()}\n{content_of(call.append or '')}"
-    if len(content) > max(MAX_ENTRY, len(known.entry.content)):
+        content = f"{known.entry.content.rstrip()}\n{read_content(call.append or '')}"
+    if len(content) > max(MAX_ENTRY_CHARACTERS, len(known.entry.content)):
         raise RefusedCallError("The entry would be too long. Say it anew, in fewer words.")
     entry: LoreEntry = msgspec.structs.replace(known.entry, content=content)
-    because = one_line(call.because)
+    because = to_one_line(call.because)
     if isinstance(known, ProposedEntry):
         return ProposedEntry(id=known.id, entry=entry, because=because)
     return ProposedChange(

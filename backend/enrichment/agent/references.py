@@ -12,7 +12,7 @@ from backend.chronicles.repository import StoryEvent
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks, put_mark
 from backend.enrichment.agent.lookup import KnownEntry
 from backend.enrichment.agent.proposals import ProposedEntry, ProposedEvent
-from backend.enrichment.cleaning import shown
+from backend.enrichment.cleaning import indent_text
 from backend.enrichment.story import StoryLine
 from backend.memory.indexing.sources import Recalled
 
@@ -81,21 +81,21 @@ class References:
         """An event, as a line that begins with its mark; what may not be done to it is said."""
         mark = self.events.show(event)
         text = self._marks.mark(told(event.fields), event.audience)
-        return f"{mark}{_kept(event)}: {shown(text, most=_EVENT)}"
+        return f"{mark}{_kept(event)}: {indent_text(text, most=_EVENT)}"
 
     def summary(self, event: StoryEvent | ProposedEvent) -> str:
         """An event in a sentence, for an answer to the model."""
         text = event.fields.summary
         if isinstance(event, StoryEvent):
             text = self._marks.mark(text, event.audience)
-        return shown(text, most=_EVENT)
+        return indent_text(text, most=_EVENT)
 
     def entry(self, entry: KnownEntry) -> str:
         """An entry; what may be changed of it is marked as such."""
         mark = self.entries.show(entry)
         title = entry.entry.title or ", ".join(entry.entry.keys[:3])
         mine = " (yours)" if entry.may_edit else ""
-        return f"{mark}{mine}: {shown(title, most=_NAME)}: {shown(entry.text, most=_ENTRY)}"
+        return f"{mark}{mine}: {indent_text(title, most=_NAME)}: {indent_text(entry.text, most=_ENTRY)}"
 
     def message(self, message: Recalled) -> str:
         """A message that was said long ago."""
@@ -126,8 +126,8 @@ def line_shown(line: StoryLine) -> str:
 
 def said(position: int, author: str, text: str, *, most: int) -> str:
     """What somebody said, behind the mark of its place."""
-    name = " ".join(shown(author, most=_NAME).split()) or "Narrator"
-    return f"{_place(position)} {name}: {shown(text, most=most)}"
+    name = " ".join(indent_text(author, most=_NAME).split()) or "Narrator"
+    return f"{_place(position)} {name}: {indent_text(text, most=most)}"
 
 
 def line_mark(mark: str) -> str:

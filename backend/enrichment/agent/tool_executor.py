@@ -13,33 +13,35 @@ from backend.database.base import new_id
 from backend.enrichment.agent.duplicates import DuplicateCheck
 from backend.enrichment.agent.lookup import KnowledgeLookup, KnownEntry
 from backend.enrichment.agent.proposals import (
+    MARK,
     Proposal,
     ProposedEntry,
     ProposedEvent,
     RefusedCallError,
-    content_of,
-    keys_of,
-    mark_of,
-    mended_entry,
-    mended_event,
-    pinned,
-    said_of,
-    words_of,
+    ShownReferences,
+    apply_to_entry,
+    apply_to_event,
+    normalize_line_mark,
+    quote_mark,
+    read_content,
+    read_keys,
+    read_text,
+    read_words,
+    refuse_pinned,
 )
-from backend.enrichment.agent.references import MARK, References, line_mark
 from backend.enrichment.agent.tools import (
     KNOWLEDGE,
-    Call,
+    AgentCall,
     CreateChronicleEvent,
     CreateLorebookEntry,
-    Finish,
+    FinishStudy,
     SearchKnowledgeBase,
     UpdateChronicleEvent,
     UpdateLorebookEntry,
     read_call,
 )
-from backend.enrichment.cleaning import one_line
-from backend.enrichment.runs.store import Refused
+from backend.enrichment.cleaning import to_one_line
+from backend.enrichment.runs.store import RefusedCall
 from backend.enrichment.story import StoryLine, TranscriptSlice
 from backend.generation.model import ModelMalformedAnswerError, ToolCall
 from backend.generation.tools.arguments import InvalidCallError
@@ -48,7 +50,7 @@ from backend.lorebooks.entries import LoreEntry
 MAX_CALLS = 24
 """Calls in one answer of the model's; the rest are not carried out."""
 
-MAX_LOOKS = 12
+MAX_SEARCHES = 12
 """Searches of one run."""
 
 MAX_REFUSED = 50
@@ -65,9 +67,9 @@ class ToolExecutor:
     stretch: TranscriptSlice
     lookup: KnowledgeLookup
     duplicates: DuplicateCheck
-    references: References
+    references: ShownReferences
     most_writes: int
-    refused: list[Refused] = field(default_factory=list[Refused], init=False)
+    refused: list[RefusedCall] = field(default_factory=list[RefusedCall], init=False)
     is_finished: bool = field(default=False, init=False)
     _writes: int = field(default=0, init=False)
     _looks: int = field(default=0, init=False)
@@ -97,12 +99,14 @@ class ToolExecutor:
         self._refuse("", RefusedCallError(error.detail))
 
     def _refuse(self, tool: str, error: RefusedCallError) -> dict[str, Any]:
-        name, reason = one_line(tool)[:60], one_line(error.reason)[:MAX_REASON]
+        name, reason = to_one_line(tool)[:60], to_one_line(error.reason)[:MAX_REASON]
         if len(self.refused) < MAX_REFUSED:
-            self.refused.append(Refused(tool=name, reason=reason, duplicate_of=error.duplicate_of))
+            self.refused.append(
+                RefusedCall(tool=name, reason=reason, duplicate_of=error.duplicate_of)
+            )
         return {"error": reason}
 
-    async def _carry_out(self, call: Call) -> dict[str, Any]:
+    async def _carry_out(self, call: AgentCall) -> dict[str, Any]:
         match call:
             case SearchKnowledgeBase():
                 return await self._search(call)
@@ -114,16 +118,16 @@ class ToolExecutor:
                 return await self._create_entry(call)
             case UpdateLorebookEntry():
                 return self._update_entry(call)
-            case Finish():
+            case FinishStudy():
                 self.is_finished = True
                 return {"done": True}
 
     async def _search(self, call: SearchKnowledgeBase) -> dict[str, Any]:
         self._looks += 1
-        if self._looks > MAX_LOOKS:
+        if self._looks > MAX_SEARCHES:
             raise RefusedCallError("No more searches in this run. Write what you are sure of.")
         found = await self.lookup.look(
-            one_line(call.query), limit=call.limit, sources=call.sources or KNOWLEDGE
+            to_one_line(call.query), limit=call.limit, sources=call.sources or KNOWLEDGE
         )
         references = self.references
         return {
@@ -135,18 +139,18 @@ class ToolExecutor:
     async def _create_event(self, call: CreateChronicleEvent) -> dict[str, Any]:
         self._check_room()
         fields = EventFields(
-            summary=said_of(call.summary, "summary"),
+            summary=read_text(call.summary, "summary"),
             kind=call.kind,
             day=call.story_day,
-            time=one_line(call.story_time),
-            where=one_line(call.where),
-            who=words_of(call.who),
-            keywords=words_of(call.keywords),
+            time=to_one_line(call.story_time),
+            where=to_one_line(call.where),
+            who=read_words(call.who),
+            keywords=read_words(call.keywords),
         )
         self._check_names(fields.who)
         before = self._event(call.supersedes) if call.supersedes.strip() else None
         if isinstance(before, StoryEvent) and before.is_pinned:
-            raise pinned(call.supersedes)
+            raise refuse_pinned(call.supersedes)
         lines = self._sources(call.source_messages)
         await self.duplicates.check_new(
             fields,
@@ -169,7 +173,7 @@ class ToolExecutor:
     async def _update_event(self, call: UpdateChronicleEvent) -> dict[str, Any]:
         self._check_room()
         event = self._event(call.event)
-        mended = mended_event(event, call, source=self._source(self.stretch.lines[-1]))
+        mended = apply_to_event(event, call, source=self._source(self.stretch.lines[-1]))
         self._check_names(mended.fields.who)
         await self.duplicates.check_changed(
             mended.fields, proposed=self._proposed_events(), besides=event
@@ -178,28 +182,30 @@ class ToolExecutor:
 
     async def _create_entry(self, call: CreateLorebookEntry) -> dict[str, Any]:
         self._check_room()
-        title = said_of(call.title, "title")
+        title = read_text(call.title, "title")
         self._check_names([title])
-        entry = LoreEntry(title=title, content=content_of(call.content), keys=keys_of(call.keys))
+        entry = LoreEntry(
+            title=title, content=read_content(call.content), keys=read_keys(call.keys)
+        )
         for known in [*self.references.entries.things, *await self.lookup.lore()]:
             if known.entry.title.strip().casefold() == title.casefold():
                 mark = self.references.entries.show(known)
                 raise RefusedCallError(
-                    f"There is an entry of that title, {mark}: {one_line(known.entry.content)}",
+                    f"There is an entry of that title, {mark}: {to_one_line(known.entry.content)}",
                     duplicate_of=known.id,
                 )
         return self._propose(
-            ProposedEntry(id=new_id(), entry=entry, because=one_line(call.because))
+            ProposedEntry(id=new_id(), entry=entry, because=to_one_line(call.because))
         )
 
     def _update_entry(self, call: UpdateLorebookEntry) -> dict[str, Any]:
         self._check_room()
         known = self.references.entries.get(call.entry)
         if known is None:
-            raise RefusedCallError(f"{mark_of(call.entry)} is no entry that you were shown.")
+            raise RefusedCallError(f"{quote_mark(call.entry)} is no entry that you were shown.")
         if isinstance(known, KnownEntry) and not known.may_edit:
             raise RefusedCallError(f"{call.entry} is the user's own: it is not changed.")
-        mended = mended_entry(known, call)
+        mended = apply_to_entry(known, call)
         if isinstance(known, KnownEntry):
             content = mended.entry.content
             self.references.entries.put(replace(known, entry=mended.entry, text=content))
@@ -225,14 +231,14 @@ class ToolExecutor:
         for name in names:
             is_told = any(name in line.text for line in self.stretch.lines)
             if MARK.fullmatch(name) and not is_told:
-                raise RefusedCallError(f"{mark_of(name)} is a mark. Give the name.")
+                raise RefusedCallError(f"{quote_mark(name)} is a mark. Give the name.")
 
     def _event(self, mark: str) -> StoryEvent | ProposedEvent:
         event = self.references.events.get(mark)
         if event is None:
-            raise RefusedCallError(f"{mark_of(mark)} is no event that you were shown.")
+            raise RefusedCallError(f"{quote_mark(mark)} is no event that you were shown.")
         if event.id in self._superseded():
-            raise RefusedCallError(f"{mark_of(mark)} was superseded in this run already.")
+            raise RefusedCallError(f"{quote_mark(mark)} was superseded in this run already.")
         return event
 
     def _superseded(self) -> set[UUID]:
@@ -244,7 +250,7 @@ class ToolExecutor:
     def _sources(self, marks: Sequence[str]) -> list[StoryLine]:
         """New lines by their marks, in order; the last one where none is named."""
         lines: dict[UUID, StoryLine] = {}
-        for mark in map(line_mark, marks):
+        for mark in map(normalize_line_mark, marks):
             line = self.references.lines.get(mark)
             if line is None:
                 news = self.stretch.lines

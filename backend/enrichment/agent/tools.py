@@ -143,26 +143,26 @@ class UpdateLorebookEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     because: Because = ""
 
 
-class Finish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FinishStudy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Say that everything is written down."""
 
 
-Call = (
+AgentCall = (
     SearchKnowledgeBase
     | CreateChronicleEvent
     | UpdateChronicleEvent
     | CreateLorebookEntry
     | UpdateLorebookEntry
-    | Finish
+    | FinishStudy
 )
 
-_ARGUMENTS: Mapping[str, type[Call]] = {
+_ARGUMENTS: Mapping[str, type[AgentCall]] = {
     "search_knowledge_base": SearchKnowledgeBase,
     "create_chronicle_event": CreateChronicleEvent,
     "update_chronicle_event": UpdateChronicleEvent,
     "create_lorebook_entry": CreateLorebookEntry,
     "update_lorebook_entry": UpdateLorebookEntry,
-    "finish": Finish,
+    "finish": FinishStudy,
 }
 
 
@@ -174,7 +174,7 @@ class Triage(msgspec.Struct, frozen=True, kw_only=True):
     kinds: list[EventKind] = []
 
 
-def read_call(name: str, arguments: Mapping[str, Any]) -> Call:
+def read_call(name: str, arguments: Mapping[str, Any]) -> AgentCall:
     """A call, validated. Members that hold nothing are absent. Raises `InvalidCallError`."""
     wanted = _ARGUMENTS.get(name)
     if wanted is None:

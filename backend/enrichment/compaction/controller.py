@@ -18,7 +18,7 @@ from backend.campaigns.rules import rules_of
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.repository import get_chat
 from backend.database.engine import Database
-from backend.enrichment.compaction.window import count_unread
+from backend.enrichment.compaction.reader import count_unread
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.errors import ValidationError

@@ -21,31 +21,26 @@ from backend.campaigns.names.roster import Roster
 from backend.campaigns.play.references import Held, called
 from backend.campaigns.play.tools import ToolRefusedError
 from backend.campaigns.proposals.authority import Unclear
-from backend.core.audience import Audience, is_known_to_all, opened, stored
+from backend.core.audience import Audience, decode_audience, encode_audience, may_all_know
 from backend.database.base import new_id
-from backend.enrichment.cleaning import clipped, one_line
-from backend.enrichment.compaction.known import (
-    KnownWorld,
-    changeable,
-    key_of,
-    member_of,
-)
+from backend.enrichment.cleaning import clip, to_one_line
+from backend.enrichment.compaction.reader import KnownWorld, build_member, find_key, list_changeable
 from backend.enrichment.compaction.tools import (
     MAX_TEXT,
     UPDATERS,
-    Call,
-    Drafted,
-    DraftedEvent,
+    CompactionCall,
+    DraftEvent,
+    DraftItem,
     FieldType,
     Updater,
-    event_of,
-    listed,
-    parted,
+    build_event,
+    build_schema,
     put_objectives,
     read_value,
-    schema_of,
+    split_list,
+    split_operations,
 )
-from backend.enrichment.runs.store import Refused
+from backend.enrichment.runs.store import RefusedCall
 from backend.errors import ValidationError
 from backend.generation.model import ToolCall
 from backend.generation.tools.arguments import InvalidCallError, read_arguments
@@ -91,7 +86,7 @@ class ItemNames:
 
     def add(self, entity_id: UUID) -> None:
         """Take in an entity that the run makes."""
-        self._roster.add(member_of(entity_id, self._items[entity_id].state))
+        self._roster.add(build_member(entity_id, self._items[entity_id].state))
 
     def find_reference(self, said: str) -> UUID | None:
         """Return the item that a reference names; None if `said` is a name.
@@ -215,8 +210,8 @@ class Drafter:
         player_id: UUID | None = None,
         player_names: Collection[str] = (),
     ) -> None:
-        self.drafts: list[Drafted] = []
-        self.events: list[DraftedEvent] = []
+        self.drafts: list[DraftItem] = []
+        self.events: list[DraftEvent] = []
         self._known = known
         self._positions = positions
         self._audience = audience
@@ -231,14 +226,14 @@ class Drafter:
             player_names=player_names,
         )
 
-    def use(self, call: ToolCall) -> Refused | None:
+    def use(self, call: ToolCall) -> RefusedCall | None:
         """Take a call in; what is wrong with it, if it can't be, and then nothing has changed."""
         updater = UPDATERS.get(call.name)
         try:
             self._draft(updater, call)
         except (ToolRefusedError, InvalidCallError, ValidationError) as error:
             reason = error.detail if isinstance(error, ValidationError) else str(error)
-            return Refused(tool=call.name[:60], reason=clipped(one_line(reason), MAX_TEXT))
+            return RefusedCall(tool=call.name[:60], reason=clip(to_one_line(reason), MAX_TEXT))
         return None
 
     def _draft(self, updater: Updater | None, call: ToolCall) -> None:
@@ -247,20 +242,22 @@ class Drafter:
             raise ToolRefusedError(call.problem or f"There is no such tool. There are {there}.")
         if len(self.drafts) >= MAX_DRAFTS:
             raise ToolRefusedError("There are too many changes already.")
-        asked = read_arguments(call.arguments, Call, schema_of(updater, {}))
+        asked = read_arguments(call.arguments, CompactionCall, build_schema(updater, {}))
         positions = self._sources(asked)
         if updater.kind == "event":
             self._tell(asked, positions)
         elif updater.kind == "fact":
             self._record(asked, positions[-1])
         else:
-            world, rest = parted(asked) if "day" in updater.fields else (None, asked)
+            world, rest = split_operations(asked) if "day" in updater.fields else (None, asked)
             if world is None:
                 self._update(updater, asked, positions[-1])
             else:
                 self._change_world(updater, world, rest, positions[-1])
 
-    def _change_world(self, updater: Updater, world: Call, rest: Call, position: int) -> None:
+    def _change_world(
+        self, updater: Updater, world: CompactionCall, rest: CompactionCall, position: int
+    ) -> None:
         """Change the world's day or time and the place that a call is about: both or none."""
         campaign_id, count = self._known.campaign_id, len(self.drafts)
         before = self._items[campaign_id]
@@ -274,7 +271,7 @@ class Drafter:
                 del self.drafts[count:]
                 raise
 
-    def _sources(self, asked: Call) -> list[int]:
+    def _sources(self, asked: CompactionCall) -> list[int]:
         """Return the positions of the lines that a call comes from; the last if it names none.
 
         Raises `ToolRefusedError` if it names others alone.
@@ -287,7 +284,7 @@ class Drafter:
             raise ToolRefusedError(f"`source_turns` are new lines: from #{first} to #{last}.")
         return found or [max(self._positions.values())]
 
-    def _update(self, updater: Updater, asked: Call, position: int) -> None:
+    def _update(self, updater: Updater, asked: CompactionCall, position: int) -> None:
         found = self._find(updater, asked)
         if len(found) == 1:
             self._change(updater, asked, found[0], position)
@@ -295,10 +292,10 @@ class Drafter:
             self._create(updater, asked, position)
         else:
             operations, _ = self._operations(updater, asked, {})
-            mention = one_line(asked.name or asked.ref)
+            mention = to_one_line(asked.name or asked.ref)
             self._add(updater.kind, new_id(), operations, asked, position, _unclear(mention, found))
 
-    def _find(self, updater: Updater, asked: Call) -> Sequence[UUID]:
+    def _find(self, updater: Updater, asked: CompactionCall) -> Sequence[UUID]:
         """The item that a call is about: several where it is not clear which, none if it is new."""
         named = self._names.find_reference(asked.ref or asked.name)
         if named is not None:
@@ -307,7 +304,7 @@ class Drafter:
         self._names.check_name(asked.name)
         if updater.kind == "scene":
             return (self._known.scene_id,) if self._known.scene_id else self._made("scene")
-        name = one_line(asked.name or asked.ref)
+        name = to_one_line(asked.name or asked.ref)
         if not name:
             raise ToolRefusedError("Say by `ref` or `name` what it is about.")
         if updater.kind != "entity":
@@ -335,10 +332,12 @@ class Drafter:
         ):
             raise ToolRefusedError(f"{called(held.state)} is known already: it is a {kind}.")
 
-    def _change(self, updater: Updater, asked: Call, item_id: UUID, position: int) -> None:
+    def _change(
+        self, updater: Updater, asked: CompactionCall, item_id: UUID, position: int
+    ) -> None:
         held = self._items[item_id]
-        audience = stored(cast("Audience", held.state.get("audience", "public")))
-        if not is_known_to_all(audience, self._audience):
+        audience = encode_audience(cast("Audience", held.state.get("audience", "public")))
+        if not may_all_know(audience, self._audience):
             raise ToolRefusedError("What is read is not for all who know of it.")
         operations, unclear = self._operations(updater, asked, held.state)
         operations.set.pop("kind", None)
@@ -353,15 +352,15 @@ class Drafter:
             rest = Operations(set={unclear.field: None})
             self._add(held.kind, item_id, rest, asked, position, unclear)
 
-    def _create(self, updater: Updater, asked: Call, position: int) -> None:
+    def _create(self, updater: Updater, asked: CompactionCall, position: int) -> None:
         """Make an item, once: it is found by the calls after this one."""
         kind = cast("Kind", updater.kind)
-        name = clipped(one_line(asked.name or asked.ref), MAX_NAME)
+        name = clip(to_one_line(asked.name or asked.ref), MAX_NAME)
         first: State = {"title" if kind in {"thread", "scene"} else "name": name}
         if updater.subkinds:
             first["kind"] = updater.subkinds[0]
         operations, unclear = self._operations(updater, asked, first)
-        before = {**first, "audience": msgspec.to_builtins(opened(self._audience))}
+        before = {**first, "audience": msgspec.to_builtins(decode_audience(self._audience))}
         fields = applied(kind, before, operations)
         item = _converted(kind, fields)
         made = creation(item)
@@ -376,13 +375,13 @@ class Drafter:
             rest = Operations(set={unclear.field: None})
             self._add(kind, item_id, rest, asked, position, unclear)
 
-    def _record(self, asked: Call, position: int) -> None:
+    def _record(self, asked: CompactionCall, position: int) -> None:
         """A fact. What is known already, of the same one, is not written again."""
-        text = clipped(one_line(str(asked.set.get("text") or "")), MAX_TEXT)
+        text = clip(to_one_line(str(asked.set.get("text") or "")), MAX_TEXT)
         if not text:
             raise ToolRefusedError("A fact is a sentence, in `set.text`.")
         about, unclear = None, None
-        if mention := one_line(asked.name or asked.ref):
+        if mention := to_one_line(asked.name or asked.ref):
             found = self._names.find_entities(mention)
             about = found[0] if len(found) == 1 else None
             unclear = _unclear(mention, found, "about_id") if len(found) > 1 else None
@@ -396,16 +395,16 @@ class Drafter:
         if any(same):
             return
         position = max(position, self._made_at.get(about, position) if about else position)
-        fact = STRUCTS["fact"](text=text, about_id=about, audience=opened(self._audience))  # type: ignore[call-arg]
+        fact = STRUCTS["fact"](text=text, about_id=about, audience=decode_audience(self._audience))  # type: ignore[call-arg]
         made, fact_id = creation(fact), new_id()
         after = self._checked("fact", {}, made)
         if unclear is None:
             self._items[fact_id] = Held("fact", after)
         self._add("fact", fact_id, made, asked, position, unclear, replaces=old)
 
-    def _tell(self, asked: Call, positions: Sequence[int]) -> None:
+    def _tell(self, asked: CompactionCall, positions: Sequence[int]) -> None:
         """An event of the chronicle."""
-        event = event_of(asked, positions, clipped(one_line(asked.because), MAX_BECAUSE))
+        event = build_event(asked, positions, clip(to_one_line(asked.because), MAX_BECAUSE))
         fields = msgspec.structs.replace(
             event.fields,
             where=self._names.spell(event.fields.where),
@@ -414,10 +413,10 @@ class Drafter:
         self.events.append(replace(event, fields=fields))
 
     def _operations(
-        self, updater: Updater, asked: Call, state: State
+        self, updater: Updater, asked: CompactionCall, state: State
     ) -> tuple[Operations, Unclear | None]:
         """A call's fields as the ledger's, and a reference in them that is not clear."""
-        attributes = changeable(self._known.rules, state) if state.get("kind") else {}
+        attributes = list_changeable(self._known.rules, state) if state.get("kind") else {}
         fields: dict[str, FieldType] = dict(updater.fields)
         if updater.kind == "entity":
             fields |= attributes
@@ -435,15 +434,17 @@ class Drafter:
                 # Of a list that is told whole nothing goes that it does not name.
                 to = operations.add if is_list and how == "set" else getattr(operations, how)
                 if name in {"objectives", "done"}:
-                    put_objectives(operations, name, listed(value), is_gone=how == "remove")
+                    put_objectives(operations, name, split_list(value), is_gone=how == "remove")
                 elif kind in {"reference", "references"}:
-                    mentions = listed(value)
-                    ids, doubt = self._referred(mentions, key_of(updater, name))
+                    mentions = split_list(value)
+                    ids, doubt = self._referred(mentions, find_key(updater, name))
                     unclear = unclear or doubt
                     if ids:
-                        to[key_of(updater, name)] = ids if is_list else ids[0]
+                        to[find_key(updater, name)] = ids if is_list else ids[0]
                 else:
-                    to[key_of(updater, name)] = self._read(name, read_value(name, kind, value, how))
+                    to[find_key(updater, name)] = self._read(
+                        name, read_value(name, kind, value, how)
+                    )
         return operations, unclear
 
     def _read(self, name: str, value: Any) -> Any:
@@ -480,13 +481,13 @@ class Drafter:
         kind: Any,
         item_id: UUID,
         operations: Operations,
-        asked: Call,
+        asked: CompactionCall,
         position: int,
         unclear: Unclear | None = None,
         *,
         replaces: UUID | None = None,
     ) -> None:
-        because = clipped(one_line(asked.because), MAX_BECAUSE)
+        because = clip(to_one_line(asked.because), MAX_BECAUSE)
         # What names an item that this run makes is there as long as that is.
         made = [
             at
@@ -496,7 +497,7 @@ class Drafter:
             if value == str(one)
         ]
         self.drafts.append(
-            Drafted(
+            DraftItem(
                 kind=kind,
                 item_id=item_id,
                 operations=operations,
@@ -509,7 +510,7 @@ class Drafter:
 
 
 def _unclear(mention: str, found: Sequence[UUID], field: str = "") -> Unclear:
-    return Unclear(mention=clipped(mention, MAX_NAME), candidates=list(found), field=field)
+    return Unclear(mention=clip(mention, MAX_NAME), candidates=list(found), field=field)
 
 
 def _converted(kind: Kind, fields: State) -> Item:

@@ -22,9 +22,15 @@ from backend.campaigns.play.state import PLAY, POOL, ROLL
 from backend.campaigns.rules import AttributeType, Rules, rules_of
 from backend.campaigns.state.party import is_scene_here, story_place
 from backend.campaigns.state.snapshot import NameCache
-from backend.core.audience import Audience, AudienceMarks, is_known_to_all, known_to_all, stored
-from backend.core.cpu_pool import SEALED_FACTOR, unhurried
-from backend.enrichment.cleaning import clipped, one_line
+from backend.core.audience import (
+    Audience,
+    AudienceMarks,
+    encode_audience,
+    filter_known_to_all,
+    may_all_know,
+)
+from backend.core.cpu_pool import SEALED_FACTOR, iterate_in_slices
+from backend.enrichment.cleaning import clip, to_one_line
 from backend.enrichment.compaction.tools import UPDATERS, Updater
 from backend.vault.sealing import Sealer
 
@@ -158,12 +164,12 @@ async def read_world(
 
     In a campaign with more than `MAX_KNOWN` items, entities that `lines` name are found by `names`.
     """
-    place, knows = {"campaign": campaign.id}, known_to_all(audience, CampaignItem.audience)
+    place, knows = {"campaign": campaign.id}, filter_known_to_all(audience, CampaignItem.audience)
     rows = list(await session.execute(_ITEMS.where(knows), {**place, "most": MAX_KNOWN}))
     if len(rows) == MAX_KNOWN:
         index = (await names.read(session, sealer, campaign)).index
         named: dict[UUID, None] = {}
-        async for line in unhurried(lines, lambda line: SEALED_FACTOR * len(line)):
+        async for line in iterate_in_slices(lines, lambda line: SEALED_FACTOR * len(line)):
             named |= dict.fromkeys(index.find(line))
         for row in rows:
             named.pop(row.id, None)
@@ -172,7 +178,7 @@ async def read_world(
     rows.sort(key=attrgetter("id"))
     facts = (await session.execute(_FACTS.where(knows), place)).all()
     items: dict[UUID, Held] = {}
-    async for row in unhurried([*rows, *facts], lambda row: len(row.sealed_state)):
+    async for row in iterate_in_slices([*rows, *facts], lambda row: len(row.sealed_state)):
         items[row.id] = Held(row.kind, read_state(sealer, row.id, row.sealed_state))
     return KnownWorld(campaign.id, campaign.version, rules_of(campaign.rules), items)
 
@@ -184,9 +190,9 @@ async def refresh_world(
     since = {"campaign": campaign.id, "version": known.version}
     items = dict(known.items)
     rows = (await session.execute(_CHANGED, since)).all()
-    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         items.pop(row.id, None)
-        if row.counts and is_known_to_all(audience, row.audience):
+        if row.counts and may_all_know(audience, row.audience):
             items[row.id] = Held(row.kind, read_state(sealer, row.id, row.sealed_state))
     return KnownWorld(campaign.id, campaign.version, rules_of(campaign.rules), items)
 
@@ -200,7 +206,7 @@ def member_of(entity_id: UUID, state: State) -> Member:
         names=(state["name"], *state.get("aliases", ())),
         role=state.get("role", ""),
         place_id=UUID(place) if place else None,
-        audience=stored(audience),
+        audience=encode_audience(audience),
     )
 
 
@@ -224,7 +230,7 @@ def show(known: KnownWorld, text: str) -> ShownWorld:
     ][:MAX_FACTS]
     references: dict[str, UUID] = {}
     world = known.items[known.campaign_id].state
-    lines = [f"Day {world.get('day', 1)}, {one_line(world.get('time_of_day', ''))}".rstrip(", ")]
+    lines = [f"Day {world.get('day', 1)}, {to_one_line(world.get('time_of_day', ''))}".rstrip(", ")]
     for kind, ids in by_kind.items():
         for number, item_id in enumerate(ids, start=1):
             reference = f"{_LETTERS[kind]}{number}"
@@ -277,19 +283,19 @@ def _told(known: KnownWorld, held: Held) -> str:
     about = _value(known, state.get("about_id"))
     head = f"{about}: {called(state)}" if about else f"{called(state) or 'The scene'} ({kind})"
     said = known.marks.mark("; ".join([head, *values]), audience_of(state))
-    return clipped(one_line(said), MAX_LINE)
+    return clip(to_one_line(said), MAX_LINE)
 
 
 def _value(known: KnownWorld, value: Any) -> str:
     if isinstance(value, list):
         listed = [_value(known, each) for each in cast("Sequence[Any]", value)]
-        return clipped(", ".join(each for each in listed if each), MAX_VALUE)
+        return clip(", ".join(each for each in listed if each), MAX_VALUE)
     if isinstance(value, dict):  # an objective
         said = cast("State", value)
         return f"{said.get('text', '')} (done)" if said.get("done") else str(said.get("text", ""))
     if isinstance(value, str) and (named := _named(known, value)):
         return named
-    return "" if value is None else clipped(str(value), MAX_VALUE)
+    return "" if value is None else clip(str(value), MAX_VALUE)
 
 
 def _named(known: KnownWorld, value: str) -> str:

@@ -16,27 +16,29 @@ from backend.campaigns.ledger.records import find_campaign, open_campaign
 from backend.campaigns.models import Campaign, CampaignMark
 from backend.campaigns.play.state import is_unsettled
 from backend.chats.models import Chat, Message
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.enrichment.agent.agent import DEMO_NOTE
 from backend.enrichment.agent.duplicates import DuplicateFinder
-from backend.enrichment.budgets import open_budget
-from backend.enrichment.cleaning import one_line
+from backend.enrichment.cleaning import to_one_line
 from backend.enrichment.compaction.drafts import Drafter
-from backend.enrichment.compaction.known import (
+from backend.enrichment.compaction.reader import (
     KnownWorld,
+    MessageWindow,
     ShownWorld,
-    attributes_of,
+    is_unread,
+    list_attributes,
+    read_window,
     read_world,
     refresh_world,
-    show,
+    render_world,
 )
-from backend.enrichment.compaction.tools import offered
-from backend.enrichment.compaction.window import Window, is_unread, read_window
+from backend.enrichment.compaction.tools import build_tools
 from backend.enrichment.compaction.writer import ChronicleWriter, CompactionWriter, KnownEvents
 from backend.enrichment.errors import ChronicleNotEnabledError
-from backend.enrichment.pipeline import PathChangedError, Task, Work
-from backend.enrichment.runs.effects import note_in_index
-from backend.enrichment.runs.store import Refused, RunDetail
+from backend.enrichment.pipeline import PathChangedError, RunWork, Task
+from backend.enrichment.reader import open_budget
+from backend.enrichment.runs.effects import update_index
+from backend.enrichment.runs.store import RefusedCall, RunDetail
 from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ChatModel,
@@ -79,11 +81,11 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompactionWork(Work):
+class CompactionWork(RunWork):
     """Messages of one audience that were not read, and what that may know of the campaign."""
 
     campaign_id: UUID
-    window: Window
+    window: MessageWindow
     known: KnownWorld
 
 
@@ -96,7 +98,7 @@ class CompactionProposal:
     """
 
     calls: Sequence[ToolCall]
-    refused: Sequence[Refused]
+    refused: Sequence[RefusedCall]
     shown: ShownWorld
     known: KnownWorld
     drafter: Drafter
@@ -163,7 +165,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         """Have the model call, and again where calls can't be: it is told why."""
         model, window = work.reader.model, work.window
         text = "\n".join([*window.earlier, *window.lines])
-        shown = await self._unhurried(work.known, partial(show, work.known, text), text)
+        shown = await self._unhurried(work.known, partial(render_world, work.known, text), text)
         events = await self._known_events(work)
         prompts = self.runtime.prompts
         story = prompts["enrichment/compaction_lines"].render(
@@ -175,14 +177,14 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         player = work.reader.player
         system = prompts["enrichment/compaction"].render(
             most=MAX_WRITES,
-            player=one_line(player.name) if player and player.id in work.known.items else "",
+            player=to_one_line(player.name) if player and player.id in work.known.items else "",
         )
         opening = [PromptMessage("system", system), PromptMessage("user", story)]
-        tools = offered(attributes_of(work.known))
+        tools = build_tools(list_attributes(work.known))
         drafter, _ = await self._unhurried(work.known, partial(_drafted, work, work.known, shown))
         rounds: list[ToolRound] = []
         calls: list[ToolCall] = []
-        refused: list[Refused] = []
+        refused: list[RefusedCall] = []
         while work.budget.calls < MOST_CALLS:
             prompt = Prompt(opening, tuple(rounds))
             if not work.budget.affords(prompt):
@@ -194,7 +196,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
                     raise
                 break  # what it has called before is not lost by it
             results: list[Any] = []
-            async for call in unhurried(made):
+            async for call in iterate_in_slices(made):
                 problem = await _use(drafter, call, events)
                 results.append({"error": problem.reason} if problem else {"ok": True})
                 if problem is None:
@@ -268,7 +270,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         campaign = await find_campaign(session, self.sealer, work.campaign_id, lock=True)
         if campaign is None:
             raise PathChangedError
-        drafter, again = proposal.drafter, list[Refused]()
+        drafter, again = proposal.drafter, list[RefusedCall]()
         if campaign.version != proposal.known.version:  # this very moment
             known = await self._refresh(session, campaign, work, proposal.known)
             drafter, again = _drafted(work, known, proposal.shown, proposal.calls)
@@ -302,7 +304,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             await writer.change(chat, drafter.drafts, since=work.window.since)
             await chronicle.move(timed)
             await chronicle.add(drafter.events, seen=proposal.seen)
-            await note_in_index(session, self.runtime.index, work.reader, chronicle.changed)
+            await update_index(session, self.runtime.index, work.reader, chronicle.changed)
         campaign.compactions += 1
         marks = [
             {
@@ -325,7 +327,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         )
 
 
-async def _use(drafter: Drafter, call: ToolCall, events: KnownEvents | None) -> Refused | None:
+async def _use(drafter: Drafter, call: ToolCall, events: KnownEvents | None) -> RefusedCall | None:
     """Use a call, unless its event is written already; return why it is refused."""
     problem = drafter.use(call)
     if problem is None and events is not None and call.name == EVENT_TOOL:
@@ -338,7 +340,7 @@ async def _use(drafter: Drafter, call: ToolCall, events: KnownEvents | None) -> 
 
 def _drafted(
     work: CompactionWork, known: KnownWorld, shown: ShownWorld, calls: Sequence[ToolCall] = ()
-) -> tuple[Drafter, list[Refused]]:
+) -> tuple[Drafter, list[RefusedCall]]:
     """What calls come to in a state, and what is wrong with those that can't be. CPU-bound.
 
     Lines are named by the numbers that they were shown with.

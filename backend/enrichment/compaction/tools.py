@@ -17,7 +17,7 @@ from backend.campaigns.proposals.authority import Unclear
 from backend.campaigns.rules import AttributeType
 from backend.chronicles.events import EventFields, EventKind
 from backend.database.base import new_id
-from backend.enrichment.cleaning import clipped, one_line
+from backend.enrichment.cleaning import clip, to_one_line
 from backend.generation.model import Tool
 
 FieldType = AttributeType | Literal["reference", "references"] | tuple[str, ...]
@@ -26,7 +26,7 @@ FieldType = AttributeType | Literal["reference", "references"] | tuple[str, ...]
 Words = Annotated[str, Meta(max_length=2_000)]
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CompactionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The arguments of every tool."""
 
     ref: Annotated[str, Meta(max_length=200)] = ""
@@ -188,16 +188,16 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
 }
 
 
-def offered(attributes: Mapping[str, Mapping[str, AttributeType]]) -> list[Tool]:
+def build_tools(attributes: Mapping[str, Mapping[str, AttributeType]]) -> list[Tool]:
     """The tools as models get them. `attributes` are those that entities have, by their kind."""
     return [
-        Tool(each.name, each.does, schema_of(each, attributes.get(subkind, {})))
+        Tool(each.name, each.does, build_schema(each, attributes.get(subkind, {})))
         for each in UPDATERS.values()
         for subkind in [each.subkinds[0] if each.subkinds else ""]
     ]
 
 
-def schema_of(updater: Updater, attributes: Mapping[str, AttributeType]) -> dict[str, Any]:
+def build_schema(updater: Updater, attributes: Mapping[str, AttributeType]) -> dict[str, Any]:
     """The JSON Schema of a tool's arguments, in the plain form that every provider takes."""
     fields: Mapping[str, FieldType] = {**updater.fields, **attributes}
     single: dict[str, FieldType] = {
@@ -241,7 +241,7 @@ _WORLD = frozenset({"day", "time_of_day"})
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class DraftItem:
     """A change that was read out of the message at `position`.
 
     `replaces` is the fact that a new one makes untrue. With `unclear` nothing is changed: the user
@@ -258,7 +258,7 @@ class Drafted:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftedEvent:
+class DraftEvent:
     """Something for the chronicle, from the messages at these positions.
 
     `id` stands for it until it has a row. `differs_from` are the references of events that it was
@@ -273,7 +273,7 @@ class DraftedEvent:
     id: UUID = field(default_factory=new_id)
 
 
-def parted(asked: Call) -> tuple[Call | None, Call]:
+def split_operations(asked: CompactionCall) -> tuple[CompactionCall | None, CompactionCall]:
     """What a call says of the whole world, if anything, and the rest of it."""
     given: dict[str, dict[str, Any]] = {"set": asked.set, "add": asked.add}
     world = {how: {k: v for k, v in each.items() if k in _WORLD} for how, each in given.items()}
@@ -302,7 +302,7 @@ def put_objectives(
 def read_value(name: str, kind: FieldType, value: Any, how: str) -> Any:
     """A value as its field holds it. Raises `ToolRefusedError`."""
     if kind == "list":
-        return listed(value)
+        return split_list(value)
     if kind == "number":
         number = int(value) if isinstance(value, str) and _is_number(value) else value
         if isinstance(number, bool) or not isinstance(number, int | float):
@@ -310,7 +310,7 @@ def read_value(name: str, kind: FieldType, value: Any, how: str) -> Any:
         return number
     if how != "set":
         raise ToolRefusedError(f"{name} is a text: use `set`.")
-    text = cleaned(str(value) if isinstance(value, int | float) else value)
+    text = clean_arguments(str(value) if isinstance(value, int | float) else value)
     if not isinstance(text, str):
         raise ToolRefusedError(f"{name} is a text.")
     if isinstance(kind, tuple) and text not in kind:
@@ -322,37 +322,37 @@ def _is_number(text: str) -> bool:
     return text.strip().lstrip("+-").isdecimal() and len(text) < 12  # noqa: PLR2004
 
 
-def event_of(asked: Call, positions: Sequence[int], because: str) -> DraftedEvent:
+def build_event(asked: CompactionCall, positions: Sequence[int], because: str) -> DraftEvent:
     """Return the event that a call tells of. Raises `ToolRefusedError`."""
     given = {**asked.add, **asked.set}
     names = EventFields.__struct_fields__
-    said = {name: cleaned(value) for name, value in given.items() if name in names}
-    said |= {name: listed(said[name]) for name in ("who", "keywords") if name in said}
-    said["summary"] = said.get("summary") or one_line(asked.name)
+    said = {name: clean_arguments(value) for name, value in given.items() if name in names}
+    said |= {name: split_list(said[name]) for name in ("who", "keywords") if name in said}
+    said["summary"] = said.get("summary") or to_one_line(asked.name)
     if not said["summary"]:
         raise ToolRefusedError("An event has a `set.summary`, one sentence.")
     try:
         weight = msgspec.convert(given.get("significance", 3), int)
-        return DraftedEvent(
+        return DraftEvent(
             fields=msgspec.convert(said, EventFields),
             significance=min(max(weight, 1), 5),
             because=because,
             positions=positions,
-            differs_from=listed(given.get("differs_from", [])),
+            differs_from=split_list(given.get("differs_from", [])),
         )
     except msgspec.ValidationError as error:
         raise ToolRefusedError(f"{error}.") from None
 
 
-def cleaned(value: Any) -> Any:
+def clean_arguments(value: Any) -> Any:
     """A text in one line, without what would have power in a prompt."""
-    return clipped(one_line(value), MAX_TEXT) if isinstance(value, str) else value
+    return clip(to_one_line(value), MAX_TEXT) if isinstance(value, str) else value
 
 
-def listed(value: Any) -> list[str]:
+def split_list(value: Any) -> list[str]:
     """A list of texts; one text stands for a list of it."""
     values = cast("Sequence[Any]", value) if isinstance(value, list) else [value]
-    texts = [cleaned(each) for each in values[:MAX_LISTED]]
+    texts = [clean_arguments(each) for each in values[:MAX_LISTED]]
     if not all(isinstance(each, str) for each in texts):
         raise ToolRefusedError("A list holds texts.")
     return [each for each in texts if each]

@@ -14,10 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.campaigns.models import CampaignMark
 from backend.campaigns.state.viewpoints import read_marks
 from backend.chats.models import MESSAGE_AUTHOR, Chat, Message
-from backend.core.audience import known_to_all
-from backend.enrichment.budgets import CHARACTERS_A_TOKEN
-from backend.enrichment.llm_selection import Reader
-from backend.enrichment.story import Version, last_reply, readable, told
+from backend.core.audience import filter_known_to_all
+from backend.enrichment.reader import CHARACTERS_A_TOKEN, Reader
+from backend.enrichment.story import Version, find_last_reply, is_readable, render_line
 
 MAX_LINES = 200
 EARLIER_LINES = 4
@@ -62,9 +61,9 @@ async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> Wind
     before = (
         select(Message)
         .where(
-            readable(chat),
+            is_readable(chat),
             Message.position < first.position,
-            known_to_all(first.audience, Message.audience),
+            filter_known_to_all(first.audience, Message.audience),
         )
         .order_by(Message.position.desc())
         .limit(EARLIER_LINES)
@@ -75,8 +74,8 @@ async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> Wind
     return Window(
         versions=[(row.id, row.updated_at) for row in rows],
         positions=[row.position for row in rows],
-        earlier=[told(reader, row, EARLIER_CHARACTERS, marks) for row in earlier],
-        lines=[told(reader, row, most * CHARACTERS_A_TOKEN) for row in rows],
+        earlier=[render_line(reader, row, EARLIER_CHARACTERS, marks) for row in earlier],
+        lines=[render_line(reader, row, most * CHARACTERS_A_TOKEN) for row in rows],
         audience=first.audience,
         since=first.created_at,
         player_names=_player_names(reader, [*earlier, *rows]),
@@ -108,8 +107,8 @@ async def count_unread(session: AsyncSession, chat: Chat) -> int:
 
 async def _unread(session: AsyncSession, chat: Chat) -> tuple[ColumnElement[bool], ...]:
     """A user's line without a reply is read together with its reply."""
-    last = await last_reply(session, chat)
-    conditions = readable(chat), ~_IS_READ, Message.position <= (-1 if last is None else last)
+    last = await find_last_reply(session, chat)
+    conditions = is_readable(chat), ~_IS_READ, Message.position <= (-1 if last is None else last)
     if chat.chronicle_since is None:
         return conditions
     return *conditions, Message.created_at >= chat.chronicle_since

@@ -38,15 +38,14 @@ from backend.chronicles.repository import (
 )
 from backend.core.audience import GM, PUBLIC, AudienceMarks
 from backend.database.engine import Database
-from backend.enrichment.agent.duplicates import MAX_QUESTIONS, DuplicateFinder, is_any_told
-from backend.enrichment.agent.lookup import LATEST
-from backend.enrichment.agent.proposals import mark_of
-from backend.enrichment.agent.references import Marks
-from backend.enrichment.cleaning import clipped, one_line
-from backend.enrichment.compaction.tools import Drafted, DraftedEvent
+from backend.enrichment.agent.duplicates import MAX_QUESTIONS, DuplicateFinder, is_any_known
+from backend.enrichment.agent.lookup import MAX_LATEST_EVENTS
+from backend.enrichment.agent.proposals import Marks, quote_mark
+from backend.enrichment.cleaning import clip, to_one_line
+from backend.enrichment.compaction.tools import DraftEvent, DraftItem
 from backend.enrichment.pipeline import EventsChangedError
-from backend.enrichment.runs.effects import Changed, effect_on, stamp_time
-from backend.enrichment.runs.store import Refused, RunEffect
+from backend.enrichment.runs.effects import Changed, build_effect, stamp_time
+from backend.enrichment.runs.store import RefusedCall, RunEffect
 from backend.vault.sealing import Sealer
 
 MAX_EVENT = 300
@@ -82,14 +81,14 @@ class KnownEvents:
         self._message_ids = message_ids
         self._audience = audience
         self._who_knows = marks
-        self._marks: Marks[StoryEvent | DraftedEvent] = Marks("H")
+        self._marks: Marks[StoryEvent | DraftEvent] = Marks("H")
 
     async def show(self, *, most: int) -> list[str]:
         """Return the last events as lines that begin with their references."""
         events = (await self._read())[-most:]
         return [f"{self._marks.show(event)}: {self._render(event)}" for event in events]
 
-    async def check(self, new: DraftedEvent, drafts: Sequence[DraftedEvent]) -> Refused | None:
+    async def check(self, new: DraftEvent, drafts: Sequence[DraftEvent]) -> RefusedCall | None:
         """Return why an event is not written: another one says the same, or may say the same.
 
         The model is asked about the latter, unless its call says that they differ.
@@ -98,18 +97,18 @@ class KnownEvents:
             new: The event.
             drafts: The run's events before it.
         """
-        events: list[StoryEvent | DraftedEvent] = [*await self._read(), *drafts]
+        events: list[StoryEvent | DraftEvent] = [*await self._read(), *drafts]
         known = {event.id: event for event in events}
         self.seen.update(known)
         near = await self._finder.nearest(new.fields, list(known.values()))
         if (same := next((each.event for each in near if each.is_same), None)) is not None:
             reason = f"duplicate of {self._marks.show(same)}: {self._summarize(same)}"
-            return Refused(tool=_TOOL, reason=reason, duplicate_of=same.id)
+            return RefusedCall(tool=_TOOL, reason=reason, duplicate_of=same.id)
         apart: set[UUID] = set()
         for mark in new.differs_from:
             if (found := self._marks.get(mark)) is None:
-                reason = f"{mark_of(mark)} is no event that you were shown."
-                return Refused(tool=_TOOL, reason=reason)
+                reason = f"{quote_mark(mark)} is no event that you were shown."
+                return RefusedCall(tool=_TOOL, reason=reason)
             apart.add(found.id)
         asked = [each.event for each in near if each.may_be_same()][:MAX_QUESTIONS]
         asked = [event for event in asked if event.id not in apart]
@@ -117,7 +116,7 @@ class KnownEvents:
             return None
         marks = ", ".join(self._marks.show(event) for event in asked)
         shown = " ".join(f"{self._marks.show(event)}: {self._summarize(event)}" for event in asked)
-        return Refused(
+        return RefusedCall(
             tool=_TOOL,
             reason=f"{marks} may say the same. {shown} If so, leave it. If yours is another event, "
             f"call again with add.differs_from: {marks}.",
@@ -131,7 +130,7 @@ class KnownEvents:
                 session,
                 self._sealer,
                 self._chronicle_id,
-                limit=LATEST,
+                limit=MAX_LATEST_EVENTS,
                 viewpoint=GM if self._audience == GM else PUBLIC,
             )
             own = await read_events_from(
@@ -144,15 +143,15 @@ class KnownEvents:
         found = {event.id: event for event in [*latest, *own]}
         return sorted(found.values(), key=lambda each: (each.happened_at, each.place, each.id))
 
-    def _summarize(self, event: StoryEvent | DraftedEvent) -> str:
+    def _summarize(self, event: StoryEvent | DraftEvent) -> str:
         text = event.fields.summary
         if isinstance(event, StoryEvent):
             text = self._who_knows.mark(text, event.audience)
-        return clipped(one_line(text), MAX_EVENT)
+        return clip(to_one_line(text), MAX_EVENT)
 
     def _render(self, event: StoryEvent) -> str:
         text = self._who_knows.mark(told(event.fields), event.audience)
-        return clipped(one_line(text), MAX_EVENT)
+        return clip(to_one_line(text), MAX_EVENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,9 +171,9 @@ class CompactionWriter:
     messages: Mapping[int, Message]
     audience: str
     effects: list[RunEffect] = field(default_factory=list[RunEffect])
-    refused: list[Refused] = field(default_factory=list[Refused])
+    refused: list[RefusedCall] = field(default_factory=list[RefusedCall])
 
-    async def change(self, chat: Chat, drafts: Sequence[Drafted], *, since: datetime) -> None:
+    async def change(self, chat: Chat, drafts: Sequence[DraftItem], *, since: datetime) -> None:
         """Write the changes that may be written, as one version, and propose the others.
 
         There is a new version also where nothing changes: what was read is noted with it.
@@ -186,7 +185,7 @@ class CompactionWriter:
         kept = await keep(session, sealer, campaign, chat, verdict.proposals)
         if left := len(verdict.proposals) - kept:
             reason = f"{left} were proposed before, or too many wait already."
-            self.refused.append(Refused(tool="proposal", reason=reason))
+            self.refused.append(RefusedCall(tool="proposal", reason=reason))
         wanted = await self._with_room(verdict.drafts)
         if not wanted:
             campaign.version += 1
@@ -221,7 +220,7 @@ class CompactionWriter:
         try:
             await check_item_room(self.session, self.campaign.id, more=len(made))
         except CampaignFullError as error:
-            self.refused.append(Refused(tool="", reason=error.detail))
+            self.refused.append(RefusedCall(tool="", reason=error.detail))
             return [
                 each
                 for each in drafts
@@ -229,7 +228,7 @@ class CompactionWriter:
             ]
         return drafts
 
-    def _draft(self, draft: Drafted) -> Draft:
+    def _draft(self, draft: DraftItem) -> Draft:
         return Draft(
             kind=draft.kind,
             item_id=draft.item_id,
@@ -270,7 +269,7 @@ class ChronicleWriter:
     audience: str
     run_id: UUID
     effects: list[RunEffect] = field(default_factory=list[RunEffect])
-    refused: list[Refused] = field(default_factory=list[Refused])
+    refused: list[RefusedCall] = field(default_factory=list[RefusedCall])
     changed: Changed = field(default_factory=lambda: defaultdict(set))
 
     async def find_timed(self) -> Sequence[TimedEvent]:
@@ -314,13 +313,13 @@ class ChronicleWriter:
             fields = structs.replace(open_event(self.sealer, row), day=at.day, time=at.time)
             row.sealed_event = sealed_event(self.sealer, row.id, fields)
             writing.touch(row)
-            effect = effect_on(
+            effect = build_effect(
                 row, "event_changed", title=fields.summary, because=at.label, before=before
             )
             self.effects.append(effect)
             self.changed["event", self.chronicle_id].add(row.id)
 
-    async def add(self, events: Sequence[DraftedEvent], *, seen: Collection[UUID]) -> None:
+    async def add(self, events: Sequence[DraftEvent], *, seen: Collection[UUID]) -> None:
         """Write new events, each from its messages.
 
         Raises `EventsChangedError` for events like those that were written since the new ones were
@@ -332,17 +331,17 @@ class ChronicleWriter:
         written = await read_events_from(
             self.session, self.sealer, self.chronicle_id, message_ids, audience=self.audience
         )
-        if is_any_told([each.fields for each in events], written, seen=seen):
+        if is_any_known([each.fields for each in events], written, seen=seen):
             raise EventsChangedError
         times = await self._times([self._last_line(each).id for each in events])
         new = [self._event(each, times.get(self._last_line(each).id)) for each in events]
         try:
             rows = await writing.add_events(self.session, self.sealer, self.chronicle_id, new)
         except ChronicleFullError as error:
-            self.refused.append(Refused(tool="chronicle_event_tool", reason=error.detail))
+            self.refused.append(RefusedCall(tool="chronicle_event_tool", reason=error.detail))
             return
         self.effects.extend(
-            effect_on(row, "event_created", title=each.fields.summary, because=each.because)
+            build_effect(row, "event_created", title=each.fields.summary, because=each.because)
             for row, each in zip(rows, events, strict=True)
         )
         self.changed["event", self.chronicle_id].update(row.id for row in rows)
@@ -353,10 +352,10 @@ class ChronicleWriter:
             self.session, self.sealer, message_ids, is_committed=False
         )
 
-    def _last_line(self, event: DraftedEvent) -> Message:
+    def _last_line(self, event: DraftEvent) -> Message:
         return self.messages[event.positions[-1]]
 
-    def _event(self, event: DraftedEvent, at: StoryTime | None) -> writing.NewEvent:
+    def _event(self, event: DraftEvent, at: StoryTime | None) -> writing.NewEvent:
         sources = [
             SourceMessage(id=message.id, chat_id=message.chat_id, position=message.position)
             for message in (self.messages[position] for position in event.positions)

@@ -25,7 +25,7 @@ from backend.chronicles.repository import (
     read_events_from,
 )
 from backend.core.audience import PUBLIC
-from backend.enrichment.agent.duplicates import is_any_told
+from backend.enrichment.agent.duplicates import is_any_known
 from backend.enrichment.agent.proposals import (
     Proposal,
     ProposedChange,
@@ -33,7 +33,7 @@ from backend.enrichment.agent.proposals import (
     ProposedEvent,
 )
 from backend.enrichment.pipeline import EventsChangedError
-from backend.enrichment.runs.store import EffectKind, Refused, RunEffect
+from backend.enrichment.runs.store import EffectKind, RefusedCall, RunEffect
 from backend.enrichment.story import TranscriptSlice
 from backend.lorebooks import authoring
 from backend.lorebooks.errors import LorebookFullError
@@ -52,7 +52,7 @@ Changed = defaultdict[tuple[Kind, UUID], set[UUID]]
 """Ids of events and entries by their container."""
 
 
-async def note_in_index(
+async def update_index(
     session: AsyncSession, index: IndexOutbox, holder: KeyHolder, changed: Changed
 ) -> None:
     """Have the index look at what a run wrote, or what was taken back of it."""
@@ -62,7 +62,7 @@ async def note_in_index(
         )
 
 
-def effect_on(
+def build_effect(
     row: ChronicleEvent | LoreEntryRow,
     what: EffectKind,
     *,
@@ -109,7 +109,7 @@ class ProposalWriter:
     run_id: UUID
     clock: StoryClock
     effects: list[RunEffect] = field(default_factory=list[RunEffect])
-    refused: list[Refused] = field(default_factory=list[Refused])
+    refused: list[RefusedCall] = field(default_factory=list[RefusedCall])
 
     async def write(self, proposals: Sequence[Proposal], *, seen: Collection[UUID] = ()) -> None:
         """Write the proposals, and mark what they supersede.
@@ -133,7 +133,7 @@ class ProposalWriter:
             written = await read_events_from(
                 self.session, self.sealer, chronicle_id, lines, audience=self.stretch.audience
             )
-            if is_any_told([each.fields for each in events], written, seen=seen):
+            if is_any_known([each.fields for each in events], written, seen=seen):
                 raise EventsChangedError
         await self._write_events(events)
         name = open_chronicle(self.sealer, chronicle).name
@@ -183,7 +183,7 @@ class ProposalWriter:
             elif (effect := await self._superseded(old, row, each)) is not None:
                 changed.append(effect)
         self.effects.extend(
-            effect_on(row, "event_created", title=each.fields.summary, because=each.because)
+            build_effect(row, "event_created", title=each.fields.summary, because=each.because)
             for each, row in zip(proposed, rows, strict=True)
         )
         self.effects.extend(changed)
@@ -218,7 +218,7 @@ class ProposalWriter:
         await writing.supersede(self.session, row, by.id)
         because = new.because or f"superseded by: {new.fields.summary}"
         title = open_event(self.sealer, row).summary
-        return effect_on(row, "event_changed", title=title, because=because, before=before)
+        return build_effect(row, "event_changed", title=title, because=because, before=before)
 
     async def _counts(self, event_id: UUID) -> bool:
         query = select(ChronicleEvent.id).where(ChronicleEvent.id == event_id, counting())
@@ -246,7 +246,7 @@ class ProposalWriter:
             self._refuse("create_lorebook_entry", error.detail)
             return
         self.effects.append(
-            effect_on(row, "entry_created", title=new.entry.title, because=new.because)
+            build_effect(row, "entry_created", title=new.entry.title, because=new.because)
         )
 
     async def _change_entry(self, change: ProposedChange) -> None:
@@ -272,7 +272,7 @@ class ProposalWriter:
         )
         title, because = change.entry.title, change.because
         self.effects.append(
-            effect_on(row, "entry_changed", title=title, because=because, before=before)
+            build_effect(row, "entry_changed", title=title, because=because, before=before)
         )
 
     def _origin(self) -> authoring.Origin:
@@ -280,4 +280,4 @@ class ProposalWriter:
         return authoring.Origin(self.run_id, stretch.chat_id, stretch.lines[-1].id)
 
     def _refuse(self, tool: str, reason: str) -> None:
-        self.refused.append(Refused(tool=tool, reason=reason))
+        self.refused.append(RefusedCall(tool=tool, reason=reason))

@@ -19,7 +19,7 @@ from backend.vault.sealing import Sealer
 
 
 @cache
-def run_shares() -> Subquery:
+def select_run_shares() -> Subquery:
     """Runs by the models that were asked: of `triage_model` a row of its own, with one call.
 
     A run counts with its own model; a row of the other has 0 in `runs`.
@@ -75,7 +75,7 @@ class RunEffect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     before: dict[str, Any] | None = None
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RefusedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A call of the model's that came to nothing. `reason` is what the model was told.
 
     `tool` is empty where what it answered could not be read as calls.
@@ -100,7 +100,7 @@ class RunDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message_ids: list[UUID] = []
     memory_ids: list[UUID] = []
     effects: list[RunEffect] = []
-    refused: list[Refused] = []
+    refused: list[RefusedCall] = []
     note: str = ""
     problem: ShownProblem | None = None
     kept: list[int] = []
@@ -109,7 +109,7 @@ class RunDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 _DETAIL = msgspec.json.Decoder(RunDetail)
 
 
-def sealed_detail(sealer: Sealer, run_id: UUID, detail: RunDetail) -> bytes:
+def seal_detail(sealer: Sealer, run_id: UUID, detail: RunDetail) -> bytes:
     """What a run read and wrote, for its row."""
     return sealer.seal_bytes(RUN_DETAIL, run_id, msgspec.json.encode(detail))
 
@@ -121,13 +121,15 @@ def open_detail(sealer: Sealer, run: EnrichmentRun) -> RunDetail:
     return _DETAIL.decode(sealer.open_bytes(RUN_DETAIL, run.id, run.sealed_detail))
 
 
-async def note_done(session: AsyncSession, run: EnrichmentRun) -> None:
+async def record_success(session: AsyncSession, run: EnrichmentRun) -> None:
     """Keep a run that went well."""
     session.add(run)
     await add_tokens(session, run.user_id, run.prompt_tokens + run.completion_tokens)
 
 
-async def note_failed(session: AsyncSession, sealer: Sealer, run: EnrichmentRun) -> EnrichmentRun:
+async def record_failure(
+    session: AsyncSession, sealer: Sealer, run: EnrichmentRun
+) -> EnrichmentRun:
     """Keep a run that failed; the same failure again, of the same job, is one row: that one."""
     await add_tokens(session, run.user_id, run.prompt_tokens + run.completion_tokens)
     before = await session.scalar(
@@ -148,7 +150,7 @@ async def note_failed(session: AsyncSession, sealer: Sealer, run: EnrichmentRun)
     before.triage_model = before.triage_model or run.triage_model
     before.triage_prompt_tokens += run.triage_prompt_tokens or 0
     before.triage_completion_tokens += run.triage_completion_tokens or 0
-    before.sealed_detail = sealed_detail(sealer, before.id, open_detail(sealer, run))
+    before.sealed_detail = seal_detail(sealer, before.id, open_detail(sealer, run))
     # What it took counts as of today.
     before.created_at = now()
     return before

@@ -26,11 +26,11 @@ from backend.chronicles import event_writer as writing
 from backend.chronicles.event_writer import is_there, supersede_again
 from backend.chronicles.models import ChronicleEvent
 from backend.chronicles.repository import get_chronicle
-from backend.database.base import chunks, now
+from backend.database.base import now, split_chunks
 from backend.enrichment.errors import NothingToUndoError, RunReplacedError, RunUndoneError
 from backend.enrichment.models import ChatSummary, EnrichmentRun
-from backend.enrichment.runs.effects import Changed, note_in_index
-from backend.enrichment.runs.store import RunDetail, RunEffect, get_run, open_detail, sealed_detail
+from backend.enrichment.runs.effects import Changed, update_index
+from backend.enrichment.runs.store import RunDetail, RunEffect, get_run, open_detail, seal_detail
 from backend.enrichment.schemas import KeptBecause, KeptView, UndoView, WrittenView
 from backend.lorebooks import authoring
 from backend.lorebooks import repository as lore
@@ -40,7 +40,7 @@ from backend.memory.indexing.outbox import IndexOutbox
 from backend.vault.sealing import Sealer
 
 
-async def undo_summary(session: AsyncSession, run: EnrichmentRun, *, force: bool) -> UndoView:
+async def undo_summary_run(session: AsyncSession, run: EnrichmentRun, *, force: bool) -> UndoView:
     """Take back the summaries that a run wrote; those that were edited since only with `force`."""
     mine = ChatSummary.run_id == run.id, ChatSummary.user_id == run.user_id
     rows = list(await session.scalars(select(ChatSummary).where(*mine)))
@@ -118,7 +118,7 @@ async def undo_run(
     if run.state == "undone" and not force:
         raise RunUndoneError
     if run.kind == "summary":
-        view = await undo_summary(session, run, force=force)
+        view = await undo_summary_run(session, run, force=force)
     elif run.kind == "questions":
         view = await undo_questions(session, index, identity, run)
     else:
@@ -146,8 +146,8 @@ async def _undo_effects(
     undoer = _Undoer(session, identity.sealer, _found(detail, later), force)
     await undoer.undo(detail, only=detail.kept if is_again else None)
     left = msgspec.structs.replace(detail, kept=undoer.left)
-    run.sealed_detail = sealed_detail(identity.sealer, run.id, left)
-    await note_in_index(session, index, identity, undoer.changed)
+    run.sealed_detail = seal_detail(identity.sealer, run.id, left)
+    await update_index(session, index, identity, undoer.changed)
     return UndoView(undone=undoer.undone, kept=undoer.kept)
 
 
@@ -278,7 +278,7 @@ class _Undoer:
         """By what events are superseded: what the run made, and what that superseded."""
         made = [effect.id for effect in detail.effects if effect.what == "event_created"]
         found: dict[UUID, Row[UUID, UUID, UUID | None]] = {}
-        for ids in chunks(made):
+        for ids in split_chunks(made):
             rows = await self.session.execute(
                 select(
                     ChronicleEvent.id, ChronicleEvent.chronicle_id, ChronicleEvent.superseded_by

@@ -13,9 +13,9 @@ from backend.chats.repository import first_behind
 from backend.chats.schemas import SummarySettings
 from backend.chats.service import read_settings
 from backend.context.budget import eviction_point, step_of
-from backend.core.audience import GM, PUBLIC, Viewpoint, is_known_to, listed
-from backend.enrichment.story import lines_between, readable
-from backend.enrichment.summaries.store import StoredSummary, current_summary
+from backend.core.audience import GM, PUBLIC, Viewpoint, list_entities, may_know
+from backend.enrichment.story import is_between, is_readable
+from backend.enrichment.summaries.store import StoredSummary, find_current_summary
 from backend.vault.sealing import Sealer
 
 CAMPAIGN_WORDS = 150
@@ -82,7 +82,7 @@ async def find_round_goal(
     """The same for a campaign's chat: all but the last `HOT_ROUNDS`, every `interval` rounds."""
     query = (
         select(Message.position)
-        .where(readable(chat), Message.role == "user")
+        .where(is_readable(chat), Message.role == "user")
         .order_by(Message.position.desc())
         .limit(HOT_ROUNDS + interval)
     )
@@ -113,21 +113,21 @@ async def next_audience(
     Players' characters and the game master have news where lines are for them and not for all.
     Everyone comes last: what the public summary passes by is told in the others' by then.
     """
-    told = await current_summary(session, sealer, chat, viewpoint=PUBLIC)
+    told = await find_current_summary(session, sealer, chat, viewpoint=PUBLIC)
     query = (
         select(Message.audience, func.max(Message.position))
-        .where(*lines_between(chat, told.position if told else -1, through))
+        .where(*is_between(chat, told.position if told else -1, through))
         .group_by(Message.audience)
     )
     last = {row[0]: row[1] for row in await session.execute(query)}
-    named = {each for column in last for each in listed(column)}
+    named = {each for column in last for each in list_entities(column)}
     players = await players_among(session, named, chat.campaign_id)
     viewpoints: list[Viewpoint] = [*players, GM, PUBLIC]
     for viewpoint in viewpoints:
-        current = await current_summary(session, sealer, chat, viewpoint=viewpoint)
+        current = await find_current_summary(session, sealer, chat, viewpoint=viewpoint)
         after = current.position if current else -1
         for column, position in last.items():
-            is_new = position > after and is_known_to(viewpoint, column)
+            is_new = position > after and may_know(viewpoint, column)
             if is_new and (column == PUBLIC) == (viewpoint == PUBLIC):
                 return viewpoint, current
     return None
@@ -139,7 +139,7 @@ async def _last_before(
     """Position of the last line that a history which begins at `begin` tokens does not hold."""
     first = await first_behind(session, chat.id, from_sum=begin)
     query = (
-        select(Message.position).where(readable(chat)).order_by(Message.position.desc()).limit(1)
+        select(Message.position).where(is_readable(chat)).order_by(Message.position.desc()).limit(1)
     )
     if first is not None:
         query = query.where(Message.position < first)

@@ -14,15 +14,15 @@ from backend.chats import repository as chats
 from backend.chats.errors import MessageBusyError
 from backend.chats.models import Chat, Message
 from backend.chats.service import read_settings
-from backend.core.audience import GM, PUBLIC, Viewpoint, own_column
+from backend.core.audience import GM, PUBLIC, Viewpoint, encode_viewpoint
 from backend.database.engine import Database
 from backend.enrichment.errors import SummaryNotFoundError
 from backend.enrichment.models import ChatSummary
 from backend.enrichment.schemas import NewSummary, SummaryView
 from backend.enrichment.summaries.store import (
     StoredSummary,
-    active_summaries,
-    current_summary,
+    find_current_summary,
+    list_active_summaries,
     store_summary,
 )
 from backend.errors import ValidationError
@@ -51,7 +51,9 @@ class SummaryService:
         """
         async with self._database.read() as session:
             chat = await _chat_of(session, identity, chat_id, viewpoint)
-            summary = await current_summary(session, identity.sealer, chat, viewpoint=viewpoint)
+            summary = await find_current_summary(
+                session, identity.sealer, chat, viewpoint=viewpoint
+            )
         return await self._view(identity, chat, summary, viewpoint)
 
     async def list_page(
@@ -69,14 +71,16 @@ class SummaryService:
         """
         async with self._database.read() as session:
             chat = await _chat_of(session, identity, chat_id, viewpoint)
-            current = await current_summary(session, identity.sealer, chat, viewpoint=viewpoint)
-            found = await active_summaries(
+            current = await find_current_summary(
+                session, identity.sealer, chat, viewpoint=viewpoint
+            )
+            found = await list_active_summaries(
                 session,
                 identity.sealer,
                 chat,
                 limit=limit + 1,
                 up_to_position=None if before is None else before - 1,
-                audiences=(own_column(viewpoint), PUBLIC),
+                audiences=(encode_viewpoint(viewpoint), PUBLIC),
             )
         is_used = current is not None and await self._is_used(identity, chat, viewpoint)
         items = [
@@ -110,13 +114,16 @@ class SummaryService:
             raise ValidationError("text holds nothing but blanks.")
         sealer = identity.sealer
         async with self._database.write() as session:
-            seen, audience = viewpoint or GM, None if viewpoint is None else own_column(viewpoint)
+            seen, audience = (
+                viewpoint or GM,
+                None if viewpoint is None else encode_viewpoint(viewpoint),
+            )
             chat = await _chat_of(session, identity, chat_id, seen, lock=True)
-            current = await current_summary(session, sealer, chat, viewpoint=seen)
+            current = await find_current_summary(session, sealer, chat, viewpoint=seen)
             check_revision(if_match, current.revision if current else 0)
             message = await _through(session, identity, chat, current, new.through_message_id)
             await store_summary(session, sealer, message, text, audience=audience, is_edited=True)
-            summary = await current_summary(session, sealer, chat, viewpoint=seen)
+            summary = await find_current_summary(session, sealer, chat, viewpoint=seen)
         return await self._view(identity, chat, summary, seen)
 
     async def delete(
@@ -134,7 +141,9 @@ class SummaryService:
         """
         async with self._database.write() as session:
             chat = await _chat_of(session, identity, chat_id, viewpoint, lock=True)
-            current = await current_summary(session, identity.sealer, chat, viewpoint=viewpoint)
+            current = await find_current_summary(
+                session, identity.sealer, chat, viewpoint=viewpoint
+            )
             if current is None:
                 raise SummaryNotFoundError
             check_revision(if_match, current.revision)

@@ -23,15 +23,15 @@ from backend.chats.events import (
     ChatCopied,
     MessageShown,
     WorldParted,
-    lead_over,
+    translate_audiences,
 )
 from backend.chats.models import Chat, Message
 from backend.chats.repository import FOREVER
-from backend.chats.tree import climb_from, subtree
-from backend.core.audience import GM, PUBLIC, Viewpoint, is_known_to_all, own_column
+from backend.chats.tree import make_ancestors, make_subtree
+from backend.core.audience import GM, PUBLIC, Viewpoint, encode_viewpoint, may_all_know
 from backend.database.base import Base, new_id, now, upsert
 from backend.enrichment.models import CHAT_SUMMARY, ChatSummary, EnrichmentMark, EnrichmentRun
-from backend.http.schemas import struct_from
+from backend.http.schemas import make_struct
 from backend.vault.sealing import Sealer
 
 MAX_SUMMARY_CHARS = 20_000
@@ -63,7 +63,7 @@ class StoredSummary(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: datetime
 
 
-async def current_summary(
+async def find_current_summary(
     session: AsyncSession,
     sealer: Sealer,
     chat: Chat,
@@ -76,14 +76,14 @@ async def current_summary(
     It is the viewpoint's own, or the public one. Where that goes further, what happened since is
     public: the text is that of both.
     """
-    column = own_column(viewpoint)
-    found = await active_summaries(
+    column = encode_viewpoint(viewpoint)
+    found = await list_active_summaries(
         session, sealer, chat, limit=1, up_to_position=up_to_position, audiences=(column, PUBLIC)
     )
     last = found[0] if found else None
     if last is None or last.audience == column or chat.campaign_id is None:
         return last
-    own = await active_summaries(
+    own = await list_active_summaries(
         session, sealer, chat, limit=1, up_to_position=last.position, audiences=(column,)
     )
     if not own:
@@ -129,7 +129,7 @@ _ACTIVE_FOR = _ACTIVE.where(
 )
 
 
-async def active_summaries(
+async def list_active_summaries(
     session: AsyncSession,
     sealer: Sealer,
     chat: Chat,
@@ -152,7 +152,7 @@ async def active_summaries(
     if audiences:
         values |= {"audiences": audiences, "first": audiences[0]}
     return [
-        struct_from(
+        make_struct(
             StoredSummary,
             row,
             text=sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary),
@@ -224,14 +224,14 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
         )
         chat = await session.get_one(Chat, message.chat_id)
         is_only = not await hides_information(session, identity.sealer, chat)
-        below = select(subtree(message.id).c.id)
+        below = select(make_subtree(message.id).c.id)
         rows = await session.scalars(
             select(ChatSummary).where(ChatSummary.message_id.in_(below), owned)
         )
         found = {(row.message_id, row.audience): row for row in rows}
         for (message_id, column), row in list(found.items()):
-            knew = is_known_to_all(column, before)
-            knows = is_known_to_all(column, message.audience)
+            knew = may_all_know(column, before)
+            knows = may_all_know(column, message.audience)
             wanted = column
             if column == GM and message.audience == PUBLIC:
                 through = await session.get_one(Message, message_id)
@@ -253,7 +253,7 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
         """
         await session.execute(
             delete(ChatSummary).where(
-                ChatSummary.message_id.in_(select(subtree(message.id).c.id)),
+                ChatSummary.message_id.in_(select(make_subtree(message.id).c.id)),
                 ChatSummary.user_id == identity.user_id,
                 ~ChatSummary.is_edited,
             )
@@ -322,12 +322,12 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
         columns = await session.scalars(select(ChatSummary.audience).where(*mine).distinct())
         gone = [each for each in columns if each != GM and translate(each) == GM]
         await session.execute(delete(ChatSummary).where(*mine, ChatSummary.audience.in_(gone)))
-        await lead_over(session, ChatSummary.audience, translate, *mine)
+        await translate_audiences(session, ChatSummary.audience, translate, *mine)
 
 
 async def _audience_through(session: AsyncSession, message: Message) -> str:
     """Who may know all from the root through a message, as a column holds it."""
-    path = climb_from(message.id)
+    path = make_ancestors(message.id)
     limited = select(Message.id).where(
         Message.id.in_(select(path.c.id)), Message.audience != PUBLIC
     )

@@ -15,30 +15,28 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.state.viewpoints import hides_information, read_marks
 from backend.chats.models import Chat, Message
-from backend.core.audience import GM, Viewpoint, narrowest, own_column
-from backend.enrichment.budgets import CHARACTERS_A_TOKEN, estimate, open_budget
-from backend.enrichment.cleaning import without_tags
+from backend.core.audience import GM, Viewpoint, encode_viewpoint, intersect_audiences
+from backend.enrichment.cleaning import strip_tags
 from backend.enrichment.pipeline import (
-    BLOCKED_ATTEMPTS,
+    MAX_BLOCKED_ATTEMPTS,
     EnrichmentRuntime,
     PathChangedError,
-    Recovery,
+    RunRecovery,
+    RunWork,
     Task,
-    Work,
 )
+from backend.enrichment.reader import CHARACTERS_A_TOKEN, estimate, open_budget
 from backend.enrichment.runs.store import RunDetail
-from backend.enrichment.story import is_as_read, read_lines, told
-from backend.enrichment.summaries.goals import (
-    find_goal,
-    find_round_goal,
-    next_audience,
-    wanted_summary,
-)
+from backend.enrichment.story import is_path_unchanged, read_lines, render_line
 from backend.enrichment.summaries.store import (
     MAX_SUMMARY_CHARS,
     StoredSummary,
-    active_summaries,
-    current_summary,
+    find_current_summary,
+    find_goal,
+    find_next_audience,
+    find_round_goal,
+    list_active_summaries,
+    read_summary_settings,
     store_summary,
 )
 from backend.generation.declined_answers import check_declined
@@ -56,18 +54,18 @@ from backend.generation.model import (
 from backend.generation.registry import UnknownModelError
 from backend.jobs.running import RunningJob
 
-OVERLONG = 3
+MAX_LENGTH_FACTOR = 3
 """How many times as many words as were asked for are kept."""
 
 TOKENS_PER_WORD = 2
 
-LEAST_STEP = 500
+MIN_STEP_TOKENS = 500
 """Stored tokens of lines that one call of the model brings in, of a model with a tiny window."""
 
 CHARS_PER_WORD = 7
 """Of long words, with the blank behind them."""
 
-PASSED_OVER = "Nothing came back for these lines: the summary goes on behind them, without them."
+SKIPPED_NOTE = "Nothing came back for these lines: the summary goes on behind them, without them."
 
 _SENTENCE_ENDS = ".!?…。\n"
 
@@ -77,7 +75,7 @@ Next = tuple[Viewpoint, StoredSummary | None, int | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SummaryWork(Work):
+class SummaryWork(RunWork):
     """What one call of the model brings in: the lines behind `previous`, oldest first.
 
     `versions` says of each line which message it is and when its text changed; `goal` is the
@@ -115,7 +113,7 @@ class SummaryTask(Task[SummaryWork, str]):
         None, too, where the chat's tokens are counted in another unit by now: the budget of the job
         says nothing then, that of the next reply's will.
         """
-        wanted = await wanted_summary(session, self.sealer, chat)
+        wanted = await read_summary_settings(session, self.sealer, chat)
         if not wanted.enabled or chat.count_unit != self.job.payload["count_unit"]:
             return None
         is_hiding = await hides_information(session, self.sealer, chat)
@@ -128,14 +126,14 @@ class SummaryTask(Task[SummaryWork, str]):
             return None
         budget = await open_budget(session, self.runtime.settings, self.sealer.user_id)
         reader = await self.reader(session, chat)
-        most = max(LEAST_STEP, reader.stretch_tokens)
+        most = max(MIN_STEP_TOKENS, reader.stretch_tokens)
         after = current.position if current else -1
         rows = await read_lines(
             session, chat, after=after, through=goal, most=most, viewpoint=viewpoint
         )
         if not rows:
             return None
-        known = narrowest([row.audience for row in rows])
+        known = intersect_audiences([row.audience for row in rows])
         marks = await read_marks(session, self.sealer, chat.campaign_id, known)
         return SummaryWork(
             reader=reader,
@@ -145,27 +143,27 @@ class SummaryTask(Task[SummaryWork, str]):
             to_position=rows[-1].position,
             previous=current,
             versions=[(row.id, row.updated_at) for row in rows],
-            lines=[told(reader, row, most * CHARACTERS_A_TOKEN, marks) for row in rows],
+            lines=[render_line(reader, row, most * CHARACTERS_A_TOKEN, marks) for row in rows],
             goal=goal,
             words=wanted.words,
             viewpoint=viewpoint,
-            audience=own_column(viewpoint) if is_hiding else None,
+            audience=encode_viewpoint(viewpoint) if is_hiding else None,
         )
 
     async def _next(self, session: AsyncSession, chat: Chat, interval: int) -> Next:
-        current = await current_summary(session, self.sealer, chat)
+        current = await find_current_summary(session, self.sealer, chat)
         return GM, current, await self._goal(session, chat, current, interval)
 
     async def _next_of_all(self, session: AsyncSession, chat: Chat, interval: int) -> Next:
         """The same with hidden information: as far as one audience has come, the others follow."""
-        furthest = await active_summaries(session, self.sealer, chat, limit=1)
+        furthest = await list_active_summaries(session, self.sealer, chat, limit=1)
         reached = furthest[0] if furthest else None
         goal = await self._goal(session, chat, reached, interval)
         if goal is None and reached is not None:
             goal = reached.position
         if goal is None:
             return GM, None, None
-        found = await next_audience(session, self.sealer, chat, through=goal)
+        found = await find_next_audience(session, self.sealer, chat, through=goal)
         return (*found, goal) if found else (GM, None, None)
 
     async def _goal(
@@ -187,8 +185,8 @@ class SummaryTask(Task[SummaryWork, str]):
         return max((each for each in (goal, rounds) if each is not None), default=None)
 
     def output_tokens(self, work: SummaryWork) -> int:
-        """Return room for a summary of the length that the user chose, times `OVERLONG`."""
-        return work.words * OVERLONG * TOKENS_PER_WORD
+        """Return room for a summary of the length that the user chose, times `MAX_LENGTH_FACTOR`."""
+        return work.words * MAX_LENGTH_FACTOR * TOKENS_PER_WORD
 
     async def propose(self, work: SummaryWork) -> str:
         """Have the model write. The budget is filled in on the way: nothing spent is lost."""
@@ -196,7 +194,7 @@ class SummaryTask(Task[SummaryWork, str]):
         prompts, budget, said = self.runtime.prompts, work.budget, ""
         system = prompts["enrichment/summary"].render(words=work.words)
         lines = prompts["enrichment/summary_lines"].render(
-            previous=without_tags(work.previous.text) if work.previous else "",
+            previous=strip_tags(work.previous.text) if work.previous else "",
             lines=work.lines,
             words=work.words,
         )
@@ -216,7 +214,9 @@ class SummaryTask(Task[SummaryWork, str]):
             # Not every server says what was used.
             budget.prompt_tokens = estimate(prompt)
             budget.completion_tokens = len(said) // CHARACTERS_A_TOKEN + 1
-        text = plain(said, min(MAX_SUMMARY_CHARS, work.words * OVERLONG * CHARS_PER_WORD))
+        text = clean_text(
+            said, min(MAX_SUMMARY_CHARS, work.words * MAX_LENGTH_FACTOR * CHARS_PER_WORD)
+        )
         if not text:
             raise ModelEmptyReplyError
         check_declined(text)
@@ -230,21 +230,23 @@ class SummaryTask(Task[SummaryWork, str]):
         self._is_begun = True
         return RunDetail(message_ids=list(work.message_ids), significant=True)
 
-    async def recover(self, session: AsyncSession, work: SummaryWork, error: Exception) -> Recovery:
+    async def recover(
+        self, session: AsyncSession, work: SummaryWork, error: Exception
+    ) -> RunRecovery:
         """Another attempt where that may help; what else goes wrong is in the run alone."""
         match error:
             case PathChangedError():
-                return Recovery()
+                return RunRecovery()
             case ModelBlockedError() | ModelDeclinedError() | ModelEmptyReplyError():
-                if self.job.attempt < BLOCKED_ATTEMPTS:
-                    return Recovery(raises=error)
+                if self.job.attempt < MAX_BLOCKED_ATTEMPTS:
+                    return RunRecovery(raises=error)
                 # It would be so for ever, and nothing behind these lines would be summed up.
                 is_passed = await self._pass_over(session, work)
-                return Recovery(is_over=True, note=PASSED_OVER if is_passed else "")
+                return RunRecovery(is_over=True, note=SKIPPED_NOTE if is_passed else "")
             case UnknownModelError() | ModelError(retryable=False):
-                return Recovery(is_over=True)
+                return RunRecovery(is_over=True)
             case _:
-                return Recovery(raises=error)
+                return RunRecovery(raises=error)
 
     async def _pass_over(self, session: AsyncSession, work: SummaryWork) -> bool:
         """Store the summary so far, and that something is missing behind it."""
@@ -276,13 +278,13 @@ class SummaryTask(Task[SummaryWork, str]):
         shown, or when the summary that it builds on is another one by now.
         """
         viewpoint = work.viewpoint
-        current = await current_summary(session, self.sealer, chat, viewpoint=viewpoint)
+        current = await find_current_summary(session, self.sealer, chat, viewpoint=viewpoint)
         message = await session.get(Message, work.message_ids[-1])
         if (
             message is None
-            or not (await wanted_summary(session, self.sealer, chat)).enabled
+            or not (await read_summary_settings(session, self.sealer, chat)).enabled
             or _version(current) != _version(work.previous)
-            or not await is_as_read(
+            or not await is_path_unchanged(
                 session,
                 chat,
                 work.versions,
@@ -297,13 +299,13 @@ class SummaryTask(Task[SummaryWork, str]):
         await self.job.progress(work.to_position + 1, work.goal + 1)
 
 
-def plain(text: str, limit: int) -> str:
+def clean_text(text: str, limit: int) -> str:
     """A model's text as it may stand in a prompt: no tags, no blank lines, `limit` characters.
 
     Sections of a prompt stand in tags or between blank lines: what has neither can't end the one
     that it stands in. What is longer ends with a sentence, where there is one, or with a word.
     """
-    lines = (line.strip() for line in without_tags(text).split("\n"))
+    lines = (line.strip() for line in strip_tags(text).split("\n"))
     whole = "\n".join(line for line in lines if line)
     return whole if len(whole) <= limit else _cut(whole, limit)
 

@@ -20,36 +20,36 @@ from backend.campaigns.ledger.store import Change
 from backend.campaigns.models import Campaign
 from backend.campaigns.scenes.chapters import DueChapter, due_chapter
 from backend.chats.models import Chat, Message
-from backend.core.audience import opened
+from backend.core.audience import decode_audience
 from backend.database.base import new_id
-from backend.enrichment.budgets import CHARACTERS_A_TOKEN, open_budget
-from backend.enrichment.cleaning import clipped, one_line
-from backend.enrichment.pipeline import PathChangedError, Task, Work
+from backend.enrichment.cleaning import clip, to_one_line
+from backend.enrichment.pipeline import PathChangedError, RunWork, Task
+from backend.enrichment.reader import CHARACTERS_A_TOKEN, open_budget
 from backend.enrichment.runs.store import RunDetail
-from backend.enrichment.summaries.task import plain
+from backend.enrichment.summaries.task import clean_text
 from backend.generation.declined_answers import check_declined
 from backend.generation.model import ModelMalformedAnswerError, Prompt, PromptMessage
 from backend.generation.tools.arguments import plain_schema
 
-WORDS = 200
+CHAPTER_WORDS = 200
 """About how long a chapter is."""
 
 MAX_SUMMARY = 5_000
 MAX_TITLE = 120
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class ChapterAnswer(msgspec.Struct, frozen=True):
     """What is to be kept of a chapter."""
 
     title: str
     summary: str
 
 
-SCHEMA = plain_schema(_Answer)
+SCHEMA = plain_schema(ChapterAnswer)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChapterWork(Work):
+class ChapterWork(RunWork):
     """Scenes that are to become a chapter."""
 
     due: DueChapter
@@ -90,23 +90,23 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
         prompts, scenes = self.runtime.prompts, work.due.scenes
         share = work.reader.stretch_tokens * CHARACTERS_A_TOKEN // len(scenes)
         told = [
-            clipped(one_line(f"{each.title or 'A scene'}: {each.summary}"), share // 2)
-            + clipped("".join(f"\n  - {one_line(one)}" for one in each.key_moments), share // 2)
+            clip(to_one_line(f"{each.title or 'A scene'}: {each.summary}"), share // 2)
+            + clip("".join(f"\n  - {to_one_line(one)}" for one in each.key_moments), share // 2)
             for each in scenes
         ]
         prompt = Prompt(
             [
-                PromptMessage("system", prompts["enrichment/chapter"].render(words=WORDS)),
+                PromptMessage("system", prompts["enrichment/chapter"].render(words=CHAPTER_WORDS)),
                 PromptMessage("user", prompts["enrichment/chapter_scenes"].render(scenes=told)),
             ]
         )
-        said = await self.ask(work, prompt, SCHEMA, _Answer)
-        summary = plain(one_line(said.summary), MAX_SUMMARY)
+        said = await self.ask(work, prompt, SCHEMA, ChapterAnswer)
+        summary = clean_text(to_one_line(said.summary), MAX_SUMMARY)
         if not summary:
             raise ModelMalformedAnswerError("The model was asked for a chapter: none came.")
         check_declined(summary)
         return ChapterProposal(
-            title=plain(one_line(said.title), MAX_TITLE),
+            title=clean_text(to_one_line(said.title), MAX_TITLE),
             summary=summary,
             note=self.note(work),
         )
@@ -123,7 +123,7 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
             title=proposal.title,
             summary=proposal.summary,
             scene_ids=list(due.scene_ids),
-            audience=opened(due.audience),
+            audience=decode_audience(due.audience),
         )
         change = Change("chapter", new_id(), creation(chapter))
         await ledger_store.append(

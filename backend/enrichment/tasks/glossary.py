@@ -44,16 +44,16 @@ from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.repository import character_ids
-from backend.enrichment.budgets import CHARACTERS_A_TOKEN, open_budget
-from backend.enrichment.cleaning import clipped, one_line, without_tags
+from backend.enrichment.cleaning import clip, strip_tags, to_one_line
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.pipeline import (
     PathChangedError,
+    RunWork,
     Task,
-    Work,
 )
+from backend.enrichment.reader import CHARACTERS_A_TOKEN, open_budget
 from backend.enrichment.runs.store import RunDetail
-from backend.enrichment.story import readable
+from backend.enrichment.story import is_readable
 from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     Prompt,
@@ -76,18 +76,18 @@ class _Term(msgspec.Struct, frozen=True):
     definition: Annotated[str, Meta(description="What it is, in one sentence.")] = ""
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class GlossaryAnswer(msgspec.Struct, frozen=True):
     """The words that are terms of the story, and the tags that a reply has."""
 
     terms: list[_Term] = []
     tags: Annotated[list[str], Meta(description="Those of the given tags that are so.")] = []
 
 
-SCHEMA = {**plain_schema(_Answer), "required": ["terms", "tags"]}
+SCHEMA = {**plain_schema(GlossaryAnswer), "required": ["terms", "tags"]}
 
 
 @dataclass(frozen=True, kw_only=True)
-class GlossaryWork(Work):
+class GlossaryWork(RunWork):
     """A reply, and what of its words is familiar.
 
     `version` is the campaign's when its `terms` were read. Without `proposes`, their uses alone are
@@ -143,7 +143,7 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             raise ChronicleNotEnabledError
         message = await session.scalar(
             select(Message).where(
-                readable(chat),
+                is_readable(chat),
                 Message.id == UUID(self.job.payload["message_id"]),
                 Message.role != "user",
             )
@@ -204,7 +204,7 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
         With a tag the campaign's compaction does not wait for its rounds.
         """
         message = await session.scalar(
-            select(Message).where(readable(chat), Message.id == work.message_ids[0])
+            select(Message).where(is_readable(chat), Message.id == work.message_ids[0])
         )
         if (
             message is None
@@ -271,11 +271,11 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
         """
         prompts = self.runtime.prompts
         candidates = [
-            Coinage(without_tags(one.term), one_line(one.snippet)) for one in found.coined
+            Coinage(strip_tags(one.term), to_one_line(one.snippet)) for one in found.coined
         ]
-        tags = [Tagged(one.tag, without_tags(one_line(one.snippet))) for one in found.tags]
+        tags = [Tagged(one.tag, strip_tags(to_one_line(one.snippet))) for one in found.tags]
         most = min(MAX_PASSAGE, work.reader.stretch_tokens * CHARACTERS_A_TOKEN)
-        passage = without_tags(clipped(work.text, most)).strip() if found.is_open else ""
+        passage = strip_tags(clip(work.text, most)).strip() if found.is_open else ""
         prompt = Prompt(
             [
                 PromptMessage("system", prompts["enrichment/glossary"].render(most=MAX_COINED)),
@@ -287,7 +287,7 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
                 ),
             ]
         )
-        said = await self.ask(work, prompt, SCHEMA, _Answer)
+        said = await self.ask(work, prompt, SCHEMA, GlossaryAnswer)
         for each in said.terms:
             check_declined(each.definition)
         kept = _kept(said.terms, candidates, passage, found.familiar)
@@ -320,7 +320,7 @@ def _kept(
     spelled = {key_of(each.term): each.term for each in candidates}
     kept: dict[str, Definition] = {}
     for each in said:
-        key, text = key_of(each.term), one_line(clipped(each.definition, MAX_DEFINITION))
+        key, text = key_of(each.term), to_one_line(clip(each.definition, MAX_DEFINITION))
         term = spelled.get(key, "")
         if not term and 1 < len(each.term) <= MAX_TERM and "\n" not in each.term:
             is_new = each.term in passage and not familiar.has(each.term)

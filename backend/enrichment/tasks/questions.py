@@ -19,14 +19,20 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import Chat, Message
 from backend.chats.questions import UNREAD, read_questions, write_questions
-from backend.enrichment.agent.references import line_shown
-from backend.enrichment.cleaning import one_line
+from backend.enrichment.agent.proposals import render_story_line
+from backend.enrichment.cleaning import to_one_line
 from backend.enrichment.errors import ChronicleNotEnabledError
-from backend.enrichment.llm_selection import OUTPUT_TOKENS
-from backend.enrichment.pipeline import BLOCKED_ATTEMPTS, PASSED_OVER, Recovery
+from backend.enrichment.pipeline import MAX_BLOCKED_ATTEMPTS, SKIPPABLE_ERRORS, RunRecovery
+from backend.enrichment.reader import OUTPUT_TOKENS
 from backend.enrichment.runs.store import RunDetail
-from backend.enrichment.story import PathRange, is_unchanged, last_reply, read_range, readable
-from backend.enrichment.tasks.study import StretchTask, StudyWork
+from backend.enrichment.story import (
+    PathRange,
+    find_last_reply,
+    is_readable,
+    is_unchanged,
+    read_range,
+)
+from backend.enrichment.tasks.turn import StretchTask, StudyWork
 from backend.generation.model import Prompt, PromptMessage
 from backend.generation.tools.arguments import plain_schema
 
@@ -74,13 +80,13 @@ class QuestionTask(StretchTask[Questions]):
         if not chat.chronicle_enabled or chat.chronicle_id is None:
             raise ChronicleNotEnabledError
         reader = await self.reader(session, chat)
-        last = await last_reply(session, chat)
+        last = await find_last_reply(session, chat)
         if not reader.writes_questions or last is None:
             return None
         positions: Sequence[int] | None = self.job.payload.get("positions")
         first, last = positions or (0, last)
         since = None if positions else chat.chronicle_since
-        unread = readable(chat) & UNREAD & Message.position.between(first, last)
+        unread = is_readable(chat) & UNREAD & Message.position.between(first, last)
         if since is not None:
             unread &= Message.created_at >= since
         query = select(func.min(Message.position), func.count()).where(unread)
@@ -112,8 +118,8 @@ class QuestionTask(StretchTask[Questions]):
         prompts, stretch = self.runtime.prompts, work.stretch
         system = prompts["enrichment/questions"].render(most=MOST_QUESTIONS)
         lines = prompts["enrichment/questions_lines"].render(
-            earlier=[line_shown(line) for line in stretch.earlier],
-            lines=[line_shown(line) for line in stretch.lines],
+            earlier=[render_story_line(line) for line in stretch.earlier],
+            lines=[render_story_line(line) for line in stretch.lines],
         )
         prompt = Prompt([PromptMessage("system", system), PromptMessage("user", lines)])
         said = await self.ask(work, prompt, SCHEMA, _Answer)
@@ -145,20 +151,24 @@ class QuestionTask(StretchTask[Questions]):
             note=f"Questions for {len(asked)} of {len(proposal)} lines: {count}.",
         )
 
-    async def recover(self, session: AsyncSession, work: StudyWork, error: Exception) -> Recovery:
+    async def recover(
+        self, session: AsyncSession, work: StudyWork, error: Exception
+    ) -> RunRecovery:
         """Lines at which the model fails again and again have no questions."""
         if (
-            isinstance(error, PASSED_OVER)
-            and self.job.attempt >= BLOCKED_ATTEMPTS
+            isinstance(error, SKIPPABLE_ERRORS)
+            and self.job.attempt >= MAX_BLOCKED_ATTEMPTS
             and await is_unchanged(session, work.stretch)
         ):
             nothing: Questions = {line.id: () for line in work.stretch.lines}
             await write_questions(session, self.sealer, self.chat_id, nothing, run_id=work.run_id)
-            return Recovery()
+            return RunRecovery()
         return await super().recover(session, work, error)
 
 
 def _cleaned(questions: Sequence[str]) -> list[str]:
     """What a model wrote, as lines of text, none twice."""
-    lines = {line.casefold(): line for each in questions if (line := one_line(each[:MAX_QUESTION]))}
+    lines = {
+        line.casefold(): line for each in questions if (line := to_one_line(each[:MAX_QUESTION]))
+    }
     return list(lines.values())[:MOST_QUESTIONS]

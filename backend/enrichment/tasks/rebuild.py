@@ -20,33 +20,33 @@ from backend.chats.models import Chat, Message
 from backend.chronicles import event_writer as writing
 from backend.chronicles.models import ChronicleEvent, EventSource
 from backend.chronicles.repository import counting, get_chronicle, open_event
-from backend.database.base import chunks
+from backend.database.base import split_chunks
 from backend.enrichment.agent.agent import EVENT_KIND_NAMES, MOST_CALLS
 from backend.enrichment.agent.proposals import AgentResult
 from backend.enrichment.agent.tools import TOOLS, TRIAGE_SCHEMA
-from backend.enrichment.budgets import CHARACTERS_A_TOKEN
 from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
 from backend.enrichment.pipeline import (
-    BLOCKED_ATTEMPTS,
-    PASSED_OVER,
+    MAX_BLOCKED_ATTEMPTS,
+    SKIPPABLE_ERRORS,
     PathChangedError,
-    Recovery,
+    RunRecovery,
 )
-from backend.enrichment.runs.effects import effect_on
+from backend.enrichment.reader import CHARACTERS_A_TOKEN
+from backend.enrichment.runs.effects import build_effect
 from backend.enrichment.runs.store import RunDetail, RunEffect
 from backend.enrichment.schemas import AmountRange
 from backend.enrichment.story import (
     EARLIER_LINES,
     EARLIER_TOKENS,
     PathRange,
-    behind_mark,
+    find_unread_position,
     read_range,
 )
-from backend.enrichment.tasks.study import StudyTask, StudyWork
+from backend.enrichment.tasks.turn import StudyTask, StudyWork
 from backend.errors import AppError
 from backend.generation.registry import UnknownModelError
 from backend.jobs.errors import RetryLaterError
-from backend.jobs.running import delay_after
+from backend.jobs.running import draw_delay
 from backend.lorebooks import authoring
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.prompts import PromptLibrary
@@ -59,7 +59,7 @@ _REBUILT = "replaced by a rebuild"
 _SUPERSEDER_REPLACED = "what superseded it was replaced by a rebuild"
 
 
-async def events_to_replace(session: AsyncSession, place: PathRange) -> list[UUID]:
+async def find_replaced_events(session: AsyncSession, place: PathRange) -> list[UUID]:
     """Events that the agent wrote of this chat alone, whose last message stands in the place.
 
     Those of other branches and of hidden lines are not among them: a rebuild reads nothing that
@@ -91,7 +91,7 @@ async def events_to_replace(session: AsyncSession, place: PathRange) -> list[UUI
     return list(await session.scalars(query.order_by(ChronicleEvent.id)))
 
 
-async def entries_to_replace(session: AsyncSession, place: PathRange) -> list[UUID]:
+async def find_replaced_entries(session: AsyncSession, place: PathRange) -> list[UUID]:
     """The agent's own entries in the chronicle's book that come from the place."""
     query = select(LoreEntryRow.id).where(
         LoreEntryRow.lorebook_id.in_(
@@ -118,7 +118,7 @@ async def remove_replaced(
 
     The caller has locked the chat and the chronicle, and tells the index.
     """
-    effects = await _remove_events(session, sealer, await events_to_replace(session, place))
+    effects = await _remove_events(session, sealer, await find_replaced_events(session, place))
     return effects + await _remove_entries(session, sealer, place)
 
 
@@ -128,7 +128,7 @@ async def _remove_events(
     removed: list[RunEffect] = []
     kept: list[RunEffect] = []
     heirs: dict[UUID, UUID | None] = {}
-    for ids in chunks(event_ids):
+    for ids in split_chunks(event_ids):
         doomed = await session.scalars(
             select(ChronicleEvent)
             .where(ChronicleEvent.id.in_(ids))
@@ -139,9 +139,9 @@ async def _remove_events(
             before = await writing.snapshot(session, sealer, row)
             title = open_event(sealer, row).summary[:_TITLE]
             removed.append(
-                effect_on(row, "event_removed", title=title, because=_REBUILT, before=before)
+                build_effect(row, "event_removed", title=title, because=_REBUILT, before=before)
             )
-    for ids in chunks(event_ids):
+    for ids in split_chunks(event_ids):
         others = await session.scalars(
             select(ChronicleEvent).where(
                 ChronicleEvent.superseded_by.in_(ids), ChronicleEvent.id.not_in(event_ids)
@@ -155,7 +155,7 @@ async def _remove_events(
             await writing.supersede(session, row, by)
             title = open_event(sealer, row).summary[:_TITLE]
             kept.append(
-                effect_on(
+                build_effect(
                     row, "event_changed", title=title, because=_SUPERSEDER_REPLACED, before=before
                 )
             )
@@ -171,7 +171,7 @@ async def _remove_entries(
     )
     if book is None:
         return []
-    ids = await entries_to_replace(session, place)
+    ids = await find_replaced_entries(session, place)
     rows = await session.scalars(
         select(LoreEntryRow).where(LoreEntryRow.id.in_(ids)).order_by(LoreEntryRow.id)
     )
@@ -180,7 +180,7 @@ async def _remove_entries(
         before = authoring.snapshot(sealer, row)
         title = before["entry"].get("title", "")
         effects.append(
-            effect_on(row, "entry_removed", title=title, because=_REBUILT, before=before)
+            build_effect(row, "entry_removed", title=title, because=_REBUILT, before=before)
         )
         await authoring.remove_entry(session, book, row)
     return effects
@@ -255,8 +255,8 @@ class RebuildTask(StudyTask):
         reader = await self.reader(session, chat)
         rest = self._range(state.to_position)
         doomed = [
-            *await events_to_replace(session, rest),
-            *await entries_to_replace(session, rest),
+            *await find_replaced_events(session, rest),
+            *await find_replaced_entries(session, rest),
         ]
         stretch = await read_range(
             session,
@@ -277,7 +277,7 @@ class RebuildTask(StudyTask):
         removed = await remove_replaced(session, self.sealer, place)
         detail = await self.write(session, work, proposal, removed)
         # Not where something before it has not been read: the agent would never read that.
-        if await behind_mark(session, chat.id) >= place.from_position:
+        if await find_unread_position(session, chat.id) >= place.from_position:
             await self.set_mark(session, work)
         await self._go_on(work, detail.effects)
         return detail
@@ -287,28 +287,28 @@ class RebuildTask(StudyTask):
         session: AsyncSession,  # noqa: ARG002  # the job's payload is all that changes
         work: StudyWork,
         error: Exception,
-    ) -> Recovery:
+    ) -> RunRecovery:
         """The same batch again later, or the next one where this one never gets an answer.
 
         Failures of one batch are counted by themselves: a long chat has many batches, and a job has
         few attempts.
         """
         if not isinstance(error, AppError):
-            return Recovery(raises=error)
+            return RunRecovery(raises=error)
         if isinstance(error, UnknownModelError):  # waiting does not bring it back
-            return Recovery(is_over=True)
+            return RunRecovery(is_over=True)
         failures = self._state.failures + 1
-        if isinstance(error, PASSED_OVER) and failures >= BLOCKED_ATTEMPTS:
+        if isinstance(error, SKIPPABLE_ERRORS) and failures >= MAX_BLOCKED_ATTEMPTS:
             await self._go_on(work, ())
-            return Recovery()
+            return RunRecovery()
         state = msgspec.structs.replace(self._state, failures=failures)
         self.job.checkpoint(state.to_payload())
         if isinstance(error, PathChangedError) and failures == 1:
-            return Recovery()
-        wait = delay_after(failures, self.runtime.draw)
+            return RunRecovery()
+        wait = draw_delay(failures, self.runtime.draw)
         if wait is None:
-            return Recovery(raises=error)
-        return Recovery(raises=RetryLaterError(error.title, after=wait.total_seconds()))
+            return RunRecovery(raises=error)
+        return RunRecovery(raises=RetryLaterError(error.title, after=wait.total_seconds()))
 
     @property
     def _state(self) -> RebuildState:
@@ -341,7 +341,7 @@ class RebuildTask(StudyTask):
         await self.job.progress(done, state.total)
 
 
-class Cost(NamedTuple):
+class RebuildCost(NamedTuple):
     """Calls and tokens, from where nothing of note is found to where every batch takes all."""
 
     calls: AmountRange
@@ -351,7 +351,7 @@ class Cost(NamedTuple):
 
 def estimate_cost(
     batches: Sequence[Sequence[int]], prompts: PromptLibrary, *, most_writes: int, per_run: int
-) -> Cost:
+) -> RebuildCost:
     """What it takes to study a chat's stretches.
 
     Args:
@@ -386,7 +386,7 @@ def estimate_cost(
         most += max(first, min(first + loop, per_run))
         before = [*before, *batch][-EARLIER_LINES:]
     count = len(batches)
-    return Cost(
+    return RebuildCost(
         calls=AmountRange(least=count, most=count * MOST_CALLS),
         prompt_tokens=AmountRange(least=least, most=most),
         completion_tokens=AmountRange(

@@ -29,27 +29,33 @@ from backend.campaigns.state.item_reader import MAX_HOT, CampaignReader
 from backend.campaigns.state.snapshot import Names
 from backend.campaigns.state.viewpoints import read_marks
 from backend.chats.models import Chat, Message
-from backend.core.audience import GM, PUBLIC, is_known_to_all, narrowest, opened, stored
-from backend.enrichment.budgets import CHARACTERS_A_TOKEN, open_budget
-from backend.enrichment.cleaning import clipped, one_line
-from backend.enrichment.llm_selection import OUTPUT_TOKENS
+from backend.core.audience import (
+    GM,
+    PUBLIC,
+    decode_audience,
+    encode_audience,
+    intersect_audiences,
+    may_all_know,
+)
+from backend.enrichment.cleaning import clip, to_one_line
 from backend.enrichment.pipeline import (
     PathChangedError,
+    RunWork,
     Task,
-    Work,
 )
-from backend.enrichment.runs.store import Refused, RunDetail
-from backend.enrichment.story import Version, is_as_read, read_lines, told
-from backend.enrichment.summaries.task import plain
+from backend.enrichment.reader import CHARACTERS_A_TOKEN, OUTPUT_TOKENS, open_budget
+from backend.enrichment.runs.store import RefusedCall, RunDetail
+from backend.enrichment.story import Version, is_path_unchanged, read_lines, render_line
+from backend.enrichment.summaries.task import clean_text
 from backend.enrichment.tasks.scene_changes import (
     Quote,
     Seed,
-    compared,
-    new_threads,
-    quoted_facts,
-    scene_table,
-    shown_items,
-    told_since,
+    build_quoted_facts,
+    build_scene_table,
+    build_threads,
+    compare_deltas,
+    find_later_changes,
+    render_items,
 )
 from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
@@ -59,7 +65,7 @@ from backend.generation.model import (
 )
 from backend.generation.tools.arguments import InvalidCallError, plain_schema, read_arguments
 
-WORDS = 150
+SCENE_WORDS = 150
 """About how long the summary of a scene is."""
 
 MAX_SUMMARY = 4_000
@@ -70,7 +76,7 @@ MAX_CHANGES = 12
 MAX_KEPT = 8
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class SceneAnswer(msgspec.Struct, frozen=True):
     """What is to be kept of the scene."""
 
     summary: str
@@ -80,7 +86,7 @@ class _Answer(msgspec.Struct, frozen=True):
     kept: list[Quote] = []
 
 
-class _Said(msgspec.Struct, frozen=True):
+class RawSceneAnswer(msgspec.Struct, frozen=True):
     """An answer as far as it is read at once: one seed that can't be read costs no summary."""
 
     summary: str
@@ -90,11 +96,11 @@ class _Said(msgspec.Struct, frozen=True):
     kept: list[dict[str, Any]] = []
 
 
-SCHEMA = {**plain_schema(_Answer), "required": list(_Answer.__struct_fields__)}
+SCHEMA = {**plain_schema(SceneAnswer), "required": list(SceneAnswer.__struct_fields__)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class SceneWork(Work):
+class SceneWork(RunWork):
     """Lines of a scene behind position `after`, which its summary covers already.
 
     `audience` is of all that comes of them, as a column holds it. `names` are of the campaign's
@@ -122,7 +128,7 @@ class SceneProposal:
     seeds: Sequence[Seed]
     deltas: Sequence[FieldDelta]
     quotes: Sequence[Quote]
-    refused: Sequence[Refused]
+    refused: Sequence[RefusedCall]
     note: str = ""
 
 
@@ -152,16 +158,18 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         reader = await self.reader(session, chat)
         most = reader.stretch_tokens
         rows = await read_lines(session, chat, after=span.after, through=span.last, most=most)
-        told_to = stored(scene.audience)
-        is_open_to_all = all(is_known_to_all(told_to, row.audience) for row in rows)
+        told_to = encode_audience(scene.audience)
+        is_open_to_all = all(may_all_know(told_to, row.audience) for row in rows)
         if not rows or (scene.status == "open" and not is_open_to_all):
             return None
-        audience = narrowest([told_to, *(row.audience for row in rows)])
+        audience = intersect_audiences([told_to, *(row.audience for row in rows)])
         marks = await read_marks(session, self.sealer, campaign.id, audience)
-        lines = [told(reader, row, most * CHARACTERS_A_TOKEN, marks) for row in rows]
+        lines = [render_line(reader, row, most * CHARACTERS_A_TOKEN, marks) for row in rows]
         text = "\n".join(lines)
         names = await self.runtime.names.read(session, self.sealer, campaign)
-        table = await scene_table(session, self.sealer, campaign, names, text, audience=audience)
+        table = await build_scene_table(
+            session, self.sealer, campaign, names, text, audience=audience
+        )
         viewpoint = GM if audience == GM else PUBLIC
         known = CampaignReader(session, self.sealer, campaign, viewpoint)
         threads = await known.of_kind("thread", limit=MAX_HOT, newest=True)
@@ -180,11 +188,11 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             lines=lines,
             audience=audience,
             threads=[
-                marks.mark(f"{item.title}: {clipped(item.summary, MAX_MOMENT)}", item.audience)
+                marks.mark(f"{item.title}: {clip(item.summary, MAX_MOMENT)}", item.audience)
                 for _, item in threads
                 if isinstance(item, Thread) and item.status == "open"
             ],
-            items=shown_items(table),
+            items=render_items(table),
             names=names,
         )
 
@@ -196,21 +204,21 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         """Have the model write, with what was written of the scene before."""
         prompts, scene = self.runtime.prompts, work.scene
         lines = prompts["enrichment/scene_lines"].render(
-            title=one_line(scene.title) or "A scene",
-            stakes=one_line(scene.stakes),
-            previous=one_line(scene.summary),
-            moments=[one_line(moment) for moment in scene.key_moments],
-            threads=[one_line(thread) for thread in work.threads],
+            title=to_one_line(scene.title) or "A scene",
+            stakes=to_one_line(scene.stakes),
+            previous=to_one_line(scene.summary),
+            moments=[to_one_line(moment) for moment in scene.key_moments],
+            threads=[to_one_line(thread) for thread in work.threads],
             items=work.items,
             lines=work.lines,
         )
         system = prompts["enrichment/scene"].render(
-            words=WORDS, most_seeds=MAX_SEEDS, most=MAX_CHANGES, most_kept=MAX_KEPT
+            words=SCENE_WORDS, most_seeds=MAX_SEEDS, most=MAX_CHANGES, most_kept=MAX_KEPT
         )
         prompt = Prompt([PromptMessage("system", system), PromptMessage("user", lines)])
-        said = await self.ask(work, prompt, SCHEMA, _Said)
-        summary = plain(one_line(said.summary), MAX_SUMMARY)
-        moments = [plain(one_line(each), MAX_MOMENT) for each in said.key_moments]
+        said = await self.ask(work, prompt, SCHEMA, RawSceneAnswer)
+        summary = clean_text(to_one_line(said.summary), MAX_SUMMARY)
+        moments = [clean_text(to_one_line(each), MAX_MOMENT) for each in said.key_moments]
         if not summary:
             raise ModelMalformedAnswerError("The model was asked for a scene's summary: none came.")
         check_declined(summary)
@@ -242,22 +250,24 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             or span.after != work.after
             or (found[1].summary, found[1].status, found[1].audience)
             != (work.scene.summary, work.scene.status, work.scene.audience)
-            or not await is_as_read(session, chat, work.versions, after=work.after)
+            or not await is_path_unchanged(session, chat, work.versions, after=work.after)
         ):
             raise PathChangedError
         campaign, scene = found
         message = await session.get_one(Message, work.message_ids[-1])
         wanted = {"summary": proposal.summary, "key_moments": list(proposal.key_moments)}
         written = {key: value for key, value in wanted.items() if key not in scene.locked}
-        if work.audience != stored(scene.audience):
-            written["audience"] = msgspec.to_builtins(opened(work.audience))
-        threads, refused = await new_threads(
+        if work.audience != encode_audience(scene.audience):
+            written["audience"] = msgspec.to_builtins(decode_audience(work.audience))
+        threads, refused = await build_threads(
             session, self.sealer, campaign, proposal.seeds, audience=work.audience
         )
         text, audience = "\n".join(work.lines), work.audience
         names = await self.runtime.names.read(session, self.sealer, campaign, known=work.names)
-        table = await scene_table(session, self.sealer, campaign, names, text, audience=audience)
-        facts, unquoted = await quoted_facts(
+        table = await build_scene_table(
+            session, self.sealer, campaign, names, text, audience=audience
+        )
+        facts, unquoted = await build_quoted_facts(
             session,
             self.sealer,
             campaign,
@@ -294,11 +304,11 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         table: Table,
         work: SceneWork,
         proposal: SceneProposal,
-    ) -> tuple[list[Change], list[Refused]]:
+    ) -> tuple[list[Change], list[RefusedCall]]:
         """What the scene changed that the ledger does not have, as things are now."""
         if not proposal.deltas:
             return [], []
-        since = await told_since(
+        since = await find_later_changes(
             session,
             self.sealer,
             table,
@@ -306,7 +316,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             chat_id=chat.id,
             last=work.to_position,
         )
-        return compared(table, proposal.deltas, since, audience=work.audience)
+        return compare_deltas(table, proposal.deltas, since, audience=work.audience)
 
     async def _scene(
         self, session: AsyncSession, chat: Chat, *, lock: bool = False
@@ -336,14 +346,14 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 def _read(
     said: Sequence[dict[str, Any]], wanted: type[T], name: str
-) -> tuple[list[T], list[Refused]]:
+) -> tuple[list[T], list[RefusedCall]]:
     """Members of an answer as structs, and those that can't be read."""
     read: list[T] = []
-    refused: list[Refused] = []
+    refused: list[RefusedCall] = []
     schema = plain_schema(wanted)
     for each in said:
         try:
             read.append(read_arguments(each, wanted, schema))
         except InvalidCallError as error:
-            refused.append(Refused(tool=name, reason=str(error)))
+            refused.append(RefusedCall(tool=name, reason=str(error)))
     return read, refused

@@ -34,12 +34,19 @@ from backend.campaigns.state.known_items import taken_back
 from backend.campaigns.state.situation_reader import SituationReader
 from backend.campaigns.state.snapshot import Names
 from backend.chats.models import Message
-from backend.core.audience import GM, PUBLIC, Audience, is_known_to_all, opened, stored
-from backend.core.cpu_pool import unhurried
+from backend.core.audience import (
+    GM,
+    PUBLIC,
+    Audience,
+    decode_audience,
+    encode_audience,
+    may_all_know,
+)
+from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import new_id, now
-from backend.enrichment.cleaning import clipped, one_line, without_tags
-from backend.enrichment.compaction.known import member_of
-from backend.enrichment.runs.store import Refused
+from backend.enrichment.cleaning import clip, strip_tags, to_one_line
+from backend.enrichment.compaction.reader import build_member
+from backend.enrichment.runs.store import RefusedCall
 from backend.enrichment.story import Version
 from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
@@ -59,14 +66,14 @@ class Seed(msgspec.Struct, frozen=True):
     tension: Literal["simmering", "rising", "urgent", "critical"] = "rising"
 
 
-async def new_threads(
+async def build_threads(
     session: AsyncSession,
     sealer: Sealer,
     campaign: Campaign,
     seeds: Sequence[Seed],
     *,
     audience: str,
-) -> tuple[list[Change], list[Refused]]:
+) -> tuple[list[Change], list[RefusedCall]]:
     """Threads that seeds become, for those who may know what they come from; and the others.
 
     A thread that has been there is not made again, also where its user has deleted or undone it.
@@ -77,19 +84,19 @@ async def new_threads(
     room = MAX_ITEMS - (await session.scalar(count) or 0)
     taken = await _taken(session, sealer, campaign)
     changes: list[Change] = []
-    refused: list[Refused] = []
+    refused: list[RefusedCall] = []
     for seed in seeds:
-        title = clipped(one_line(seed.title), MAX_TITLE)
+        title = clip(to_one_line(seed.title), MAX_TITLE)
         if not title or slug(title) in taken or len(changes) >= room:
-            refused.append(Refused(tool="thread", reason=title or "without a title"))
+            refused.append(RefusedCall(tool="thread", reason=title or "without a title"))
             continue
         taken.add(slug(title))
         thread = Thread(
             kind=seed.kind,
             title=title,
-            summary=clipped(one_line(seed.summary), MAX_TEXT),
+            summary=clip(to_one_line(seed.summary), MAX_TEXT),
             tension=seed.tension,
-            audience=opened(audience),
+            audience=decode_audience(audience),
         )
         changes.append(Change("thread", new_id(), creation(thread)))
     return changes, refused
@@ -100,7 +107,7 @@ async def _taken(session: AsyncSession, sealer: Sealer, campaign: Campaign) -> s
     query = _THREADS.where(CampaignItem.campaign_id == campaign.id, CampaignItem.kind == "thread")
     rows = (await session.execute(query)).all()
     taken = {words for _, _, words in await taken_back(session, sealer, campaign, {"thread"})}
-    async for row in unhurried(rows, lambda row: len(row.sealed_state)):
+    async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
         taken.add(slug(read_state(sealer, row.id, row.sealed_state)["title"]))
     return taken
 
@@ -116,7 +123,7 @@ _BEGUN = select(func.min(CampaignChange.created_at)).where(
 )
 
 
-async def scene_table(
+async def build_scene_table(
     session: AsyncSession,
     sealer: Sealer,
     campaign: Campaign,
@@ -137,7 +144,7 @@ async def scene_table(
     return Table.new(campaign.id, rules=fields.rules, dice=fields.settings.dice, items=items)
 
 
-def shown_items(table: Table) -> list[str]:
+def render_items(table: Table) -> list[str]:
     """Items with what of them may be changed, for a model to read."""
     lines: list[str] = []
     for item_id, held in table.state.items.items():
@@ -151,11 +158,11 @@ def shown_items(table: Table) -> list[str]:
         kind = held.state["kind"] if held.kind == "entity" else held.kind
         values += filter(None, [table.references.words(held.state)])
         line = f"{called(held.state)} ({kind}) {'; '.join(values)}"
-        lines.append(clipped(one_line(line), MAX_LINE))
+        lines.append(clip(to_one_line(line), MAX_LINE))
     return lines[:MAX_SHOWN]
 
 
-async def told_since(
+async def find_later_changes(
     session: AsyncSession,
     sealer: Sealer,
     table: Table,
@@ -183,19 +190,19 @@ async def told_since(
     }
 
 
-def compared(
+def compare_deltas(
     table: Table, deltas: Sequence[FieldDelta], told: Fields, *, audience: str
-) -> tuple[list[Change], list[Refused]]:
+) -> tuple[list[Change], list[RefusedCall]]:
     """The changes of the ledger that deltas come to, and what the others were refused for.
 
     What some alone may know changes nothing that others know of. The table is changed.
     """
     changes: list[Change] = []
-    refused: list[Refused] = []
+    refused: list[RefusedCall] = []
     for delta in deltas:
         before = table.state.copied()
         try:
-            clean = msgspec.structs.replace(delta, value=one_line(delta.value))
+            clean = msgspec.structs.replace(delta, value=to_one_line(delta.value))
             apply_deltas(table, Deltas(changes=[clean]))
             change = table.state.changes[-1]
             known = told.get(change.item_id, set[str]())
@@ -205,8 +212,8 @@ def compared(
         except (ToolRefusedError, ValidationError) as error:
             table.state = before
             reason = error.detail if isinstance(error, ValidationError) else str(error)
-            said = clipped(one_line(f"{delta.item}, {delta.field}: {reason}"), MAX_LINE)
-            refused.append(Refused(tool="change", reason=said))
+            said = clip(to_one_line(f"{delta.item}, {delta.field}: {reason}"), MAX_LINE)
+            refused.append(RefusedCall(tool="change", reason=said))
     return changes, refused
 
 
@@ -226,7 +233,7 @@ def _check(before: State, after: State, change: Change, known: set[str]) -> None
 def _check_audience(state: State, audience: str) -> None:
     """Raise `ToolRefusedError` where some know of an item who may not know what is told of it."""
     listeners: Audience = msgspec.convert(state.get("audience", PUBLIC), Audience)
-    if not is_known_to_all(stored(listeners), audience):
+    if not may_all_know(encode_audience(listeners), audience):
         raise ToolRefusedError("What is told of it is not for all who know of it.")
 
 
@@ -262,13 +269,13 @@ class Quote(msgspec.Struct, frozen=True):
 
 def find_line(lines: Sequence[str], quote: str) -> int | None:
     """The place of the first line that has a quotation, whatever its quotation marks and blanks."""
-    wanted = _plain(without_tags(quote)).strip("\"' ")
+    wanted = _plain(strip_tags(quote)).strip("\"' ")
     if not wanted:
         return None
     return next((at for at, line in enumerate(lines) if wanted in _plain(line)), None)
 
 
-async def quoted_facts(
+async def build_quoted_facts(
     session: AsyncSession,
     sealer: Sealer,
     campaign: Campaign,
@@ -277,7 +284,7 @@ async def quoted_facts(
     lines: Sequence[str],
     versions: Sequence[Version],
     table: Table,
-) -> tuple[list[Draft], list[Refused]]:
+) -> tuple[list[Draft], list[RefusedCall]]:
     """Facts that quotations become, each of its line and for those who may know that; the others.
 
     What is known already, or was taken back by the user, does not come again.
@@ -292,21 +299,21 @@ async def quoted_facts(
         table: Those whom a quotation may be about.
     """
     items = table.state.items.items()
-    roster = Roster(member_of(one, held.state) for one, held in items if held.kind == "entity")
+    roster = Roster(build_member(one, held.state) for one, held in items if held.kind == "entity")
     drafts: list[Draft] = []
-    refused: list[Refused] = []
+    refused: list[RefusedCall] = []
     for each in quotes:
         at = find_line(lines, each.quote) if len(each.quote) <= MAX_QUOTE else None
         if at is None:
-            reason = clipped(one_line(each.quote), MAX_REASON)
-            refused.append(Refused(tool="quote", reason=f"It is in no line: {reason}"))
+            reason = clip(to_one_line(each.quote), MAX_REASON)
+            refused.append(RefusedCall(tool="quote", reason=f"It is in no line: {reason}"))
             continue
         message = await session.get_one(Message, versions[at][0])
         about = roster.resolve(each.about) if each.about else ()
         fact = Fact(
-            text=one_line(each.quote),
+            text=to_one_line(each.quote),
             about_id=about[0] if len(about) == 1 else None,
-            audience=opened(message.audience),
+            audience=decode_audience(message.audience),
         )
         made = structs.replace(creation(fact), because=each.kind)
         drafts.append(Draft("fact", new_id(), made, message, audience=message.audience))

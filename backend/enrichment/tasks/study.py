@@ -13,21 +13,25 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chats.models import Chat
 from backend.database.base import upsert
 from backend.enrichment.agent.proposals import AgentResult
-from backend.enrichment.budgets import open_budget
 from backend.enrichment.errors import ChronicleNotEnabledError
-from backend.enrichment.llm_selection import Reader
 from backend.enrichment.models import EnrichmentMark
 from backend.enrichment.pipeline import (
-    BLOCKED_ATTEMPTS,
-    PASSED_OVER,
+    MAX_BLOCKED_ATTEMPTS,
+    SKIPPABLE_ERRORS,
     PathChangedError,
-    Recovery,
+    RunRecovery,
+    RunWork,
     Task,
-    Work,
 )
-from backend.enrichment.runs.effects import Changed, ProposalWriter, note_in_index
+from backend.enrichment.reader import Reader, open_budget
+from backend.enrichment.runs.effects import Changed, ProposalWriter, update_index
 from backend.enrichment.runs.store import RunDetail, RunEffect
-from backend.enrichment.story import TranscriptSlice, behind_mark, is_unchanged, read_unread
+from backend.enrichment.story import (
+    TranscriptSlice,
+    find_unread_position,
+    is_unchanged,
+    read_unread,
+)
 from backend.generation.registry import UnknownModelError
 from backend.memory.index.protocol import Kind
 
@@ -35,7 +39,7 @@ P = TypeVar("P")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyWork(Work):
+class StudyWork(RunWork):
     """A stretch of the active path, for a model."""
 
     stretch: TranscriptSlice
@@ -99,7 +103,7 @@ class StudyTask(StretchTask[AgentResult]):
         for effect in effects:
             kind: Kind = "event" if effect.what.startswith("event") else "lore"
             changed[kind, effect.container_id].add(effect.id)
-        await note_in_index(session, self.runtime.index, work.reader, changed)
+        await update_index(session, self.runtime.index, work.reader, changed)
         refused = [*study.detail.refused, *writer.refused]
         return msgspec.structs.replace(study.detail, effects=effects, refused=refused)
 
@@ -143,22 +147,24 @@ class TurnTask(StudyTask):
         """Write everything that was found, and how far the agent has read."""
         await self.check_wanted(session, chat, work)
         # Where the chat went over to another chronicle, two of its jobs may have read this.
-        if await behind_mark(session, chat.id) > work.from_position:
+        if await find_unread_position(session, chat.id) > work.from_position:
             raise PathChangedError
         detail = await self.write(session, work, proposal)
         await self.set_mark(session, work)
         return detail
 
-    async def recover(self, session: AsyncSession, work: StudyWork, error: Exception) -> Recovery:
+    async def recover(
+        self, session: AsyncSession, work: StudyWork, error: Exception
+    ) -> RunRecovery:
         """The next attempt, or the job behind the next reply, goes on behind the watermark."""
         if isinstance(error, PathChangedError):
-            return Recovery()
+            return RunRecovery()
         if isinstance(error, UnknownModelError):  # waiting does not bring it back
-            return Recovery(is_over=True)
+            return RunRecovery(is_over=True)
         if (
-            isinstance(error, PASSED_OVER)
-            and self.job.attempt >= BLOCKED_ATTEMPTS
+            isinstance(error, SKIPPABLE_ERRORS)
+            and self.job.attempt >= MAX_BLOCKED_ATTEMPTS
             and await is_unchanged(session, work.stretch)
         ):
             await self.set_mark(session, work)
-        return Recovery(raises=error)
+        return RunRecovery(raises=error)

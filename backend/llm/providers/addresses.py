@@ -19,7 +19,7 @@ from backend.core.logs import get_logger
 from backend.database.engine import Database
 from backend.errors import ConflictError, NotFoundError
 from backend.generation.client.network import AllowedAddress
-from backend.http.schemas import RAISES, struct_from
+from backend.http.schemas import RAISES, make_struct
 from backend.llm.models import ProviderAddress
 from backend.llm.user_models import UserModels
 
@@ -86,7 +86,7 @@ class ProviderAddressService:
         async with self._database.read() as session:
             rows = await session.scalars(select(ProviderAddress).order_by(ProviderAddress.id))
             return ProviderAddresses(
-                items=[struct_from(ProviderAddressView, row) for row in rows],
+                items=[make_struct(ProviderAddressView, row) for row in rows],
                 networks_are_set=self._user_models.network.decides_alone,
             )
 
@@ -118,7 +118,7 @@ class ProviderAddressService:
                 await session.flush()
         if is_new:
             await self._count_from_now(identity, wanted, "allowed")
-        return struct_from(ProviderAddressView, row)
+        return make_struct(ProviderAddressView, row)
 
     async def refuse(self, identity: Identity, address_id: UUID) -> None:
         """Take an allowed address away. Replies that are under way go on.

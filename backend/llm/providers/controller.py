@@ -11,7 +11,7 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.middleware import NEEDS
 from backend.errors import ForbiddenError, PreconditionFailedError
 from backend.generation.client.network import AddressRefusedError
-from backend.http.schemas import EXAMPLE, PATCHES, PREVIEWS, RAISES, STORES, Page, etag
+from backend.http.schemas import EXAMPLE, PATCHES, PREVIEWS, RAISES, STORES, Page, make_etag
 from backend.llm.models import ProviderFields
 from backend.llm.providers.schemas import NewProvider, ProviderPreset, ProviderView, find_presets
 from backend.llm.providers.service import (
@@ -193,4 +193,4 @@ class ProviderController(Controller):
 
 
 def _tagged(view: ProviderView) -> Response[ProviderView]:
-    return Response(view, headers={"ETag": etag(view.revision or 0)})
+    return Response(view, headers={"ETag": make_etag(view.revision or 0)})

@@ -15,7 +15,7 @@ from typing import Final
 
 from ahocorasick_rs import AhoCorasick
 
-from backend.core.text_forms import normalized
+from backend.core.text_forms import normalize
 from backend.regex.javascript import parse_key
 from backend.regex.patterns import Pattern, compile_pattern
 
@@ -64,7 +64,7 @@ class Folded:
 
     def __init__(self, text: str) -> None:
         self.raw = text
-        self.exact = normalized("NFC", text)
+        self.exact = normalize("NFC", text)
         self.folded = self.exact.casefold()
         self.is_changed = self.exact != text
 
@@ -104,7 +104,7 @@ class Key:
         self.hint: Key | None = None
         self.is_hint = False
         text = raw.strip()
-        self.exact = normalized("NFC", text)
+        self.exact = normalize("NFC", text)
         self.folded = self.exact.casefold()
         self.is_word = len(text.split(None, 1)) == 1
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from backend.context.macros import MacroLimitError
-from backend.core.text_forms import normalized
+from backend.core.text_forms import normalize
 from backend.lorebooks.activation.compiled import CompiledEntry
 from backend.lorebooks.activation.keys import Key, classify, is_whole
 from backend.lorebooks.activation.outcome import Scan
@@ -41,7 +41,7 @@ class PlaceFinder:
 
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
-        self._texts = [normalized("NFC", message.text) for message in scan.messages]
+        self._texts = [normalize("NFC", message.text) for message in scan.messages]
         self._folded: dict[int, tuple[str, list[int]]] = {}
         self._expanded: dict[str, Key | None] = {}
         self._work_left = MAX_SCAN_WORK

@@ -18,7 +18,7 @@ from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.database.base import chunks, new_id, now, table_of
+from backend.database.base import get_table, new_id, now, split_chunks
 from backend.database.engine import Database
 from backend.memory.embedding.protocol import (
     MINILM,
@@ -71,7 +71,7 @@ class CachedVectors:
     broken: Sequence[UUID]
 
 
-_ROW = table_of(Embedding).c
+_ROW = get_table(Embedding).c
 _STORED_VECTORS = select(_ROW.id, _ROW.digest, _ROW.sealed_vector, _ROW.used_at).where(
     _ROW.user_id == bindparam("owner_id"), _ROW.digest.in_(bindparam("digests", expanding=True))
 )
@@ -86,7 +86,7 @@ async def lookup(
     stale: list[UUID] = []
     broken: list[UUID] = []
     old = now() - _RENEWED_EVERY
-    for some in chunks(wanted, _CHUNK):
+    for some in split_chunks(wanted, _CHUNK):
         asked = {"owner_id": sealer.user_id, "digests": some}
         for row_id, key, blob, used_at in await session.execute(_STORED_VECTORS, asked):
             vector = _open(sealer, row_id, blob)
@@ -105,7 +105,7 @@ async def store(session: AsyncSession, sealer: Sealer, vectors: Mapping[bytes, F
         return
     rows = [_row(sealer, key, vector) for key, vector in vectors.items()]
     statement = _insert(session.get_bind().dialect.name)
-    for some in chunks(rows, _CHUNK):
+    for some in split_chunks(rows, _CHUNK):
         await session.execute(statement, some)
 
 
@@ -113,17 +113,17 @@ async def store(session: AsyncSession, sealer: Sealer, vectors: Mapping[bytes, F
 def _insert(dialect: str) -> Any:
     """Vectors, but for those of texts that have one."""
     insert = (postgresql if dialect == "postgresql" else sqlite).insert
-    statement = insert(table_of(Embedding))
+    statement = insert(get_table(Embedding))
     return statement.on_conflict_do_nothing(index_elements=["user_id", "digest"])
 
 
 async def tidy(session: AsyncSession, sealer: Sealer, found: CachedVectors) -> None:
     """Renew and remove what `lookup` found to be stale and broken."""
     mine = Embedding.user_id == sealer.user_id
-    for some in chunks(found.stale, _CHUNK):
+    for some in split_chunks(found.stale, _CHUNK):
         renewed = update(Embedding).where(mine, Embedding.id.in_(some))
         await session.execute(renewed.values(used_at=now()))
-    for some in chunks(found.broken, _CHUNK):
+    for some in split_chunks(found.broken, _CHUNK):
         await session.execute(delete(Embedding).where(mine, Embedding.id.in_(some)))
 
 
@@ -335,7 +335,7 @@ class CachedEmbedder:
             async with self._database.write() as session:
                 await tidy(session, sealer, found)
         vectors = dict(found.vectors)
-        for batch in chunks([key for key in wanted if key not in vectors], self._batch):
+        for batch in split_chunks([key for key in wanted if key not in vectors], self._batch):
             texts = [wanted[key] for key in batch]
             made = await self._retries.run(partial(self._embedder.embed, texts, "document"))
             some = dict(zip(batch, halved(made), strict=True))

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.middleware import NEEDS
 from backend.accounts.profile.administration import administrators_only
-from backend.database.base import UNSYNCHRONISED
+from backend.database.base import UNSYNCHRONIZED
 from backend.errors import NotFoundError
 from backend.http.schemas import RAISES, STORES
 from backend.jobs.errors import RetryLaterError
@@ -150,7 +150,7 @@ class ModelFetches:
         except (ModelNotOnHubError, ModelDamagedError, DiskFullError) as error:
             failed = update(Job).where(Job.id == job.id).values(error=error.slug)
             async with job.finish() as session:
-                await session.execute(failed, execution_options=UNSYNCHRONISED)
+                await session.execute(failed, execution_options=UNSYNCHRONIZED)
             return
         await self._memory.follow_model()
 

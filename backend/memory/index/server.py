@@ -29,7 +29,7 @@ from qdrant_client.http.exceptions import (  # noqa: TID251  likewise
     UnexpectedResponse,
 )
 
-from backend.database.base import chunks
+from backend.database.base import split_chunks
 from backend.memory.index.protocol import (
     AUDIENCE,
     CONTAINER,
@@ -400,7 +400,7 @@ class ServerIndex:
         check_dimensions(points, self._dimension)
         if instead_of:
             await self.delete_sources(points[0].payload.owner_id, instead_of)
-        for batch in chunks(points, _BATCH):
+        for batch in split_chunks(points, _BATCH):
             async with self._asked() as (client, mapping):
                 made = [mapping.point(each) for each in batch]
                 await client.upsert(self._collection, made, wait=True)

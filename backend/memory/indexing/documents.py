@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import pairwise
 from uuid import UUID
 
-from backend.core.audience import PUBLIC, is_known_to_all
+from backend.core.audience import PUBLIC, may_all_know
 from backend.memory.index.protocol import Kind
 from backend.memory.search.words import MONTHS
 
@@ -382,7 +382,7 @@ def _headed(names: Sequence[str], content: str) -> list[tuple[str, int]]:
 
 def _is_beside(other: Line, line: Line) -> bool:
     """Whether a line may stand in another one's window."""
-    return other.scene_id == line.scene_id and is_known_to_all(line.audience, other.audience)
+    return other.scene_id == line.scene_id and may_all_know(line.audience, other.audience)
 
 
 def _dense_window(pieces: Sequence[tuple[str, str]], place: int) -> str:

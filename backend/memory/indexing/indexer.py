@@ -14,7 +14,7 @@ from sqlalchemy import Row, bindparam, delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.core.cpu_pool import CpuPool
-from backend.database.base import chunks, table_of
+from backend.database.base import get_table, split_chunks
 from backend.database.engine import Database
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import JobKind, RunningJob
@@ -48,8 +48,8 @@ _NOTES = (
     .order_by(IndexChange.id)
     .limit(CHANGES)
 )
-_FORGET = delete(table_of(IndexChange)).where(IndexChange.id.in_(bindparam("ids", expanding=True)))
-_FORGET_ONE = delete(table_of(IndexChange)).where(IndexChange.id == bindparam("note_id"))
+_FORGET = delete(get_table(IndexChange)).where(IndexChange.id.in_(bindparam("ids", expanding=True)))
+_FORGET_ONE = delete(get_table(IndexChange)).where(IndexChange.id == bindparam("note_id"))
 
 Report = Callable[[int, int], Awaitable[None]]
 """Is told how much is done, of how much."""
@@ -215,7 +215,7 @@ class Indexer:
         sides: Sequence[Side],
     ) -> None:
         """Index some rows anew; those that are gone lose their points."""
-        for part in chunks(source_ids, BATCH):
+        for part in split_chunks(source_ids, BATCH):
             async with self._database.read() as session:
                 rows = await source.rows(
                     session, attempt.sealer, container_id, part, neighbours=True
@@ -246,7 +246,7 @@ class Indexer:
         if found.gone:
             await index.delete_sources(sealer.user_id, found.gone)
         missing, stale = (list(stored), set(stored)) if anew else (found.missing, found.stale)
-        for number, part in enumerate(chunks(missing, BATCH)):
+        for number, part in enumerate(split_chunks(missing, BATCH)):
             if report is not None:
                 await report(number * BATCH, len(missing))
             async with self._database.read() as session:
@@ -324,5 +324,5 @@ def _changed(notes: Sequence[Row[UUID, UUID | None]]) -> list[UUID]:
 
 
 async def _delete_notes(session: AsyncSession, notes: Sequence[Row[UUID, UUID | None]]) -> None:
-    for ids in chunks([note.id for note in notes]):
+    for ids in split_chunks([note.id for note in notes]):
         await session.execute(_FORGET, {"ids": ids})

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.events import AccountDeleted
 from backend.accounts.models import KeyMode
-from backend.database.base import chunks, now, table_of
+from backend.database.base import get_table, now, split_chunks
 from backend.jobs.models import JOBS
 from backend.jobs.queue import JobKey, JobQueue, NewJob, insert_job
 from backend.memory.index.protocol import Kind
@@ -36,7 +36,7 @@ MOST_NOTED = 500
 _FOLLOW = {"collection": None}
 """Of a job that finds out by itself which collection it is."""
 
-_NOTE = table_of(IndexChange).insert()
+_NOTE = get_table(IndexChange).insert()
 _GAVE_UP = select(JOBS.c.id, JOBS.c.payload).where(
     JOBS.c.user_id == bindparam("owner_id"),
     JOBS.c.kind == bindparam("kind"),
@@ -178,7 +178,7 @@ def _reindexing(user_id: UUID, payload: dict[str, Any]) -> NewJob:
 
 async def _forget(session: AsyncSession, ids: Sequence[UUID]) -> None:
     """Delete jobs that gave up."""
-    for some in chunks(ids):
+    for some in split_chunks(ids):
         await session.execute(_FORGET_DEAD, {"ids": some})
 
 

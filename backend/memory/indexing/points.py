@@ -12,7 +12,7 @@ from uuid import UUID
 
 import numpy as np
 
-from backend.core.audience import keywords
+from backend.core.audience import make_keywords
 from backend.core.cpu_pool import CpuPool
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.memory.index.protocol import DenseName, Payload, Point, Sparse, SparseName, point_id
@@ -147,7 +147,7 @@ class PointMaker:
                 speaker=speaker_id(document.speaker, blinder),
                 words=document.words,
                 is_question=document.is_question,
-                audience=keywords(document.audience),
+                audience=make_keywords(document.audience),
             )
             name = point_id(document.kind, document.source_id, document.chunk)
             points.append(Point(id=name, payload=payload, dense=vectors, sparse=sparse))

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from backend.core.audience import GM, PUBLIC, Viewpoint
-from backend.core.cpu_pool import unhurried
+from backend.core.cpu_pool import iterate_in_slices
 from backend.memory.index.protocol import Kind, Payload
 from backend.memory.indexing.documents import Document
 from backend.vault.sealing import Sealer
@@ -184,7 +184,7 @@ class Source(Protocol):
 
 async def inventory_of(rows: Result[UUID, datetime]) -> dict[UUID, int]:
     """An inventory from rows of (id, changed at), in their order."""
-    return {row_id: version_of(changed_at) async for row_id, changed_at in unhurried(rows)}
+    return {row_id: version_of(changed_at) async for row_id, changed_at in iterate_in_slices(rows)}
 
 
 def version_of(changed_at: datetime) -> int:

@@ -32,11 +32,11 @@ from uuid import UUID
 import numpy as np
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.core.audience import GM, Viewpoint, wanted_keywords
+from backend.core.audience import GM, Viewpoint, find_required_keywords
 from backend.core.cpu_pool import CpuPool
 from backend.core.logs import get_logger
 from backend.core.reasons import Reason, ReasonKind
-from backend.database.base import chunks
+from backend.database.base import split_chunks
 from backend.database.engine import Database
 from backend.errors import AppError
 from backend.memory.embedding.own_models import OwnModels
@@ -290,7 +290,7 @@ class MemorySearch:
             dense=None if vector is None else blinder.turn(vector),
             blinder=blinder,
             limit=parsed_query.LIMIT * request.depth,
-            audience=wanted_keywords(request.viewpoint),
+            audience=find_required_keywords(request.viewpoint),
         )
         queries = await self._pool.run(user_id, plan, size=size)
         asked = deeper(queries) if request.room else [query for _, query in queries]
@@ -437,7 +437,7 @@ async def _recalled(
     """What counts of the best candidates, by row, and how many were looked at for it."""
     found: dict[UUID, Recalled] = {}
     looked_at, limit, viewpoint = 0, request.limit, request.viewpoint
-    for part in chunks(candidates[: limit * SPARE * request.depth], limit):
+    for part in split_chunks(candidates[: limit * SPARE * request.depth], limit):
         if len(found) >= limit:
             break
         looked_at += len(part)

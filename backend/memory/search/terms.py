@@ -26,7 +26,7 @@ import numpy as np
 import regex  # type: ignore[import-untyped]  # it has no types
 import Stemmer
 
-from backend.core.text_forms import normalized
+from backend.core.text_forms import normalize
 from backend.memory.index.protocol import Sparse
 from backend.vault.blinding import Blinder
 
@@ -230,7 +230,7 @@ def _tokens(text: str) -> Counter[tuple[str, bool]]:
 
     In the order in which they come first.
     """
-    folded = normalized("NFKC", text).casefold()
+    folded = normalize("NFKC", text).casefold()
     for each in _APOSTROPHES:  # a fifth of what `translate` takes
         folded = folded.replace(each, "'")
     if not _NOT_LATIN.search(folded):

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from backend.core.text_forms import normalized
+from backend.core.text_forms import normalize
 
 A_FEW = 3
 
@@ -105,7 +105,7 @@ def words_of(language: str) -> QueryWords:
 
 def folded(text: str) -> str:
     """A text as the words here are written: small letters, straight `'`, single spaces."""
-    return " ".join(normalized("NFKC", text).casefold().replace("\u2019", "'").split())
+    return " ".join(normalize("NFKC", text).casefold().replace("\u2019", "'").split())
 
 
 def words_for_times(text: str) -> list[QueryWords]:

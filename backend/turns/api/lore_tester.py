@@ -19,7 +19,7 @@ from backend.chats.service import ChatService
 from backend.context.assembly import Counter
 from backend.context.macros import MacroBudget, Variables
 from backend.core.cpu_pool import CpuPool
-from backend.core.reasons import FoundIn, Reason, told
+from backend.core.reasons import FoundIn, Reason, render_reasons
 from backend.database.engine import Database
 from backend.errors import ValidationError
 from backend.generation.model import Role
@@ -303,7 +303,7 @@ def _view_outcome(
                 id=one.entry_id,
                 title=one.title,
                 reasons=one.reasons,
-                reason=told(one.reasons),
+                reason=render_reasons(one.reasons),
                 matches=matches(entries[one.entry_id]),
                 roll=drawn(entries[one.entry_id]),
                 tokens=to_model_tokens(one.tokens),
@@ -320,7 +320,7 @@ def _view_outcome(
                 id=one.entry_id,
                 title=one.title,
                 reasons=[one.reason],
-                reason=told([one.reason]),
+                reason=render_reasons([one.reason]),
                 matches=matches(entries[one.entry_id]),
                 roll=drawn(entries[one.entry_id]),
                 tokens=to_model_tokens(one.tokens),

@@ -28,7 +28,7 @@ from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.errors import PreconditionFailedError, ValidationError
 from backend.generation.registry import UnknownModelError
-from backend.http.schemas import EXAMPLE, PATCHES, RAISES, etag, merge_patch, reject_unknown
+from backend.http.schemas import EXAMPLE, PATCHES, RAISES, make_etag, merge_patch, reject_unknown
 from backend.regex.scripts import ScriptEngine, Scripts
 from backend.regex.service import ready_scripts, running_scripts
 from backend.turns.errors import OpeningTooLongError
@@ -189,7 +189,7 @@ class OpeningController(Controller):
         view = await opening.patch(
             identity, chat_id, data, if_match=request.headers.get("if-match")
         )
-        return Response(view, headers={"ETag": etag(view.revision)})
+        return Response(view, headers={"ETag": make_etag(view.revision)})
 
 
 async def _check_members(

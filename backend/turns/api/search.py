@@ -23,7 +23,7 @@ from backend.chats.errors import ChatNotFoundError
 from backend.chats.questions import has_questions
 from backend.core.audience import GM, Viewpoint, ViewpointText, read_viewpoint
 from backend.core.cpu_pool import CpuPool
-from backend.core.reasons import Match, Reason, told, told_matches
+from backend.core.reasons import Match, Reason, render_matches, render_reasons
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ValidationError
@@ -292,7 +292,7 @@ def _view_missed(missed: NearMiss, recalled: Recalled | None) -> MissedMemory:
         text=recalled.text if recalled else "",
         position=payload.position if payload.kind == "message" else None,
         why=reason,
-        reason=told([reason]),
+        reason=render_reasons([reason]),
     )
 
 
@@ -320,5 +320,5 @@ def _view_memory(memory: Memory, words: SharedWords, days: Mapping[UUID, str]) -
         score=round(memory.score, 4),
         scores={name: round(value, 4) for name, value in memory.signals.by_name().items()},
         signals=signals,
-        reason=told_matches(signals),
+        reason=render_matches(signals),
     )

@@ -15,9 +15,8 @@ from backend.chats.errors import ChatNotFoundError
 from backend.chats.repository import find_chat
 from backend.database.base import new_id
 from backend.database.engine import Database
-from backend.enrichment.budgets import CHARACTERS_A_TOKEN
-from backend.enrichment.llm_selection import NAME_SETTING, limit_output, naming_setting
 from backend.enrichment.models import EnrichmentRun
+from backend.enrichment.reader import CHARACTERS_A_TOKEN, NAME_SETTING, limit_output, naming_setting
 from backend.generation.model import (
     ModelContextOverflowError,
     ModelEmptyReplyError,

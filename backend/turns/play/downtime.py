@@ -22,7 +22,7 @@ from backend.campaigns.state.snapshot import NameCache
 from backend.chats.models import Chat
 from backend.database.engine import Database
 from backend.errors import PreconditionFailedError, ValidationError
-from backend.http.schemas import RAISES, check_revision, etag
+from backend.http.schemas import RAISES, check_revision, make_etag
 from backend.turns.errors import TurnInProgressError, TurnWaitingError
 from backend.turns.models import OPEN_STATES, Turn
 from backend.turns.run.events import find_awaited_choice
@@ -152,7 +152,7 @@ class DowntimeController(Controller):
         """
         if_match = request.headers.get("if-match")
         begun = await downtime.begin(identity, campaign_id, data, if_match=if_match)
-        return Response(begun, headers={"ETag": etag(begun.version)})
+        return Response(begun, headers={"ETag": make_etag(begun.version)})
 
     @delete(
         opt={

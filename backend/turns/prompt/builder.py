@@ -33,8 +33,8 @@ from backend.context.budget import Budget
 from backend.context.macros import MacroBudget, MacroLimitError
 from backend.core.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
-from backend.enrichment.llm_selection import choose_model, safe_sampling
 from backend.enrichment.outbox import SUMMARY_WAIT, EnrichmentOutbox
+from backend.enrichment.reader import choose_model, safe_sampling
 from backend.generation.model import ModelSpec
 from backend.generation.tokens import best_tokenizer
 from backend.llm.server_slots import ModelBusyError, ModelSlots

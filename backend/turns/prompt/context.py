@@ -35,8 +35,7 @@ from backend.context.layout import History
 from backend.context.macros import Variables
 from backend.core.audience import GM, NAMELESS_MARKS, PUBLIC, AudienceMarks, Viewpoint
 from backend.core.reasons import ReasonKind
-from backend.enrichment.summaries.goals import HOT_ROUNDS
-from backend.enrichment.summaries.store import StoredSummary
+from backend.enrichment.summaries.store import HOT_ROUNDS, StoredSummary
 from backend.generation.model import ChatModel, ModelSpec, Role
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling

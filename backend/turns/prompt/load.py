@@ -39,9 +39,8 @@ from backend.chronicles.events import MAX_PINNED
 from backend.chronicles.repository import StoryEvent, current_events
 from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import eviction_point
-from backend.core.audience import GM, PUBLIC, Viewpoint, is_known_to, read_viewpoint, stored
-from backend.enrichment.summaries.goals import HOT_ROUNDS
-from backend.enrichment.summaries.store import current_summary
+from backend.core.audience import GM, PUBLIC, Viewpoint, encode_audience, may_know, read_viewpoint
+from backend.enrichment.summaries.store import HOT_ROUNDS, find_current_summary
 from backend.errors import ValidationError
 from backend.lorebooks.links import books_for_chat
 from backend.presets.models import Preset, open_preset
@@ -158,7 +157,7 @@ class ChatLoader:
             )
         summary = None
         if target.leaf and (settings.summary.enabled or chat.campaign_id):
-            summary = await current_summary(
+            summary = await find_current_summary(
                 session, sealer, chat, up_to_position=target.leaf.position, viewpoint=viewpoint
             )
         if self._tried:
@@ -224,7 +223,7 @@ class ChatLoader:
         viewpoint = await find_viewpoint(
             session, identity, chat, request, user_name, usual=settings.viewpoint
         )
-        if player is not None and not is_known_to(viewpoint, player.audience):
+        if player is not None and not may_know(viewpoint, player.audience):
             user_name = self._user_name
         cast = Cast(
             speaker=speaker,
@@ -550,7 +549,7 @@ async def find_audience(
     if request.continue_ or request.impersonate:
         raise ValidationError("`audience` is allowed only with a new message or a new reply.")
     await check_chat_audience(session, chat, request.audience)
-    return stored(request.audience)
+    return encode_audience(request.audience)
 
 
 async def find_viewpoint(
@@ -593,9 +592,9 @@ def check_answerable(
     A preview leaves out a line that the viewpoint does not know. Raises `ValidationError`.
     """
     about = target.line or target.continued
-    if not is_known_to(viewpoint, said):
+    if not may_know(viewpoint, said):
         raise ValidationError("`audience` must include `viewpoint`.")
-    if about is None or is_known_to(viewpoint, about.audience):
+    if about is None or may_know(viewpoint, about.audience):
         return target
     if is_preview and target.line is not None:
         return replace(target, line=None)

@@ -30,7 +30,7 @@ from backend.context.macros import (
     Variables,
     expand,
 )
-from backend.core.cpu_pool import SMALL, CpuPool
+from backend.core.cpu_pool import INLINE_CHARACTERS, CpuPool
 from backend.core.plain_cache import PlainCache
 from backend.core.reasons import FoundIn, Reason
 from backend.database.base import upsert
@@ -172,7 +172,7 @@ class LoreReader(UserSignedOut):
             )
             if book is None or book.revision != ref.revision:
                 sealed = await load_book(session, ref.id, owner_id=identity.user_id)
-                if sealed.size > SMALL:
+                if sealed.size > INLINE_CHARACTERS:
                     missing.append((ref, sealed))
                     continue
                 book = _compile(identity, ref, sealed)

@@ -27,7 +27,7 @@ from backend.context.record import (
 )
 from backend.core.audience import GM, Viewpoint, put_mark
 from backend.core.cpu_pool import SEALED_FACTOR, CpuPool
-from backend.core.reasons import told
+from backend.core.reasons import render_reasons
 from backend.database.engine import Database
 from backend.generation.model import PromptMessage
 from backend.memory.index.protocol import Kind
@@ -78,9 +78,9 @@ def view_context(record: ContextRecord) -> ContextView:
     """Return the view of a record, without the prompt and with its reasons in words."""
     history = record.history
     for item in (*record.items, *record.retrieved):
-        item.reason = told(item.reasons)
+        item.reason = render_reasons(item.reasons)
     for left_out in (*record.left_out, *record.near_misses):
-        left_out.reason = told(left_out.reasons)
+        left_out.reason = render_reasons(left_out.reasons)
     shared = {name: getattr(record, name) for name in _SHARED_FIELDS}
     return ContextView(
         **shared,

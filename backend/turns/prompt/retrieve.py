@@ -23,11 +23,16 @@ from backend.core.logs import get_logger
 from backend.core.reasons import Reason
 from backend.database.base import new_id, now
 from backend.database.engine import Database
-from backend.enrichment.budgets import RunBudget, open_budget
-from backend.enrichment.cleaning import without_tags
-from backend.enrichment.llm_selection import choose_model, limit_output, safe_sampling
+from backend.enrichment.cleaning import strip_tags
 from backend.enrichment.models import EnrichmentRun
-from backend.enrichment.runs.store import note_done
+from backend.enrichment.reader import (
+    RunBudget,
+    choose_model,
+    limit_output,
+    open_budget,
+    safe_sampling,
+)
+from backend.enrichment.runs.store import record_success
 from backend.errors import AppError
 from backend.generation.model import (
     ModelDeclinedError,
@@ -484,7 +489,7 @@ class Rephraser:
                 error=problem,
             )
             async with self._database.write() as session:
-                await note_done(session, run)
+                await record_success(session, run)
         if problem:
             note = "query not rephrased: the task model returned no answer"
             return replace(found, notes=[*found.notes, note])
@@ -508,8 +513,8 @@ class Rephraser:
             return ""
         recent = "\n".join(f"{each.author}: {each.text}" for each in loaded.recent[-2:])
         asked = self._prompts["assist/rephrase"].render(
-            line=without_tags(line[:MAX_READ_CHARACTERS]),
-            recent=without_tags(recent[-MAX_READ_CHARACTERS:]),
+            line=strip_tags(line[:MAX_READ_CHARACTERS]),
+            recent=strip_tags(recent[-MAX_READ_CHARACTERS:]),
         )
         sampling = limit_output(safe_sampling(model.spec, window.sampling.safety), model.spec)
         prompt = Prompt([PromptMessage("user", asked)])

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.ledger.store import has_changes
 from backend.chats import tree
-from backend.chats.events import tell_path_moved
+from backend.chats.events import notify_path_moved
 from backend.chats.models import Chat, Message
 from backend.core.events import Participants
 from backend.database.base import now
@@ -88,7 +88,7 @@ class TurnRecovery:
             has_text = len(message.sealed_content) > OVERHEAD
             if has_text or turn.kind == "continue" or await has_changes(session, message.id):
                 message.status = "interrupted"
-                tree.set_leaf_hidden(chat, message, hidden=message.hidden or not has_text)
+                tree.set_unfollowed_hidden(chat, message, hidden=message.hidden or not has_text)
             else:
                 turn.reply_id = None
                 await remove_empty_reply(session, self._participants, sealer, chat, message)
@@ -110,5 +110,5 @@ async def remove_empty_reply(
 ) -> None:
     """Delete a reply without text."""
     position = message.position
-    await tree.remove(session, chat, message)
-    await tell_path_moved(participants, session, sealer, chat, position)
+    await tree.remove_message(session, chat, message)
+    await notify_path_moved(participants, session, sealer, chat, position)

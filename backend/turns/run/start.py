@@ -15,7 +15,7 @@ from backend.accounts.models import USER_VARIABLES, User
 from backend.chats import repository as chats
 from backend.chats import tree
 from backend.chats.drafts import MessageDraft, draft_message, sealed_draft
-from backend.chats.events import tell_path_moved
+from backend.chats.events import notify_path_moved
 from backend.chats.models import (
     CHAT_VARIABLES,
     MESSAGE_CONTENT,
@@ -99,8 +99,8 @@ class TurnStarter:
             if line_draft is not None:
                 line = Message(**line_draft, audience=loaded.audience)
                 turn.user_message_id = line.id
-                moved = await tree.attach(session, chat, line, parent=parent)
-                await tell_path_moved(self._participants, session, identity.sealer, chat, moved)
+                moved = await tree.attach_message(session, chat, line, parent=parent)
+                await notify_path_moved(self._participants, session, identity.sealer, chat, moved)
                 await _save_variables(
                     session, identity.sealer, chat, loaded.stored_variables, built.variables
                 )
@@ -161,7 +161,7 @@ class TurnStarter:
                 )
             if len(message.sealed_content) == OVERHEAD:
                 # It was hidden because it had only thoughts.
-                tree.set_leaf_hidden(chat, message, hidden=False)
+                tree.set_unfollowed_hidden(chat, message, hidden=False)
             _store_injected_context(identity.sealer, message, built)
             return message
         reply = draft_message(
@@ -177,8 +177,8 @@ class TurnStarter:
         )
         reply.audience = built.loaded.audience
         _store_injected_context(identity.sealer, reply, built)
-        moved = await tree.attach(session, chat, reply, parent=parent)
-        await tell_path_moved(self._participants, session, identity.sealer, chat, moved)
+        moved = await tree.attach_message(session, chat, reply, parent=parent)
+        await notify_path_moved(self._participants, session, identity.sealer, chat, moved)
         return reply
 
     def _make_run(

@@ -488,9 +488,9 @@ def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, in
         message.notices = encode_notices(_make_notices(run, message))
     if counts:
         message.token_counts = msgspec.json.encode(counts).decode()
-        tree.recount(message, counts[chat.count_unit])
+        tree.set_unfollowed_tokens(message, counts[chat.count_unit])
         if run.outcome != "waiting" and not run.text.strip():
-            tree.set_leaf_hidden(chat, message, hidden=True)
+            tree.set_unfollowed_hidden(chat, message, hidden=True)
 
 
 def _make_notices(run: TurnRun, message: Message) -> list[Notice]:

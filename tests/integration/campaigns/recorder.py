@@ -86,7 +86,7 @@ def lines_of(asked: str) -> list[str]:
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed is tried again at once, not after seconds."""
-    monkeypatch.setattr(running_jobs, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(running_jobs, "FIRST_DELAY_SECONDS", 0.05)
 
 
 @pytest.fixture(scope="module")

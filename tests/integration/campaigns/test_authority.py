@@ -26,7 +26,7 @@ from backend.campaigns.proposals.authority import Judged, Unclear
 from backend.campaigns.proposals.service import ProposalService
 from backend.campaigns.proposals.store import MAX_OPEN
 from backend.chats.models import Chat, Message
-from backend.core.audience import GM, stored
+from backend.core.audience import GM, encode_audience
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from tests.integration.campaigns.drafting import compact
@@ -459,7 +459,7 @@ async def test_a_name_that_is_not_clear_is_asked_about(story: Story) -> None:
     found, kept = await story.compact({**change, "unclear": unclear}, line=await story.line())
     assert ([each.reason for each in found.proposals], kept) == (["uncertain"], 1)
     [row] = await story.proposals()
-    assert row.audience == stored([some])
+    assert row.audience == encode_audience([some])
 
 
 async def test_a_proposal_is_made_once_and_not_again_once_it_was_refused(story: Story) -> None:

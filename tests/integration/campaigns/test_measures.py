@@ -51,7 +51,7 @@ class Teller(OpenAIServer):
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running_jobs, "FIRST_DELAY", 0.1)
+    monkeypatch.setattr(running_jobs, "FIRST_DELAY_SECONDS", 0.1)
 
 
 @pytest.fixture(scope="module")

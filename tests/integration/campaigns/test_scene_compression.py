@@ -278,7 +278,7 @@ async def test_what_is_for_some_alone_is_compressed_for_them_at_the_end(
 async def test_a_long_scene_is_compressed_in_steps(
     play: Play, model: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backend.enrichment.llm_selection.STRETCH_TOKENS", 60)
+    monkeypatch.setattr("backend.enrichment.reader.STRETCH_TOKENS", 60)
     for number in range(2):
         await play.turn(f"{number}: " + "the clock in the hall went on and on " * 4)
     await play.close()

@@ -17,7 +17,7 @@ from backend.campaigns.chat_paths import CampaignSessions
 from backend.campaigns.state.viewpoints import find_player_name
 from backend.chats import repository, tree
 from backend.chats.drafts import MessageDraft, draft_message
-from backend.chats.events import tell_path_moved
+from backend.chats.events import notify_path_moved
 from backend.chats.messages import MessageService
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.service import ChatService
@@ -229,8 +229,8 @@ class Grove:
                 MessageDraft(role=role, author=AUTHORS[role], text=text),
                 unit=CountUnit.parse(chat.count_unit),
             )
-            moved = await tree.attach(session, chat, message, parent=row)
-            await tell_path_moved(PARTICIPANTS, session, self.identity.sealer, chat, moved)
+            moved = await tree.attach_message(session, chat, message, parent=row)
+            await notify_path_moved(PARTICIPANTS, session, self.identity.sealer, chat, moved)
         self.expected.add(message.id, Node(parent, role, text))
         return message.id
 

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed is tried again at once, not after seconds."""
-    monkeypatch.setattr(running_jobs, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(running_jobs, "FIRST_DELAY_SECONDS", 0.05)
 
 
 @pytest.fixture(autouse=True)

@@ -49,7 +49,7 @@ TICK = "The clock in the hall went on and on, and nobody minded it any more, for
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed is tried again at once, not after seconds."""
-    monkeypatch.setattr(running_jobs, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(running_jobs, "FIRST_DELAY_SECONDS", 0.05)
 
 
 @pytest.fixture(scope="module")

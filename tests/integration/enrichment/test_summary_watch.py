@@ -10,8 +10,7 @@ import pytest
 from sqlalchemy import event, update
 
 from backend.database.engine import Database
-from backend.enrichment.outbox import GLOSSARY, SUMMARY
-from backend.enrichment.summaries.watch import SummaryWatch, UnfinishedJob
+from backend.enrichment.outbox import GLOSSARY, SUMMARY, SummaryWatch, UnfinishedJob
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob, insert_job
 

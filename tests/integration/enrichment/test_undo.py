@@ -14,7 +14,7 @@ from sqlalchemy import select
 from backend.chats.models import Message
 from backend.database.base import new_id
 from backend.enrichment.models import ChatSummary, EnrichmentRun
-from backend.enrichment.runs.store import RunDetail, sealed_detail
+from backend.enrichment.runs.store import RunDetail, seal_detail
 from backend.enrichment.summaries.store import store_summary
 from tests.integration.turns.seeding import identity_of
 from tests.support.memory import API, points_of, rows_of, settled
@@ -322,7 +322,7 @@ async def summarised(study: Study, *, edited: bool) -> str:
                 model="demo",
                 from_position=0,
                 to_position=line.position,
-                sealed_detail=sealed_detail(identity.sealer, run_id, RunDetail()),
+                sealed_detail=seal_detail(identity.sealer, run_id, RunDetail()),
             )
         )
         await session.flush()

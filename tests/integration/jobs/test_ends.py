@@ -10,7 +10,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import LoginFailures
-from backend.database.base import now, table_of, upsert
+from backend.database.base import get_table, now, upsert
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import RunningJob
@@ -62,7 +62,7 @@ async def noted(queue: JobQueue) -> Counter[bytes]:
         return Counter({row.key: row.failures for row in rows})
 
 
-_NOTE = insert(table_of(LoginFailures))
+_NOTE = insert(get_table(LoginFailures))
 
 
 async def note_twice(job: RunningJob) -> None:

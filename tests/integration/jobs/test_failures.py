@@ -21,7 +21,7 @@ from backend.jobs.errors import LostLeaseError, RetryLaterError
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import RunningJob
-from backend.jobs.service import DONE_STAYS, JobService
+from backend.jobs.service import DONE_RETENTION, JobService
 from backend.jobs.worker import Worker
 from tests.integration.jobs.working import (
     Person,
@@ -417,7 +417,7 @@ async def put_lost(queue: JobQueue, owner: Person, **values: Any) -> UUID | None
 async def test_a_job_that_lost_three_processes_runs_alone(
     queue: JobQueue, workshop: Workshop, ada: Person, monkeypatch: pytest.MonkeyPatch, goes_on: str
 ) -> None:
-    monkeypatch.setattr(worker_module, "ROOM_SECONDS", 0.1)
+    monkeypatch.setattr(worker_module, "FINISH_SECONDS", 0.1)
     database, running, together = queue.database, set[str](), list[set[str]]()
     gate, is_alone, others_done = asyncio.Event(), asyncio.Event(), list[int]()
 
@@ -644,7 +644,7 @@ async def test_long_work_goes_on_from_its_checkpoint(
     service = JobService(queue)
     await service.clean(at=now())
     assert await state_of(database, job_id) == "done"
-    await service.clean(at=now() + DONE_STAYS)
+    await service.clean(at=now() + DONE_RETENTION)
     assert await is_empty(database)
 
 

@@ -22,7 +22,7 @@ from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
-from backend.jobs.queue import GRANT_LASTS, JobQueue
+from backend.jobs.queue import GRANT_DURATION, JobQueue
 from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
@@ -164,13 +164,13 @@ async def test_a_job_that_waits_without_a_key_gets_that_of_one_it_absorbs(
             gone = {"wrapped_key": None, "root_version": None, "key_until": None}
             await session.execute(update(Job).values(state="waiting_key", **gone))
         if lack == "nearly over":
-            until_soon = now() + GRANT_LASTS / 2 - timedelta(minutes=1)
+            until_soon = now() + GRANT_DURATION / 2 - timedelta(minutes=1)
             await session.execute(update(Job).values(key_until=until_soon))
     assert await put(queue, "read", user_id=ada.id, dedupe_key="d", key=key) is None
     job = await one(database, job_id)
     assert job.state == "queued"
     assert job.key_until is not None
-    assert job.key_until > now() + GRANT_LASTS / 2
+    assert job.key_until > now() + GRANT_DURATION / 2
     workshop.worker(reader.kinds)  # as one of another process: no key is in memory
     await until(lambda: is_empty(database))
     assert reader.read == ["a letter"]
@@ -209,7 +209,7 @@ async def test_keys_whose_time_is_over_are_cleared(queue: JobQueue, ada: Person)
     await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
     async with database.write() as session:
         await give_standing(session, ada.id, user_key=ada.user_key, root=ROOT, at=now())
-    await JobService(queue).clean(at=now() + GRANT_LASTS)
+    await JobService(queue).clean(at=now() + GRANT_DURATION)
     assert await wrapped_keys(database) == 0
     await JobService(queue).clean(at=now() + timedelta(days=31))
     async with database.read() as session:

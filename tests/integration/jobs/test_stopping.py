@@ -18,8 +18,8 @@ from backend.jobs import worker
 from backend.jobs.errors import JobNotFoundError, JobNotStoppableError, LostLeaseError
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue
-from backend.jobs.running import JobKind, RunningJob, stoppable_kinds
-from backend.jobs.service import DONE_STAYS, JobService
+from backend.jobs.running import JobKind, RunningJob, find_stoppable_kinds
+from backend.jobs.service import DONE_RETENTION, JobService
 from tests.integration.jobs.working import (
     Person,
     Workshop,
@@ -185,7 +185,7 @@ async def test_the_worker_interrupts_what_was_stopped_long_before_its_next_heart
     ada: Person,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "HEARTBEAT", timedelta(hours=1))
+    monkeypatch.setattr(worker, "HEARTBEAT_INTERVAL", timedelta(hours=1))
     begun, interrupted = asyncio.Event(), asyncio.Event()
 
     async def handle(_: RunningJob) -> None:
@@ -227,9 +227,9 @@ async def test_a_stopped_job_is_shown_for_a_day(
     job_id = await put(queue, KIND, user_id=ada.id)
     assert job_id is not None
     await service.stop(ada.id, job_id)
-    await service.clean(at=now() + DONE_STAYS - timedelta(minutes=1))
+    await service.clean(at=now() + DONE_RETENTION - timedelta(minutes=1))
     assert (await service.get(ada.id, job_id)).error == "stopped"
-    await service.clean(at=now() + DONE_STAYS + timedelta(minutes=10))
+    await service.clean(at=now() + DONE_RETENTION + timedelta(minutes=10))
     assert await is_empty(queue.database)
 
 
@@ -237,7 +237,7 @@ def test_a_kind_says_itself_whether_it_may_be_stopped() -> None:
     async def handle(_: RunningJob) -> None: ...
 
     kinds = {"one": JobKind(handle, stoppable=True), "other": JobKind(handle)}
-    assert stoppable_kinds(kinds) == {"one"}
+    assert find_stoppable_kinds(kinds) == {"one"}
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ async def freeze(_: RunningJob) -> None:
 
 
 async def main(url: str) -> None:
-    candidates.ONCE_LOST = candidates.TWICE_LOST = timedelta(seconds=0.1)
+    candidates.FIRST_LOSS_WAIT = candidates.SECOND_LOSS_WAIT = timedelta(seconds=0.1)
     configure_logging("error", "json")
     database = Database(url)
     queue = JobQueue(database, ROOT)

@@ -13,11 +13,11 @@ from backend.chats.models import Message
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
 from backend.quotas.ledgers import (
-    FOLD_FROM,
-    counted_tables,
+    MIN_ROWS_TO_FOLD,
+    count_stored_bytes,
+    find_counted_tables,
     fold_ledger,
     recount,
-    stored_bytes,
 )
 from backend.quotas.models import StorageLedger
 from backend.vault.sealing import OVERHEAD
@@ -36,7 +36,7 @@ async def held(server: Running, ada: Account) -> int:
     """What the tables hold of a user's, added up row by row."""
     user_id, total = UUID(ada.user["id"]), 0
     async with server.parts.database.read() as session:
-        for each in counted_tables():
+        for each in find_counted_tables():
             query = select(func.sum(each.size + literal(ROW_BYTES))).where(each.owner == user_id)
             total += await session.scalar(query) or 0
     return total
@@ -44,7 +44,7 @@ async def held(server: Running, ada: Account) -> int:
 
 async def counted(server: Running, ada: Account) -> int:
     async with server.parts.database.read() as session:
-        return await stored_bytes(session, UUID(ada.user["id"]))
+        return await count_stored_bytes(session, UUID(ada.user["id"]))
 
 
 async def agree(server: Running, ada: Account) -> int:
@@ -66,7 +66,7 @@ async def test_every_table_of_texts_is_counted_by_all_of_its_sealed_columns(
         if not database.is_sqlite:
             bodies = await session.execute(text("SELECT proname, prosrc FROM pg_proc"))
             found |= {name: body for name, body in bodies if name.endswith("_stored")}
-    for each in counted_tables():
+    for each in find_counted_tables():
         name = each.table.name
         for trigger in ("insert", "update", "delete"):
             assert f"{name}_stored_{trigger}" in found, f"{name}: its rows are not counted"
@@ -144,7 +144,7 @@ async def test_parallel_writes_of_one_account_neither_wait_nor_get_lost(
 async def test_many_lines_are_folded_into_one_and_the_sum_stays(
     server: Running, ada: Account, chat: str
 ) -> None:
-    await seed(server, ada, chat, [f"Line {number}" for number in range(FOLD_FROM)])
+    await seed(server, ada, chat, [f"Line {number}" for number in range(MIN_ROWS_TO_FOLD)])
     user_id, database = UUID(ada.user["id"]), server.parts.database
     before = await agree(server, ada)
     await asyncio.gather(*(fold_ledger(database) for _ in range(3)))
@@ -152,7 +152,7 @@ async def test_many_lines_are_folded_into_one_and_the_sum_stays(
         query = select(func.count()).where(StorageLedger.user_id == user_id)
         lines = await session.scalar(query)
     assert lines is not None
-    assert lines < FOLD_FROM / 2
+    assert lines < MIN_ROWS_TO_FOLD / 2
     assert await agree(server, ada) == before
 
 

@@ -17,7 +17,7 @@ from backend.database.base import now
 from backend.jobs.queue import NewJob
 from backend.quotas import middleware
 from backend.quotas.definitions import QUOTAS
-from backend.quotas.ledgers import stored_bytes
+from backend.quotas.ledgers import count_stored_bytes
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
 from tests.integration.turns.following import turn_under_way
@@ -63,7 +63,7 @@ def refused(response: httpx.Response, quota: str) -> dict[str, Any]:
 
 async def stored(server: Running, ada: Account) -> int:
     async with server.parts.database.read() as session:
-        return await stored_bytes(session, UUID(ada.user["id"]))
+        return await count_stored_bytes(session, UUID(ada.user["id"]))
 
 
 async def test_a_full_account_can_read_export_and_delete_and_not_grow(serve: Serve) -> None:
@@ -291,8 +291,8 @@ async def test_requests_of_one_account_wait_for_each_other_and_for_nobody_else(
 async def test_a_request_that_waits_too_long_or_behind_too_many_is_refused(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(middleware, "REQUEST_PATIENCE", 0.5)
-    monkeypatch.setattr(middleware, "REQUEST_QUEUE", 2)
+    monkeypatch.setattr(middleware, "REQUEST_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(middleware, "MAX_WAITING_REQUESTS", 2)
     async with serve(max_requests_at_once_per_user=1) as (server, ada):
         with server.parts.quotas.requests_at_once.hold(UUID(ada.user["id"])):
             answers = await asyncio.gather(*(ada.client.get(f"{API}/me") for _ in range(3)))
@@ -332,7 +332,7 @@ async def test_one_upload_at_a_time_and_the_next_one_waits_for_it(serve: Serve) 
 async def test_an_upload_that_waits_too_long_is_refused_before_its_body_is_read(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(middleware, "UPLOAD_PATIENCE", 0.2)
+    monkeypatch.setattr(middleware, "UPLOAD_TIMEOUT_SECONDS", 0.2)
     let_go = asyncio.Event()
     body, headers = form(CARD)
     async with serve() as (server, ada):

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from backend.http.responses import HEADERS
+from backend.http.responses import SECURITY_HEADERS
 from tests.support.logs import Logged
 from tests.support.server import Account, Running, ok
 
@@ -19,7 +19,7 @@ API = "/api/v1"
 
 def check(answer: httpx.Response, status: int) -> None:
     assert answer.status_code == status, answer.text
-    for name, value in HEADERS.items():
+    for name, value in SECURITY_HEADERS.items():
         assert answer.headers.get_list(name) == [value], (name, status)
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy

@@ -56,7 +56,7 @@ async def seed(
                 unit=unit,
             )
             line.hidden = place in hidden
-            await tree.attach(session, chat, line, parent=above)
+            await tree.attach_message(session, chat, line, parent=above)
             made.append(line)
             above = line
     return made

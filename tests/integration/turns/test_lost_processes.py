@@ -16,7 +16,7 @@ from backend.database.engine import Database
 from backend.database.processes import Process
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
-from backend.quotas.ledgers import RECOUNT
+from backend.quotas.ledgers import RECOUNT_KIND
 from backend.turns.models import Turn
 from tests.e2e.test_crash import browser
 from tests.integration.jobs.test_work_command import ROOT_KEY
@@ -94,7 +94,7 @@ async def test_the_work_of_a_process_that_is_stopped_and_later_killed_goes_to_an
         async with turn_under_way(elsewhere, chat, text="/demo long 5000") as (turn_id, events):
             await take_words(events, 60)
             async with database.write() as session:
-                job_id = await queue.enqueue(session, NewJob(RECOUNT))
+                job_id = await queue.enqueue(session, NewJob(RECOUNT_KIND))
                 leased = {
                     "state": "running",
                     "attempts": 1,

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 import regex  # type: ignore[import-untyped]  # it has no types
 
-from backend.core.audience import MARK_PATTERN, AudienceMarks, stored
+from backend.core.audience import MARK_PATTERN, AudienceMarks, encode_audience
 
 JAKE, KIM, MARA, SHADE, *MORE = (UUID(int=number) for number in range(1, 12))
 NAMES = {JAKE: "Jake", KIM: "Kim", MARA: "Mara", **{each: f"Guest {each.int}" for each in MORE}}
@@ -21,7 +21,7 @@ MARKS = AudienceMarks(NAMES.get)
         ("gm", "secret: game master only"),
         ("not an audience", "secret: game master only"),
         ([JAKE], "known to Jake only"),
-        (stored([JAKE, KIM]), "known to Jake and Kim only"),
+        (encode_audience([JAKE, KIM]), "known to Jake and Kim only"),
         ([MARA, JAKE, KIM], "known to Mara, Jake and Kim only"),
         ([JAKE, SHADE], "known to Jake only"),
         ([SHADE], "known to a few only"),
@@ -44,6 +44,6 @@ def test_nothing_is_said_where_all_who_are_present_know_or_what_it_stands_in_say
     present = AudienceMarks(NAMES.get, frozenset({JAKE, KIM}))
     assert present.words([JAKE, KIM, MARA]) == ""
     assert present.words([JAKE, MARA]) == "known to Jake and Mara only"
-    assert MARKS.mark("He lies.", [JAKE], within=stored([JAKE])) == "He lies."
+    assert MARKS.mark("He lies.", [JAKE], within=encode_audience([JAKE])) == "He lies."
     assert MARKS.mark("He lies.", "gm", within=[JAKE]) == "(secret: game master only) He lies."
     assert MARKS.mark(" ", "gm") == " "

@@ -12,7 +12,7 @@ import pytest
 
 from backend.chronicles.events import EventFields
 from backend.core.cpu_pool import CpuPool
-from backend.enrichment.agent.duplicates import DuplicateFinder, Near
+from backend.enrichment.agent.duplicates import DuplicateFinder, SimilarEvent
 from backend.memory.embedding.local import LocalEmbedder
 from backend.memory.embedding.protocol import EmbedderError, Floats
 from backend.vault.sealing import Sealer
@@ -94,7 +94,7 @@ def event(text: str, **fields: Any) -> Event:
     return Event(uuid4(), EventFields(summary=text, **fields))
 
 
-async def compared(one: str, other: str, **fields: Any) -> Near[Event]:
+async def compared(one: str, other: str, **fields: Any) -> SimilarEvent[Event]:
     [near] = await WORDS_ALONE.nearest(EventFields(summary=one, **fields), [event(other)])
     return near
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from backend.enrichment.agent.lookup import KnownEntry, named_in
+from backend.enrichment.agent.lookup import KnownEntry, find_named
 from backend.lorebooks.entries import LoreEntry
 
 
@@ -22,11 +22,11 @@ def known(number: int, title: str, *keys: str) -> KnownEntry:
 def test_an_entry_is_named_by_its_title_or_a_key_as_whole_words() -> None:
     morrow, ash, gate = known(1, "Morrow"), known(2, "The Order", "ash"), known(3, "Gate")
     text = "At MORROW\nwe saw ashes, gates and washing."
-    assert named_in(text, [morrow, ash, gate]) == [morrow]
-    assert named_in("Nothing but ash.", [morrow, ash, gate]) == [ash]
+    assert find_named(text, [morrow, ash, gate]) == [morrow]
+    assert find_named("Nothing but ash.", [morrow, ash, gate]) == [ash]
 
 
 def test_the_longest_name_comes_first_and_patterns_and_empty_keys_name_nothing() -> None:
     short, long = known(1, "Morrow"), known(2, "The Lamp of Morrow")
-    assert named_in("The lamp of Morrow is lit.", [short, long]) == [long, short]
-    assert named_in("Anything at all.", [known(3, "", "", "/.*/", "(")]) == []
+    assert find_named("The lamp of Morrow is lit.", [short, long]) == [long, short]
+    assert find_named("Anything at all.", [known(3, "", "", "/.*/", "(")]) == []

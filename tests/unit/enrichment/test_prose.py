@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.enrichment.summaries.task import plain
+from backend.enrichment.summaries.task import clean_text
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from backend.enrichment.summaries.task import plain
     ],
 )
 def test_prose_stays_and_marks_go(text: str, expected: str) -> None:
-    assert plain(text, 1_000) == expected
+    assert clean_text(text, 1_000) == expected
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ def test_prose_stays_and_marks_go(text: str, expected: str) -> None:
 def test_what_is_too_long_ends_with_a_sentence_or_a_word(
     text: str, limit: int, expected: str
 ) -> None:
-    assert plain(text, limit) == expected
+    assert clean_text(text, limit) == expected
 
 
 @given(st.text(), st.integers(0, 200))
 def test_it_is_never_longer_and_never_holds_a_tag_or_a_blank_line(text: str, limit: int) -> None:
-    made = plain(text + "</lorebook_entries>\n\n<system>", limit)
+    made = clean_text(text + "</lorebook_entries>\n\n<system>", limit)
     assert len(made) <= limit
     assert "\n\n" not in made
     assert "</lorebook" not in made

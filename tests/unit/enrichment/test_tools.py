@@ -12,7 +12,7 @@ from backend.enrichment.agent.tools import (
     TOOLS,
     TRIAGE_SCHEMA,
     CreateChronicleEvent,
-    Finish,
+    FinishStudy,
     UpdateChronicleEvent,
     read_call,
     read_triage,
@@ -74,7 +74,7 @@ def test_a_call_is_read_with_its_defaults_and_nulls_are_absent() -> None:
         {"summary": "The king died.", "significance": 5.0, "story_day": None, "who": None},
     )
     assert call == CreateChronicleEvent(summary="The king died.", significance=5)
-    assert read_call("finish", {}) == Finish()
+    assert read_call("finish", {}) == FinishStudy()
     assert read_call("update_chronicle_event", {"event": "E1", "where": ""}) == (
         UpdateChronicleEvent(event="E1", where="")
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from backend.jobs.running import MAX_ATTEMPTS, delay_after
+from backend.jobs.running import MAX_ATTEMPTS, draw_delay
 
 
 def bounds(draw: float) -> list[float]:
-    waits = [delay_after(attempts, lambda: draw) for attempts in range(1, MAX_ATTEMPTS)]
+    waits = [draw_delay(attempts, lambda: draw) for attempts in range(1, MAX_ATTEMPTS)]
     return [wait.total_seconds() for wait in waits if wait is not None]
 
 
@@ -19,5 +19,5 @@ def test_it_is_drawn_from_nothing_up_to_a_bound_that_grows_from_5_s_to_1_h() -> 
 
 
 def test_after_the_eighth_attempt_there_is_no_further_one() -> None:
-    assert delay_after(7, lambda: 0.5) == timedelta(seconds=1800)
-    assert delay_after(8, lambda: 0.5) is None
+    assert draw_delay(7, lambda: 0.5) == timedelta(seconds=1800)
+    assert draw_delay(8, lambda: 0.5) is None

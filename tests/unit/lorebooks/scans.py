@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid5
 
-from backend.core.reasons import FoundIn, Reason, told
+from backend.core.reasons import FoundIn, Reason, render_reasons
 from backend.lorebooks.activation.compiled import CompiledBook
 from backend.lorebooks.activation.outcome import Outcome, Scan, ScannedLine
 from backend.lorebooks.activation.scan import activate
@@ -83,7 +83,7 @@ def titles(outcome: Outcome) -> list[str]:
 
 
 def said(reason: Reason) -> str:
-    return told([reason])
+    return render_reasons([reason])
 
 
 def reasons(outcome: Outcome) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from backend.chronicles.events import EventFields
 from backend.chronicles.repository import StoryEvent
 from backend.context.layout import History
 from backend.context.macros import MacroBudget, MacroContext, Variables
-from backend.core.reasons import FoundIn, Reason, told
+from backend.core.reasons import FoundIn, Reason, render_reasons
 from backend.lorebooks.activation.outcome import Activated, Outcome, SkippedEntry
 from backend.lorebooks.activation.timed import TimedState
 from backend.memory.indexing.sources import Recalled
@@ -196,7 +196,7 @@ def test_entries_without_their_keys_are_counted_and_not_listed() -> None:
         SkippedEntry(entry_id=uuid4(), title="Rain", tokens=0, reason=Reason("cooldown", count=2))
     ]
     found = placed(left_out=left_out, not_found=4_990, left_out_more=9)
-    assert [(each.title, told(each.reasons)) for each in found.left_out] == [
+    assert [(each.title, render_reasons(each.reasons)) for each in found.left_out] == [
         ("Rain", "cooldown, 2 messages left"),
         ("9 more entries", "not listed"),
         ("4,990 entries", "no key was said"),
@@ -252,7 +252,7 @@ def test_a_pinned_event_stands_once_and_asks_before_all_else() -> None:
     )
     shared = sort_by_rank(found, placed(entry("Said")).ranked)
     assert titles(shared) == ["Ada: Mara lost her lamp.", "Said", "message 2"]
-    assert told(shared[0].reasons) == "pinned; semantic 0.80, rank 2"
+    assert render_reasons(shared[0].reasons) == "pinned; semantic 0.80, rank 2"
     assert shared[0].text == "[3 March 2026] Ada: Mara lost her lamp."
 
 

@@ -13,7 +13,7 @@ import pytest
 from backend.vault import envelopes
 from backend.vault.envelopes import EnvelopePlace, readdress, rewrap, unwrap, wrap
 from backend.vault.root import RootKeyError, RootKeys, Wrapped
-from backend.vault.sealing import SealBrokenError, derive, open_with
+from backend.vault.sealing import SealBrokenError, derive, unseal_under
 from backend.vault.slots import SlotKind, WrongSecretError
 
 SLOT, USER = UUID(int=1), UUID(int=2)
@@ -121,7 +121,7 @@ def test_who_has_the_old_user_key_and_the_root_key_does_not_get_the_next_one() -
     assert KEYS[2] not in content
     for key in (KEYS[1], derive(KEYS[1], "envelope"), derive(KEYS[1], "slot/session")):
         with pytest.raises(SealBrokenError):
-            open_with(key, content[1:61], context=place(2).context())
+            unseal_under(key, content[1:61], context=place(2).context())
         with pytest.raises(WrongSecretError):
             opened(wrapped, place(2), secret=key)
 

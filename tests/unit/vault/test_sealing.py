@@ -15,12 +15,12 @@ from backend.vault.sealing import (
     Column,
     SealBrokenError,
     Sealer,
-    associated_data_prefix,
     derive,
     digest,
     key_number,
-    open_with,
-    seal_with,
+    make_associated_data_prefix,
+    seal_under,
+    unseal_under,
 )
 
 USER = UUID(int=1)
@@ -228,7 +228,7 @@ def test_a_boundary_between_table_and_column_cannot_be_shifted(
     assume(one != other)
 
     def prefix(cut: int) -> bytes:
-        return associated_data_prefix(Column(joined[:cut], joined[cut:]), USER, 1)
+        return make_associated_data_prefix(Column(joined[:cut], joined[cut:]), USER, 1)
 
     assert prefix(one) != prefix(other)
 
@@ -240,7 +240,7 @@ def test_no_two_places_have_the_same_associated_data(
 ) -> None:
     assume(one != other)
 
-    assert associated_data_prefix(*one) != associated_data_prefix(*other)
+    assert make_associated_data_prefix(*one) != make_associated_data_prefix(*other)
 
 
 @untimed
@@ -272,21 +272,21 @@ def test_keys_for_different_purposes_have_nothing_in_common() -> None:
 @untimed
 @given(st.binary(max_size=100), st.binary(max_size=40))
 def test_a_wrapped_key_opens_in_its_context_alone(secret: bytes, context: bytes) -> None:
-    blob = seal_with(USER_KEY, secret, context=context)
+    blob = seal_under(USER_KEY, secret, context=context)
 
-    assert open_with(USER_KEY, blob, context=context) == secret
+    assert unseal_under(USER_KEY, blob, context=context) == secret
     with pytest.raises(SealBrokenError):
-        open_with(USER_KEY, blob, context=context + b"\0")
+        unseal_under(USER_KEY, blob, context=context + b"\0")
     with pytest.raises(SealBrokenError):
-        open_with(b"x" * 32, blob, context=context)
+        unseal_under(b"x" * 32, blob, context=context)
 
 
 def test_a_wrapped_key_that_was_damaged_anywhere_does_not_open() -> None:
-    blob = seal_with(USER_KEY, b"s" * 32, context=b"slot")
+    blob = seal_under(USER_KEY, b"s" * 32, context=b"slot")
 
     for place in range(len(blob)):
         changed = bytearray(blob)
         changed[place] ^= 1
         for damaged in (bytes(changed), blob[:place]):
             with pytest.raises(SealBrokenError):
-                open_with(USER_KEY, damaged, context=b"slot")
+                unseal_under(USER_KEY, damaged, context=b"slot")

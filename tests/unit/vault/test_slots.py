@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from backend.vault.slots import (
     DEFAULT_KDF,
     PasswordKdf,
-    lookup_hash,
-    new_recovery_code,
-    new_token,
-    recovery_secret,
-    token_secret,
+    hash_for_lookup,
+    make_recovery_code,
+    make_token,
+    parse_recovery_code,
+    parse_token,
 )
 
 CHEAP = PasswordKdf(salt=b"salt" * 4, memory_kib=64, passes=1, lanes=1)
@@ -52,50 +52,50 @@ def test_a_new_password_costs_what_the_design_promises() -> None:
 
 
 def test_a_token_names_its_kind_and_carries_256_bits() -> None:
-    token, secret = new_token("tk_")
+    token, secret = make_token("tk_")
 
     assert re.fullmatch(r"tk_[A-Za-z0-9_-]{43}", token)
     assert len(secret) == 32
-    assert token_secret(token, "tk_") == secret
-    assert new_token("tk_")[0] != token
+    assert parse_token(token, "tk_") == secret
+    assert make_token("tk_")[0] != token
 
 
 def test_what_the_table_keeps_of_a_token_is_a_hash() -> None:
-    assert lookup_hash(SECRET) == hashlib.sha256(SECRET).digest()
+    assert hash_for_lookup(SECRET) == hashlib.sha256(SECRET).digest()
 
 
 def test_a_token_of_another_kind_is_none() -> None:
-    token, _ = new_token("ts_")
+    token, _ = make_token("ts_")
 
-    assert token_secret(token, "tk_") is None
-    assert token_secret(token.removeprefix("ts_"), "ts_") is None
+    assert parse_token(token, "tk_") is None
+    assert parse_token(token.removeprefix("ts_"), "ts_") is None
 
 
 def test_a_token_cut_short_or_drawn_out_is_none() -> None:
-    token, _ = new_token("ts_")
+    token, _ = make_token("ts_")
 
     for cut in range(len(token)):
-        assert token_secret(token[:cut], "ts_") is None
-    assert token_secret(token + "A", "ts_") is None
-    assert token_secret(token + "AAAA", "ts_") is None
-    assert token_secret(token[:-1] + "*", "ts_") is None
-    assert token_secret(token + "\n", "ts_") is None
+        assert parse_token(token[:cut], "ts_") is None
+    assert parse_token(token + "A", "ts_") is None
+    assert parse_token(token + "AAAA", "ts_") is None
+    assert parse_token(token[:-1] + "*", "ts_") is None
+    assert parse_token(token + "\n", "ts_") is None
 
 
 @untimed
 @given(st.text())
 def test_whatever_is_sent_as_a_token_is_answered_without_an_error(text: str) -> None:
     for candidate in (text, "ts_" + text):
-        secret = token_secret(candidate, "ts_")
+        secret = parse_token(candidate, "ts_")
         assert secret is None or len(secret) == 32
 
 
 def test_a_recovery_code_can_be_written_down() -> None:
-    code, secret = new_recovery_code()
+    code, secret = make_recovery_code()
 
     assert re.fullmatch(r"[A-Z2-7]{4}(-[A-Z2-7]{4}){12}", code)
-    assert recovery_secret(code) == secret
-    assert new_recovery_code()[0] != code
+    assert parse_recovery_code(code) == secret
+    assert make_recovery_code()[0] != code
 
 
 @untimed
@@ -114,7 +114,7 @@ def test_a_recovery_code_is_read_however_it_was_typed(
         for letter, form, gap in zip(letters, forms, gaps, strict=True)
     )
 
-    assert recovery_secret(typed) == secret
+    assert parse_recovery_code(typed) == secret
 
 
 @pytest.mark.parametrize(
@@ -132,21 +132,24 @@ def test_a_recovery_code_is_read_however_it_was_typed(
     ],
 )
 def test_what_is_no_recovery_code_is_none(typed: str) -> None:
-    assert recovery_secret(typed) is None
+    assert parse_recovery_code(typed) is None
 
 
 def test_a_recovery_code_with_one_letter_wrong_is_another_secret() -> None:
-    code, secret = new_recovery_code()
+    code, secret = make_recovery_code()
 
     for place in range(len(code) - 1):  # the last letter carries one bit alone
         if code[place] != "-":
             wrong = "A" if code[place] != "A" else "B"
-            assert recovery_secret(code[:place] + wrong + code[place + 1 :]) not in {None, secret}
+            assert parse_recovery_code(code[:place] + wrong + code[place + 1 :]) not in {
+                None,
+                secret,
+            }
 
 
 @untimed
 @given(st.text())
 def test_whatever_is_typed_as_a_recovery_code_is_answered_without_an_error(typed: str) -> None:
-    secret = recovery_secret(typed)
+    secret = parse_recovery_code(typed)
 
     assert secret is None or len(secret) == 32

@@ -21,7 +21,7 @@ from backend.accounts.auth.names import INSTANCE_CONTEXT, InstanceKeys
 from backend.accounts.keys.keyring import Protection, new_data_key, open_sealer, wrap_derivation_key
 from backend.accounts.models import User
 from backend.vault.root import RootKeys, Wrapped, add_root_key, load_root_keys
-from backend.vault.sealing import Column, Sealer, derive, digest, open_with
+from backend.vault.sealing import Column, Sealer, derive, digest, unseal_under
 from backend.vault.slots import (
     LentKind,
     PasswordKdf,
@@ -152,7 +152,7 @@ def test_the_root_key_file_keeps_its_form(counting: None, tmp_path: Path) -> Non
 
 def test_a_data_key_keeps_its_form(counting: None) -> None:
     row = new_data_key(USER, 7, user_key=USER_KEY)
-    opened = open_with(
+    opened = unseal_under(
         hkdf(USER_KEY, "talekeeper/data-keys"),
         row.wrapped,
         context=b"data-key/" + USER.bytes + b"\x00\x00\x00\x07",

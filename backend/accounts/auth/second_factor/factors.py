@@ -29,7 +29,7 @@ from backend.accounts.keys.keyring import UserKey, protect, tampered
 from backend.accounts.keys.user_keys import lock_user
 from backend.accounts.models import FACTOR_SECRET, FactorKind, SecondFactor, User
 from backend.vault.sealing import Sealer
-from backend.vault.slots import typed_letters
+from backend.vault.slots import normalize_code
 
 ISSUER = "Talekeeper"
 TOTP_WINDOW = 1
@@ -158,7 +158,7 @@ def new_one_time_codes() -> list[str]:
 
 def code_digest(code: str) -> bytes:
     """What is stored of a one-time code: the SHA-256 of its letters."""
-    return hashlib.sha256(typed_letters(code).encode()).digest()
+    return hashlib.sha256(normalize_code(code).encode()).digest()
 
 
 def plain_code(code: str) -> str:

@@ -45,7 +45,7 @@ from backend.accounts.keys.slots import refuse_older_root
 from backend.accounts.keys.user_keys import renew_user_key
 from backend.accounts.models import FACTOR_LABEL, FACTOR_SECRET, FactorKind, SecondFactor, User
 from backend.accounts.schemas import PasskeyView, SecondFactorsView, TotpSetUp, TotpView
-from backend.core.qr_codes import qr_rows
+from backend.core.qr_codes import make_qr_rows
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.vault.root import RootKeys
@@ -90,7 +90,7 @@ class SecondFactorService:
         """A secret for an authenticator app. It counts once a code of it has come back."""
         secret = pyotp.random_base32()  # 160 bits, the length that RFC 4226 recommends
         uri = totp_uri(secret, name)
-        qr = await asyncio.to_thread(qr_rows, uri)
+        qr = await asyncio.to_thread(make_qr_rows, uri)
         async with self._database.write() as session:
             await self._lock(session, identity)
             await delete_factors(session, identity.user_id, "totp", begun=True)
