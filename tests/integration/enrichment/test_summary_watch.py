@@ -6,11 +6,10 @@ import asyncio
 from uuid import uuid4
 
 import pytest
-from backend.enrichment.outbox import SummaryWatch, UnfinishedJob
 from sqlalchemy import update
 
 from backend.database.engine import Database
-from backend.enrichment.outbox import GLOSSARY, SUMMARY
+from backend.enrichment.outbox import GLOSSARY, SUMMARY, SummaryWatch, UnfinishedJob
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob, insert_job
 from tests.support.statements import record_statements
@@ -26,17 +25,17 @@ async def test_all_turns_that_wait_share_one_query_and_see_their_own_job(
         await insert_job(session, NewJob(kind=SUMMARY, lane=busy))
         await insert_job(session, NewJob(kind=GLOSSARY, lane=idle))
     with record_statements() as statements:
-        found = await asyncio.gather(*(watch.look(lane) for lane in [busy, idle] * 20))
+        found = await asyncio.gather(*(watch.poll(lane) for lane in [busy, idle] * 20))
     assert len([each for each in statements if "FROM jobs" in each.text]) == 1
     assert found == [[UnfinishedJob("queued", 0)], ()] * 20
     async with database.write() as session:
         await session.execute(update(Job).where(Job.lane == busy).values(state="done"))
-    assert await watch.look(busy) == ()
+    assert await watch.poll(busy) == ()
 
 
 async def test_a_turn_that_gives_up_leaves_the_others_their_answer(database: Database) -> None:
     watch, lanes = SummaryWatch(database, SUMMARY), [uuid4(), uuid4()]
-    first, second = [asyncio.create_task(watch.look(lane)) for lane in lanes]
+    first, second = [asyncio.create_task(watch.poll(lane)) for lane in lanes]
     await asyncio.sleep(0)
     first.cancel()
     assert await second == ()
