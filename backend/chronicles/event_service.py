@@ -204,7 +204,7 @@ def _joined(summaries: Iterable[str]) -> str:
     if len(text) > MAX_SUMMARY:
         raise ValidationError(
             f"Together their summaries have {len(text):,} characters; {MAX_SUMMARY:,} are allowed. "
-            "Send a summary along as `event.summary`.",
+            "Send a shorter summary as `event.summary`.",
             extra={"limit": MAX_SUMMARY, "found": len(text)},
         )
     return text
@@ -219,7 +219,7 @@ def _united(member: str, lists: Iterable[list[str]]) -> list[str]:
     if len(found) > MAX_NAMES:
         raise ValidationError(
             f"Together they have {len(found)} {member}; {MAX_NAMES} are allowed. "
-            f"Say which as `event.{member}`.",
+            f"Choose some as `event.{member}`.",
             extra={"limit": MAX_NAMES, "found": len(found)},
         )
     return list(found.values())
@@ -433,18 +433,18 @@ async def _read_all(
 ) -> list[StoryEvent]:
     """Events that are to be merged, in story order."""
     if len(ids) < 2:  # noqa: PLR2004  # what merging takes
-        raise ValidationError("Name at least two events.")
+        raise ValidationError("Send at least two events.")
     found = await get_events(session, sealer, ids)
     for event_id in ids:
         event = found.get(event_id)
         if event is None or event.chronicle_id != chronicle_id:
             raise EventNotFoundError(
-                "One of the events does not exist here.", extra={"event_id": str(event_id)}
+                "One of the events is not in this chronicle.", extra={"event_id": str(event_id)}
             )
         if not event.counts:
             raise ValidationError(
-                "One of the events does not count now: a message that it comes from is not on its "
-                "chat's active path. The merged event would not count, either.",
+                "One of the events is archived: a message that it comes from is not on its "
+                "chat's active path. The merged event would be archived too.",
                 extra={"event_id": str(event_id)},
             )
     return sorted(found.values(), key=lambda each: (each.happened_at, each.place, each.id))

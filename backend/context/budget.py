@@ -69,12 +69,12 @@ class Budget:
 
 
 class ContextOverflowError(AppError):
-    """What must be in the prompt does not fit the window; nothing was stored.
+    """The required parts of the prompt exceed the context window. Nothing was stored.
 
     `sections` itemises it: `{kind, title, tokens}` each.
     """
 
-    status, slug, title = 422, "context-overflow", "It does not fit the context window"
+    status, slug, title = 422, "context-overflow", "The message does not fit the context window"
 
     def __init__(self, *, needed: int, available: int, sections: list[dict[str, Any]]) -> None:
         super().__init__(

@@ -50,7 +50,7 @@ class ChatLorebookController(Controller):
         "/{lorebook_id:uuid}",
         opt={RAISES: (ChatNotFoundError, LorebookNotFoundError)},
         operation_id="getChatLorebook",
-        summary="Read what a chat says of a lorebook",
+        summary="Read a chat's lorebook link",
     )
     async def get_lorebook(
         self,
@@ -66,7 +66,7 @@ class ChatLorebookController(Controller):
         "/{lorebook_id:uuid}",
         opt={RAISES: (ChatNotFoundError, LorebookNotFoundError)},
         operation_id="putChatLorebook",
-        summary="Link a lorebook to a chat, or switch it off there",
+        summary="Link a lorebook to a chat, or turn it off there",
     )
     async def put_lorebook(
         self,
@@ -83,7 +83,7 @@ class ChatLorebookController(Controller):
         "/{lorebook_id:uuid}",
         opt={RAISES: (ChatNotFoundError, LorebookNotFoundError, LorebookNotLinkedError)},
         operation_id="deleteChatLorebook",
-        summary="Take a chat's link or switch away",
+        summary="Remove a chat's lorebook link or switch",
     )
     async def delete_lorebook(
         self,

@@ -284,7 +284,7 @@ class MeasureService:
                     error=run.error or "",
                     chat_id=run.chat_id,
                     created_at=run.created_at,
-                    job=JobView.of(job) if job and job.state != "done" else None,
+                    job=JobView.from_row(job) if job and job.state != "done" else None,
                 )
                 for run, job in failed
             ],

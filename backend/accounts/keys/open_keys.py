@@ -71,7 +71,7 @@ class OpenKeys:
     def drop(self, user_id: UUID) -> None:
         """Forget a user's key: at sign-out, at a new password, at the account's end."""
         self._keys.pop(user_id, None)
-        for part in self._participants.of(UserSignedOut):
+        for part in self._participants.find_handlers(UserSignedOut):
             part.user_signed_out(user_id)
 
     def users(self) -> list[UUID]:

@@ -1,6 +1,6 @@
 """Macros: `{{user}}`, `{{random::a::b}}` and the rest, put into the fields that users write.
 
-Pure: no clock, no global randomness, nothing stored. docs/macros.md says what each macro does.
+Pure: no clock, no global randomness, nothing stored. docs/reference/macros.md explains each macro.
 `expand` takes a field through three steps, one module each:
 
     syntax      text -> tree of literal text, calls and conditionals; nothing is looked up
@@ -48,7 +48,7 @@ def may_hold_macros(text: str) -> bool:
 def expand(
     text: str, context: MacroContext, variables: Variables, *, place: str, budget: MacroBudget
 ) -> Expansion:
-    """Expand the macros of one field. docs/macros.md lists them.
+    """Expand the macros of one field. docs/reference/macros.md lists them.
 
     A field that macros put in (`description`) is expanded on its own, under its macro's name as
     its place, and reads the same wherever it is put in. Within itself it stays as written.
@@ -58,8 +58,8 @@ def expand(
         context: What the macros stand for.
         variables: Left as they are; the new ones come back. A preview drops those.
         place: The field's name, for draws and for errors. For a field that a macro stands for,
-            that macro's name as docs/macros.md spells it, so that draws agree. Distinct fields
-            need distinct places (`lore:<id>`), or equal macros in them draw the same.
+            that macro's name as docs/reference/macros.md spells it, so that draws agree. Distinct
+            fields need distinct places (`lore:<id>`), or equal macros in them draw the same.
         budget: The request's: what all its fields may take together.
 
     Returns:

@@ -33,13 +33,13 @@ MAX_SIDES: Final = 1_000_000
 
 
 class MacroLimitError(ValidationError):
-    """A field's macros ask for more than the limits allow.
+    """The macros of a field exceed a limit.
 
     `place` is the field. `scope` is `field`, or `request` if all fields together reached the limit
     there.
     """
 
-    status, slug, title = 422, "macro-limit", "The macros of a field go beyond a limit"
+    status, slug, title = 422, "macro-limit", "Macro limit exceeded"
 
     def __init__(
         self, *, place: str, limit: str, most: int, scope: Literal["field", "request"] = "field"

@@ -1,4 +1,4 @@
-"""Every macro by name, and what it does. docs/macros.md describes the same table to users."""
+"""All macros by name, with their functions. docs/reference/macros.md is the same for users."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class OpeningController(Controller):
             ),
             EXAMPLE: {"character_ids": [], "title": "The lighthouse"},
         },
-        summary="Open a chat",
+        summary="Create a chat",
     )
     async def open_chat(
         self,
@@ -259,14 +259,14 @@ def _draft_greetings(
         if len(text) > longest:
             raise MessageTooLongError(
                 f"Greeting {number + 1} has {len(text):,} characters; {longest:,} are allowed. "
-                "Shorten it in the character.",
+                "Shorten it on the character's page.",
                 extra={"greeting": number + 1, "length": len(text), "limit": longest},
             )
         together += len(text)
         if together > MAX_OPENING:
             raise OpeningTooLongError(
-                f"The first {number + 1} greetings have {together:,} characters; {MAX_OPENING:,} "
-                "are allowed. Shorten or delete some in the character.",
+                f"Greetings 1 to {number + 1} have {together:,} characters; {MAX_OPENING:,} "
+                "are allowed. Shorten or delete some on the character's page.",
                 extra={"greeting": number + 1, "length": together, "limit": MAX_OPENING},
             )
         drafts.append(

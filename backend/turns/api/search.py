@@ -20,7 +20,6 @@ from backend.campaigns.state.viewpoints import check_viewpoint
 from backend.characters import repository as characters
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
-from backend.chats.questions import has_questions
 from backend.core.audience import GM, Viewpoint, ViewpointText, read_viewpoint
 from backend.core.cpu_pool import CpuPool
 from backend.core.reasons import Match, Reason, render_matches, render_reasons
@@ -130,8 +129,6 @@ class SearchService:
             else:
                 parts, names = await _find_chat_scope(session, identity, chat_id, kinds)
             await _check_viewpoint(session, identity, viewpoint, chat_id)
-            if "message" in kinds and await has_questions(session, owner_id=identity.user_id):
-                kinds = [*kinds, "question"]
         request = SearchRequest(
             text=text,
             names=names,

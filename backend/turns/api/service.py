@@ -133,7 +133,7 @@ class TurnService:
             await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
             with self._quotas.turns.hold(identity.user_id) as permit:
                 run = await self._prepare(identity, chat_id, request, turn_id, fingerprint)
-                permit.until(run.finished)
+                permit.extend(run.finished)
         except _ReplayError:
             return turn_id
         except QuotaExceededError:
@@ -161,7 +161,7 @@ class TurnService:
             with self._quotas.turns.hold(identity.user_id) as permit:
                 run, event_id = await self._waiting.choose(identity, turn_id, choice)
                 if run is not None:
-                    permit.until(run.finished)
+                    permit.extend(run.finished)
                     self.runs.start(run)
         return event_id
 
@@ -344,4 +344,4 @@ async def _is_replay(
 def _compute_fingerprint(identity: Identity, chat_id: UUID, request: TurnRequest) -> bytes:
     """Return a hash of the request without its turn id."""
     body = msgspec.json.encode(msgspec.structs.replace(request, turn_id=None))
-    return digest(identity.sealer.derived("turn-requests"), chat_id.bytes, body)
+    return digest(identity.sealer.derive_key("turn-requests"), chat_id.bytes, body)

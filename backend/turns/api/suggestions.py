@@ -13,10 +13,9 @@ import msgspec
 from backend.accounts.auth.identity import Identity
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.repository import find_chat
-from backend.database.base import new_id
 from backend.database.engine import Database
-from backend.enrichment.models import EnrichmentRun
-from backend.enrichment.reader import CHARACTERS_A_TOKEN, NAME_SETTING, limit_output, naming_setting
+from backend.enrichment.reader import NAME_SETTING, limit_output, naming_setting
+from backend.enrichment.runs.store import build_run
 from backend.generation.model import (
     ModelContextOverflowError,
     ModelEmptyReplyError,
@@ -25,6 +24,7 @@ from backend.generation.model import (
     StructuredAnswer,
     TokenUsage,
 )
+from backend.llm.answers import CHARACTERS_PER_TOKEN, RunBudget
 from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.slot_rules import Rank, Work
 from backend.quotas.definitions import TOKENS_PER_DAY
@@ -131,18 +131,25 @@ class SuggestionService:
         await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
         with self._quotas.turns.hold(identity.user_id):
             built, answer, seconds = await self._ask(identity, chat_id, request)
-        usage = answer.usage or TokenUsage(
-            prompt_tokens=built.assembled.tokens,
-            completion_tokens=len(str(answer.value)) // CHARACTERS_A_TOKEN + 1,
-        )
+        written = len(str(answer.value)) // CHARACTERS_PER_TOKEN + 1
+        usage = answer.usage or TokenUsage(built.assembled.tokens, written)
         async with self._database.write() as session:
             # Tokens are charged even if the chat was deleted while the model was working.
             spent = usage.prompt_tokens + usage.completion_tokens
             await add_tokens_if_account(session, identity.user_id, spent)
             chat = await find_chat(session, chat_id, owner_id=identity.user_id)
             if chat is not None:
-                run = _make_run(identity.user_id, chat_id, built.window.spec.id, usage, seconds)
-                run.campaign_id = chat.campaign_id
+                budget = RunBudget(spent)
+                budget.count_call(usage, built.prompt)
+                model = built.window.spec.id
+                run = build_run(
+                    chat,
+                    "suggestions",
+                    model=model,
+                    positions=(0, 0),
+                    budget=budget,
+                    seconds=seconds,
+                )
                 session.add(run)
         if chat is None:
             raise ChatNotFoundError
@@ -210,23 +217,4 @@ def _explain_no_suggestions(
     setting = NAME_SETTING.format(task="suggestions")
     if found.code:
         return ModelMalformedAnswerError(f"The model wrote JSON instead of messages. {setting}")
-    return ModelEmptyReplyError(f"The model suggested no lines. Try again. {setting}")
-
-
-def _make_run(
-    user_id: UUID, chat_id: UUID, model: str, usage: TokenUsage, seconds: float
-) -> EnrichmentRun:
-    return EnrichmentRun(
-        id=new_id(),
-        user_id=user_id,
-        chat_id=chat_id,
-        kind="suggestions",
-        state="done",
-        model=model,
-        from_position=0,
-        to_position=0,
-        calls=1,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        duration_ms=round(seconds * 1000),
-    )
+    return ModelEmptyReplyError(f"The model suggested nothing. Try again. {setting}")

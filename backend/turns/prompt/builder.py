@@ -33,7 +33,7 @@ from backend.context.budget import Budget
 from backend.context.macros import MacroBudget, MacroLimitError
 from backend.core.cpu_pool import SEALED_FACTOR, CpuPool
 from backend.database.engine import Database
-from backend.enrichment.outbox import SUMMARY_WAIT, EnrichmentOutbox
+from backend.enrichment.outbox import SUMMARY_SECONDS, EnrichmentOutbox
 from backend.enrichment.reader import choose_model, safe_sampling
 from backend.generation.model import ModelSpec
 from backend.generation.tokens import best_tokenizer
@@ -222,7 +222,8 @@ class PromptBuilder:
         chosen = choose_model(models, self._settings, "summary", loaded.settings, account, usual)
         work = Work(use="summary", rank=rank, user_id=identity.user_id, chat_id=loaded.chat.id)
         try:
-            async with self._slots.hold([models.find_limit(chosen)], work, patience=SUMMARY_WAIT):
+            limit = models.find_limit(chosen)
+            async with self._slots.hold([limit], work, patience=SUMMARY_SECONDS):
                 return await self._enrichment.summarise_now(
                     identity,
                     loaded.chat.id,

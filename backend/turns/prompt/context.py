@@ -274,7 +274,6 @@ class LoadedChat:
             known messages.
         viewpoint: The prompt contains only the knowledge of this viewpoint.
         audience: The audience of the messages that the turn stores, in the form of the column.
-        by_questions: True if old messages are searched by the questions that they answer.
         variables: The variables of macros: `stored_variables`, changed by the line's macros.
         keeps_other_speakers: True if a reply may contain lines of other speakers.
         preset: The nearest preset that is chosen. None for the default order.
@@ -303,7 +302,6 @@ class LoadedChat:
     known_path: KnownPath = field(default_factory=KnownPath)
     viewpoint: Viewpoint = GM
     audience: str = PUBLIC
-    by_questions: bool = False
     keeps_other_speakers: bool = False
     preset: LoadedPreset | None = None
 

@@ -183,7 +183,6 @@ class ChatLoader:
             said=self._read_line(target, request),
             viewpoint=viewpoint,
             audience=audience,
-            by_questions=first_set((settings.memory, account.memory), "questions", default=False),
             keeps_other_speakers=first_set(
                 (settings, account), "keep_other_speakers", default=False
             ),

@@ -21,28 +21,25 @@ from backend.context.layout import History, Item, LeftOut
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks
 from backend.core.logs import get_logger
 from backend.core.reasons import Reason
-from backend.database.base import new_id, now
+from backend.database.base import now
 from backend.database.engine import Database
 from backend.enrichment.cleaning import strip_tags
-from backend.enrichment.models import EnrichmentRun
 from backend.enrichment.reader import (
-    RunBudget,
     choose_model,
     limit_output,
     open_budget,
     safe_sampling,
 )
-from backend.enrichment.runs.store import record_success
+from backend.enrichment.runs.store import build_run, record_success
 from backend.errors import AppError
 from backend.generation.model import (
-    ModelDeclinedError,
-    ModelMalformedAnswerError,
     Prompt,
     PromptMessage,
 )
 from backend.generation.tokens import MESSAGE_OVERHEAD
 from backend.generation.tools.arguments import plain_schema
 from backend.jobs.errors import RetryLaterError
+from backend.llm.answers import RunBudget, ask
 from backend.llm.server_slots import ModelSlots
 from backend.llm.slot_rules import Rank, Work
 from backend.lorebooks.activation.outcome import SemanticHit
@@ -122,15 +119,12 @@ def make_request(
         parts.append(ScopePart(containers=[loaded.chat.campaign_id], kinds=("campaign",)))
         kinds.append("campaign")
     if before and weights.message:
-        asked: Sequence[Kind] = ("question",) if loaded.by_questions else ()
         parts.append(
             ScopePart(
-                containers=[loaded.chat.id],
-                before_position=before,
-                kinds=("message", "scene", *asked),
+                containers=[loaded.chat.id], before_position=before, kinds=("message", "scene")
             )
         )
-        kinds += ("message", *asked)
+        kinds.append("message")
     recent = [each.text for each in loaded.recent[-EXCHANGE_LINES:]]
     text = loaded.said or (recent.pop() if recent else "")
     if not parts or not text.strip():
@@ -141,7 +135,7 @@ def make_request(
         names=[loaded.cast.speaker.name, *loaded.cast.others, loaded.cast.user_name],
         parts=parts,
         kinds=kinds,
-        weights={kind: getattr(weights, kind) for kind in kinds if kind != "question"},
+        weights={kind: getattr(weights, kind) for kind in kinds},
         limit=limit,
         min_relevance=min_relevance,
         room=min(ROOM_TOKENS, budget) if min_relevance is None else 0,
@@ -472,20 +466,13 @@ class Rephraser:
             log.info("memory.not_rephrased", problem=problem)
         if budget.calls:
             position = loaded.target.leaf.position if loaded.target.leaf else 0
-            run = EnrichmentRun(
-                id=new_id(),
-                user_id=identity.user_id,
-                chat_id=loaded.chat.id,
-                campaign_id=loaded.chat.campaign_id,
-                kind="rephrasing",
-                state="failed" if problem else "done",
+            run = build_run(
+                loaded.chat,
+                "rephrasing",
                 model=chosen,
-                from_position=position,
-                to_position=position,
-                calls=budget.calls,
-                prompt_tokens=budget.prompt_tokens,
-                completion_tokens=budget.completion_tokens,
-                duration_ms=round((time.monotonic() - began) * 1000),
+                positions=(position, position),
+                budget=budget,
+                seconds=time.monotonic() - began,
                 error=problem,
             )
             async with self._database.write() as session:
@@ -519,13 +506,12 @@ class Rephraser:
         sampling = limit_output(safe_sampling(model.spec, window.sampling.safety), model.spec)
         prompt = Prompt([PromptMessage("user", asked)])
         try:
-            said = await model.structured(prompt, REPHRASING_SCHEMA, sampling)
-        except (ModelMalformedAnswerError, ModelDeclinedError, asyncio.CancelledError):
-            budget.take(None, prompt, "")  # the model has read the prompt even if it failed
+            value = await ask(model, prompt, REPHRASING_SCHEMA, sampling=sampling, budget=budget)
+        except asyncio.CancelledError:
+            budget.count_call(None, prompt)  # the model has read the prompt
             raise
-        budget.take(said.usage, prompt, str(said.value))
         try:
-            words = msgspec.convert(said.value, _RephrasingAnswer).words
+            words = msgspec.convert(value, _RephrasingAnswer).words
         except msgspec.ValidationError:
             return ""
         return " ".join(words[:MAX_WRITTEN_CHARACTERS].split())

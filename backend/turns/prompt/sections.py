@@ -138,8 +138,8 @@ class CampaignSections:
         fields = self._campaign.fields
         brief = structs.asdict(fields.brief)
         text = self._used.render("sections/campaign", campaign=fields.name, **brief)
-        section = self._make("campaign", fields.name, text)
-        return [section, *self._build_glossary(count), *self._build_chapters(count)]
+        make_section = self._make("campaign", fields.name, text)
+        return [make_section, *self._build_glossary(count), *self._build_chapters(count)]
 
     def build_scenes(self) -> list[Item]:
         if not self._campaign.scenes:

@@ -97,8 +97,8 @@ class TurnRecovery:
             session, turn.user_id, kind="message", container_id=chat.id, source_ids=said
         )
         if turn.kind == "continue" and turn.reply_id is not None:
-            await self._enrichment.continued(session, turn.reply_id)
-        await self._enrichment.left(session, chat)
+            await self._enrichment.study_again(session, turn.reply_id)
+        await self._enrichment.study_later(session, chat)
 
 
 async def remove_empty_reply(

@@ -17,6 +17,7 @@ from backend.accounts.models import User
 from backend.campaigns.ledger.records import find_campaign
 from backend.campaigns.play.store import record_table, view_changes
 from backend.campaigns.play.table import Table
+from backend.campaigns.scenes.scenes import count_beat, end_left_scenes, ended_scenes
 from backend.chats import tree
 from backend.chats.drafts import opens_scene
 from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message, MessageStatus
@@ -291,10 +292,10 @@ class TurnStore:
         chat.updated_at = now()
         await self._spoken(session, run, turn, message.id)
         if run.kind == "continue" and run.adds_to_reply:
-            await self._enrichment.continued(session, message.id)
+            await self._enrichment.study_again(session, message.id)
         await self._play_on(session, run, chat, message)
         await self._enrichment.read_terms(session, run, chat, message.id)
-        await self._enrichment.replied(
+        await self._enrichment.follow_reply(
             session,
             run,
             chat,
@@ -304,12 +305,10 @@ class TurnStore:
             count_unit=run.built.loaded.chat.count_unit,
             is_summary_due=run.built.loaded.is_summary_due,
         )
-        if run.built.loaded.by_questions:
-            await self._enrichment.write_questions(session, run, chat)
         if run.built.loaded.is_compaction_due:
             await self._enrichment.compact(session, run, chat)
         elif run.built.loaded.story.begins_unsettled or run.has_stored:
-            await self._enrichment.go_on(session, chat)
+            await self._enrichment.resume_compactions(session, chat)
         return True
 
     async def _play_on(
@@ -319,13 +318,17 @@ class TurnStore:
         if run.is_beat:
             campaign = run.built.loaded.story.campaign
             lead_id = campaign.now.lead_id if campaign else None
-            await self._enrichment.count_beat(
-                session, run, chat, message, turn_id=run.turn_id, lead_id=lead_id
+            due = await count_beat(
+                session, run.sealer, chat, message, turn_id=run.turn_id, lead_id=lead_id
             )
+            await self._enrichment.compress_scenes(session, run, chat, due)
         if run.play is not None:
             run.play.closing = await close_play(session, run.play, run, chat, message)
         if run.play is not None or run.is_beat:
-            await self._enrichment.end_scenes(session, run, chat, message, turn_id=run.turn_id)
+            await end_left_scenes(session, run.sealer, chat, message, turn_id=run.turn_id)
+            if ended := await ended_scenes(session, chat, turn_id=run.turn_id):
+                await self._enrichment.compact(session, run, chat)
+                await self._enrichment.compress_scenes(session, run, chat, ended)
 
     async def _spoken(
         self, session: AsyncSession, run: TurnRun, turn: Turn, reply_id: UUID | None
@@ -546,7 +549,7 @@ def seal_record(run: TurnRun) -> SealedRecord:
     if run.play is not None:
         record.tools, record.tool_support = list(run.play.used), run.play.support
     record.notes += [refused.note for refused in run.refused]
-    key = run.sealer.derived("context-texts")
+    key = run.sealer.derive_key("context-texts")
     texts = move_texts(record, lambda text: digest(key, text.encode()).hex())
     sealed: dict[bytes, tuple[UUID, bytes]] = {}
     for text_hash, text in texts.items():

@@ -289,7 +289,7 @@ async def test_what_is_found_by_search_is_the_same_afterwards(either: Running) -
         await rotate(ada)
         after = (await identity_of(either, ada)).sealer
         for purpose in ("memory-terms", "memory-rotation", "embeddings", "context-texts"):
-            assert before.derived(purpose) == after.derived(purpose)
+            assert before.derive_key(purpose) == after.derive_key(purpose)
         assert found
         assert ok(await ada.client.get("/api/v1/search", params=query))["items"] == found
 

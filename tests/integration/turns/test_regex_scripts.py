@@ -233,14 +233,6 @@ async def test_a_card_s_scripts_run_once_they_are_allowed_and_anew_once_changed(
     assert await shown() is None
 
 
-async def test_nobody_else_allows_a_card_s_scripts(server: Running, ada: Account) -> None:
-    character = await ada.new_character()
-    path = f"/api/v1/characters/{character['id']}/regex-scripts"
-    async with server.account("mallory") as eve:
-        answer = await eve.client.put(path, json={"allowed": True})
-        problem(answer, 404, "character-not-found")
-
-
 async def test_a_script_is_tried_on_a_text(ada: Account) -> None:
     body = {
         "scripts": [

@@ -110,7 +110,7 @@ async def test_what_scrolled_away_comes_back_when_it_is_asked_for_and_goes_with_
     item = context["retrieved"][0]
     assert (item["source_id"], item["title"]) == (str(fact.id), "message 2")
     assert item["reason"].startswith("words ")
-    assert ", rank 1: says nearly the same, has the words " in item["reason"]
+    assert ", rank 1: nearly the same meaning, contains the words " in item["reason"]
     section = memory_section(context)
     assert section.startswith("<long_term_memory>\nRemembered from earlier")
     assert f"\n- {line}\n" in section

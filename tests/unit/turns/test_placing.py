@@ -199,7 +199,7 @@ def test_entries_without_their_keys_are_counted_and_not_listed() -> None:
     assert [(each.title, render_reasons(each.reasons)) for each in found.left_out] == [
         ("Rain", "cooldown, 2 messages left"),
         ("9 more entries", "not listed"),
-        ("4,990 entries", "no key was said"),
+        ("4,990 entries", "no key matched"),
     ]
     assert [each.title for each in placed(left_out=[], not_found=1).left_out] == ["1 entry"]
 

@@ -175,7 +175,7 @@ def test_a_derivation_key_keeps_its_form(counting: None) -> None:
     assert blob.hex() == DERIVATION_KEY
     assert AESGCM(key).decrypt(blob[:12], blob[12:], associated) == SECRET
     sealer = open_sealer(user, [new_data_key(USER, 7, user_key=USER_KEY)], user_key=USER_KEY)
-    assert sealer.derived("terms") == hkdf(SECRET, "talekeeper/terms")
+    assert sealer.derive_key("terms") == hkdf(SECRET, "talekeeper/terms")
 
 
 def test_what_is_computed_from_keys_stays_as_it_is() -> None:
