@@ -6,7 +6,7 @@
 
 The cases of a file go through the code that imports books and builds prompts. For each rule it
 prints how many answers agree, differ only in their order, or differ; and then each difference.
-docs/compatibility.md lists the intended ones.
+docs/reference/compatibility.md lists the intended ones.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     scripts/torture.py [--kills N | --minutes N] [--database sqlite|postgres|URL] [--qdrant URL]
                        [--only GROUP] [--seed N] [--json]
 
-docs/reliability.md lists the promises. The exit status is 0 only if all of them held.
+docs/explanation/reliability.md lists the promises. The exit status is 0 only if all of them held.
 """
 
 from __future__ import annotations

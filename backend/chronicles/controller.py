@@ -71,7 +71,7 @@ class ChronicleController(Controller):
         """List chronicles, newest first, with the chats that use them."""
         return await chronicles.list_page(identity, limit=limit, after=after)
 
-    @post(opt={RAISES: (ChronicleFullError,)}, summary="Make a chronicle")
+    @post(opt={RAISES: (ChronicleFullError,)}, summary="Create a chronicle")
     async def create_chronicle(
         self, data: JSONBody[NewChronicle], identity: Caller, chronicles: Chronicles
     ) -> Response[ChronicleView]:
@@ -265,7 +265,7 @@ class EventController(Controller):
                 "significance": 4,
             },
         },
-        summary="Write an event down",
+        summary="Create an event",
     )
     async def create_chronicle_event(
         self,
@@ -280,7 +280,7 @@ class EventController(Controller):
     @post(
         "/merge",
         opt={RAISES: (ChronicleNotFoundError, EventNotFoundError, ChronicleFullError)},
-        summary="Make one event of several",
+        summary="Merge events",
     )
     async def merge_chronicle_events(
         self,

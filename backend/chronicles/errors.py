@@ -8,22 +8,22 @@ from backend.errors import AppError, ConflictError, NotFoundError
 class ChronicleNotFoundError(NotFoundError):
     """The chronicle does not exist or belongs to another user."""
 
-    slug, title = "chronicle-not-found", "No such chronicle"
+    slug, title = "chronicle-not-found", "Chronicle not found"
 
 
 class EventNotFoundError(NotFoundError):
-    """The chronicle does not contain this event."""
+    """The chronicle has no such event."""
 
-    slug, title = "event-not-found", "No such event in this chronicle"
+    slug, title = "event-not-found", "Event not found"
 
 
 class ChronicleFullError(ConflictError):
-    """A chronicle or an account has reached its limit."""
+    """The chronicle or the account has reached its limit."""
 
-    slug, title = "chronicle-full", "There is no more room"
+    slug, title = "chronicle-full", "Chronicle limit reached"
 
 
 class ChronicleFileError(AppError):
-    """The file is broken or is not a chronicle."""
+    """The file is damaged, or is not a chronicle."""
 
-    status, slug, title = 422, "unreadable-chronicle", "The chronicle could not be read"
+    status, slug, title = 422, "unreadable-chronicle", "The chronicle file could not be read"

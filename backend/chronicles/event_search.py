@@ -51,7 +51,7 @@ class Cursor:
             microseconds, place, raw = _FORM.unpack(urlsafe_b64decode(text.encode("ascii") + b"=="))
             happened_at = _EPOCH + microseconds * _MICROSECOND
         except (binascii.Error, UnicodeEncodeError, struct.error, OverflowError) as error:
-            raise ValidationError("after has to be the `next` of an earlier page.") from error
+            raise ValidationError("after must be the `next` value of an earlier page.") from error
         return cls(happened_at, place, UUID(bytes=raw))
 
     def __str__(self) -> str:

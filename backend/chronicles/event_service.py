@@ -210,7 +210,7 @@ def _join_summaries(summaries: Iterable[str]) -> str:
     if len(text) > MAX_SUMMARY:
         raise ValidationError(
             f"Together their summaries have {len(text):,} characters; {MAX_SUMMARY:,} are allowed. "
-            "Send a summary along as `event.summary`.",
+            "Send a shorter summary as `event.summary`.",
             extra={"limit": MAX_SUMMARY, "found": len(text)},
         )
     return text
@@ -225,7 +225,7 @@ def _unite_names(member: str, lists: Iterable[list[str]]) -> list[str]:
     if len(found) > MAX_NAMES:
         raise ValidationError(
             f"Together they have {len(found)} {member}; {MAX_NAMES} are allowed. "
-            f"Say which as `event.{member}`.",
+            f"Choose some as `event.{member}`.",
             extra={"limit": MAX_NAMES, "found": len(found)},
         )
     return list(found.values())
@@ -438,20 +438,20 @@ def _build_view(event: StoryEvent) -> EventView:
 async def _read_all(
     session: AsyncSession, sealer: Sealer, chronicle_id: UUID, ids: Sequence[UUID]
 ) -> list[StoryEvent]:
-    """Return the events to merge, in story order."""
-    if len(ids) < 2:  # noqa: PLR2004  # a merge needs two
-        raise ValidationError("Name at least two events.")
+    """Events that are to be merged, in story order."""
+    if len(ids) < 2:  # noqa: PLR2004  # what merging takes
+        raise ValidationError("Send at least two events.")
     found = await get_events(session, sealer, ids)
     for event_id in ids:
         event = found.get(event_id)
         if event is None or event.chronicle_id != chronicle_id:
             raise EventNotFoundError(
-                "One of the events does not exist here.", extra={"event_id": str(event_id)}
+                "One of the events is not in this chronicle.", extra={"event_id": str(event_id)}
             )
         if not event.counts:
             raise ValidationError(
-                "One of the events does not count now: a message that it comes from is not on its "
-                "chat's active path. The merged event would not count, either.",
+                "One of the events is archived: a message that it comes from is not on its "
+                "chat's active path. The merged event would be archived too.",
                 extra={"event_id": str(event_id)},
             )
     return sorted(found.values(), key=lambda each: (each.happened_at, each.place, each.id))

@@ -187,11 +187,11 @@ async def supersede(session: AsyncSession, row: ChronicleEvent, by: UUID | None)
     """
     if by is not None:
         if by == row.id:
-            raise ValidationError("An event can't supersede itself.")
+            raise ValidationError("An event cannot supersede itself.")
         if not await has_event(session, row.chronicle_id, by):
-            raise ValidationError("What supersedes an event has to be one of the same chronicle.")
+            raise ValidationError("The superseding event must be in the same chronicle.")
         if await is_superseded_by(session, by, {row.id}):
-            raise ValidationError("The event that is to supersede this one is superseded by it.")
+            raise ValidationError("The superseding event is itself superseded by this one.")
     row.superseded_by = by
     touch(row)
     await session.flush()
@@ -321,4 +321,4 @@ async def hold_chats(session: AsyncSession, sources: Iterable[SourceMessage]) ->
         query = select(Chat.id).where(Chat.id.in_(ids)).order_by(Chat.id)
         held = await session.scalars(query.with_for_update(read=True, key_share=True))
         if len(held.all()) < len(ids):
-            raise MessageNotFoundError("A source message does not exist any more.")
+            raise MessageNotFoundError("A source message no longer exists.")

@@ -63,7 +63,7 @@ async def make_chronicle(
     """Create a chronicle without events. Raises `ChronicleFullError`."""
     if await _count(session, Chronicle.user_id == identity.user_id) >= MAX_CHRONICLES:
         raise ChronicleFullError(
-            f"An account holds {MAX_CHRONICLES:,} chronicles. Delete some first.",
+            f"An account can have {MAX_CHRONICLES:,} chronicles. Delete some first.",
             extra={"limit": "chronicles", "allowed": MAX_CHRONICLES},
         )
     chronicle_id = new_id()
@@ -97,7 +97,7 @@ async def check_room(session: AsyncSession, chronicle_id: UUID, *, more: int) ->
     """Raise `ChronicleFullError` if a chronicle has no room for `more` events."""
     if await _count(session, ChronicleEvent.chronicle_id == chronicle_id) + more > MAX_EVENTS:
         raise ChronicleFullError(
-            f"A chronicle holds {MAX_EVENTS:,} events. Delete or merge some, or begin another one.",
+            f"A chronicle can have {MAX_EVENTS:,} events. Delete or merge some.",
             extra={"limit": "chronicle_events", "allowed": MAX_EVENTS},
         )
 
@@ -107,7 +107,7 @@ async def check_pins(session: AsyncSession, chronicle_id: UUID, *, more: int = 1
     pinned = (ChronicleEvent.chronicle_id == chronicle_id) & ChronicleEvent.is_pinned
     if more and await _count(session, pinned) + more > MAX_PINNED:
         raise ChronicleFullError(
-            f"A chronicle has at most {MAX_PINNED} pinned events. Unpin some first.",
+            f"A chronicle can have {MAX_PINNED} pinned events. Unpin some first.",
             extra={"limit": "pinned_events", "allowed": MAX_PINNED},
         )
 
@@ -136,7 +136,7 @@ def seal_event(sealer: Sealer, event_id: UUID, fields: EventFields) -> bytes:
 
 
 def open_event(sealer: Sealer, row: ChronicleEvent | Row[Any]) -> EventFields:
-    """Open an event. `row` has the columns `id` and `sealed_event`."""
+    """Open an event. `row` has the columns `id` and `seal_event`."""
     return _EVENT.decode(sealer.open_bytes(EVENT, row.id, row.sealed_event))
 
 
@@ -344,7 +344,7 @@ async def find_sources(
         if await session.scalar(select(Message.id).where(*owned)) is None:
             raise MessageNotFoundError("A source message does not exist.", extra=extra)
         raise ValidationError(
-            "A source message is still being written: wait until it is there.", extra=extra
+            "A source message is still being written. Wait until it is finished.", extra=extra
         )
     return sorted(found.values(), key=_depth)
 

@@ -162,13 +162,15 @@ def read_file(data: bytes) -> ChronicleFile:
 def _check_kind(value: Any) -> None:
     """Raise `ChronicleFileError` unless it is a chronicle of a supported version and size."""
     if not isinstance(value, dict):
-        raise ChronicleFileError("This is no chronicle: the file holds no JSON object.")
+        raise ChronicleFileError("This is not a chronicle: the file is not a JSON object.")
     raw = cast("dict[str, Any]", value)
     if raw.get("format") != FILE_FORMAT:
-        raise ChronicleFileError(f"This is no chronicle: `format` is not `{FILE_FORMAT}`.")
+        raise ChronicleFileError(f"This is not a chronicle: `format` is not `{FILE_FORMAT}`.")
     version = raw.get("version")
     if isinstance(version, bool) or version != FILE_VERSION:
-        raise ChronicleFileError(f"`version` has to be {FILE_VERSION}: no other is known here.")
+        raise ChronicleFileError(
+            f"`version` must be {FILE_VERSION}. Other versions are not supported."
+        )
     events: list[Any] | None = raw.get("events")
     if isinstance(events, list):  # the value is not validated yet
         _check_count("events", len(events), MAX_EVENTS, "chronicle_events")
@@ -187,12 +189,14 @@ def _check_ids(events: Sequence[EventRecord]) -> None:
     places: dict[str, int] = {}
     for number, event in enumerate(events):
         if event.id and places.setdefault(event.id, number) != number:
-            raise ChronicleFileError(f"events[{number}].id is that of events[{places[event.id]}].")
+            raise ChronicleFileError(
+                f"events[{number}].id is already used by events[{places[event.id]}]."
+            )
     known_good: set[int] = set()
     for number, event in enumerate(events):
         if event.superseded_by is not None and event.superseded_by not in places:
             raise ChronicleFileError(
-                f"events[{number}].superseded_by names no event of the file by its id."
+                f"events[{number}].superseded_by is not the id of an event in the file."
             )
         walked: set[int] = set()
         at: int | None = number

@@ -169,10 +169,10 @@ def check_blocks(blocks: Sequence[Block]) -> None:
             wanted = BLOCK_IDS[block.marker] if block.marker else None
             says = f"the block of `{block.marker}` has the id `{wanted}`" if wanted else ""
             raise ValidationError(
-                f"blocks: {says or f'the id `{block.id}` is that of `{MARKERS[block.id]}`'}."
+                f"blocks: {says or f'the id `{block.id}` is reserved for `{MARKERS[block.id]}`'}."
             )
     if BLOCK_IDS["history"] not in known:
-        raise ValidationError("blocks: one has to be the `history`.")
+        raise ValidationError("blocks: one block must be the `history`.")
     if (found := sum(len(block.content) for block in blocks)) > MAX_TEXT:
         raise ValidationError(
             f"blocks: they have {found:,} characters together; {MAX_TEXT:,} are allowed."

@@ -74,7 +74,7 @@ class ContextOverflowError(AppError):
     `sections` lists the parts as `{kind, title, tokens}`.
     """
 
-    status, slug, title = 422, "context-overflow", "It does not fit the context window"
+    status, slug, title = 422, "context-overflow", "The message does not fit the context window"
 
     def __init__(self, *, needed: int, available: int, sections: list[dict[str, Any]]) -> None:
         super().__init__(

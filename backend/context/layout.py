@@ -23,15 +23,19 @@ Place = Literal["head", "depth", "memory", "line", "tail", "outlet"]
 """Position of an item. An item of an `outlet` is counted with the item that includes it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """An item that is not in the prompt, and the reasons."""
+class LeftOut(Struct, kw_only=True, omit_defaults=True):
+    """Something that is not in the prompt, and the reasons: for programs, and as text.
+
+    `reason` and `text` are not stored. They are added when a user looks at the record.
+    """
 
     kind: str
     title: str
     tokens: int
-    reasons: Sequence[Reason]
+    reasons: list[Reason] = []
+    reason: str = ""
     source_id: UUID | None = None
+    text: str | None = None
 
 
 class PromptItem(Struct, frozen=True, kw_only=True):

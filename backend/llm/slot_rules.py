@@ -16,12 +16,10 @@ from enum import IntEnum
 from typing import Literal
 from uuid import UUID
 
-SlotUse = Literal["turn", "suggestions", "chronicle", "summary", "campaign", "questions"]
+SlotUse = Literal["turn", "suggestions", "chronicle", "summary", "campaign"]
 """Work that asks a model."""
 
-Occupation = Literal[
-    "turn", "suggestions", "chronicle", "summary", "campaign", "questions", "other"
-]
+Occupation = Literal["turn", "suggestions", "chronicle", "summary", "campaign", "other"]
 """The work that a claim waits for, as its user may know it: `other` is another user's."""
 
 

@@ -81,7 +81,7 @@ class CardBookService:
             repository.touch(old)
             await session.execute(delete(LoreEntryRow).where(LoreEntryRow.lorebook_id == old.id))
         else:
-            raise ConflictError("Its lorebook was changed at this moment. Send the change again.")
+            raise ConflictError("Another request changed its lorebook. Send the change again.")
         await insert_entries(session, rows.entries)
         await self._check_added(session, identity.user_id)
         await self._outbox.changed(session, identity, kind=KIND, container_id=new.id)

@@ -81,7 +81,7 @@ class LorebookController(Controller):
         """
         return await lorebooks.list_page(identity, limit=limit, after=after, search=search)
 
-    @post(opt={RAISES: (LorebookFullError,)}, summary="Make a lorebook")
+    @post(opt={RAISES: (LorebookFullError,)}, summary="Create a lorebook")
     async def create_lorebook(
         self,
         data: JSONBody[NewLorebook],
@@ -210,7 +210,7 @@ class LoreEntryController(Controller):
     @post(
         opt={RAISES: (LorebookNotFoundError, LorebookFullError)},
         operation_id="createLoreEntry",
-        summary="Make an entry",
+        summary="Create an entry",
     )
     async def create_entry(
         self,
@@ -227,7 +227,7 @@ class LoreEntryController(Controller):
         status_code=204,
         opt={RAISES: (LorebookNotFoundError,)},
         operation_id="orderLoreEntries",
-        summary="Put a lorebook's entries in order",
+        summary="Reorder a lorebook's entries",
     )
     async def order_entries(
         self,

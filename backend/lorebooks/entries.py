@@ -174,7 +174,7 @@ def check_room(found: int) -> None:
     """Raise `LorebookFullError` if a book with `found` entries is full."""
     if found >= MAX_ENTRIES:
         raise LorebookFullError(
-            f"A lorebook holds {MAX_ENTRIES:,} entries. Delete some, or begin another book.",
+            f"A lorebook can have {MAX_ENTRIES:,} entries. Delete some, or start another book.",
             extra={"limit": "lorebook_entries", "allowed": MAX_ENTRIES},
         )
 
@@ -183,6 +183,6 @@ def check_books(found: int) -> None:
     """Raise `LorebookFullError` if a user with `found` books may not add another."""
     if found >= MAX_BOOKS:
         raise LorebookFullError(
-            f"An account holds {MAX_BOOKS:,} lorebooks. Delete some first.",
+            f"An account can have {MAX_BOOKS:,} lorebooks. Delete some first.",
             extra={"limit": "lorebooks", "allowed": MAX_BOOKS},
         )

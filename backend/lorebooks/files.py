@@ -113,7 +113,7 @@ def _encode_entry(entry: LoreEntry) -> bytes:
     try:
         LORE_ENTRY.decode(data)
     except msgspec.ValidationError as error:
-        raise LoreFileError(f"An entry can't be kept: {error}.") from error
+        raise LoreFileError(f"An entry cannot be stored: {error}.") from error
     return data
 
 

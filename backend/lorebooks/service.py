@@ -275,7 +275,7 @@ class LorebookService:
             book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
             places = await repository.load_places(session, book_id)
             if len(entry_ids) != len(places) or set(entry_ids) != places.keys():
-                raise ValidationError("Name each entry of the lorebook once, and no other.")
+                raise ValidationError("Send the id of each entry of the lorebook exactly once.")
             moved = [
                 {"id": entry_id, "place": place}
                 for place, entry_id in enumerate(entry_ids)

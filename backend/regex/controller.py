@@ -49,7 +49,7 @@ class ScriptController(Controller):
         "/test",
         status_code=200,
         operation_id="testRegexScripts",
-        summary="Try regex scripts on a text",
+        summary="Test regex scripts on a text",
     )
     async def test_scripts(
         self,

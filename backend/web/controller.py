@@ -167,7 +167,7 @@ class PageController(Controller):
         """A script, a style sheet or a picture; what is at an address never changes."""
         found = self.files.find(version, str(name).removeprefix("/"))
         if found is None:
-            raise NotFoundError("The page was updated: reload it.")
+            raise NotFoundError("The page was updated. Reload it.")
         return _answer(request, found, FOR_GOOD)
 
 

@@ -47,11 +47,11 @@ def check_password(password: str, *, name: str) -> str:
     """The password, normalised. Raises `WeakPasswordError` with what to do about it."""
     password = normalise_password(password)
     if len(password) < MIN_LENGTH:
-        raise WeakPasswordError(f"It needs at least {MIN_LENGTH} characters.")
+        raise WeakPasswordError(f"Enter at least {MIN_LENGTH} characters.")
     if len(password) > MAX_LENGTH:
-        raise WeakPasswordError(f"It may have at most {MAX_LENGTH} characters.")
+        raise WeakPasswordError(f"Enter at most {MAX_LENGTH} characters.")
     if password.casefold() in _common() or password.casefold() == normalise_name(name):
-        raise WeakPasswordError("It is among the first that anyone would try.")
+        raise WeakPasswordError("It is a very common password. Choose another one.")
     return password
 
 

@@ -124,7 +124,7 @@ class DoorController(Controller):
             ),
             EXAMPLE: EXAMPLE_ACCOUNT,
         },
-        summary="Log in",
+        summary="Sign in",
     )
     async def log_in(
         self,

@@ -163,7 +163,7 @@ def check_protection(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
 def tampered(user: User) -> TamperedAccountError:
     """The error for an account whose rows other hands have changed; the operator is told, too."""
     log.error("account.tampered", user_id=user.id)
-    return TamperedAccountError("Ask the administrator to look at the database.")
+    return TamperedAccountError("Ask the administrator to check the database.")
 
 
 def _context(user_id: UUID, number: int) -> bytes:

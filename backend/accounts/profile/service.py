@@ -135,7 +135,9 @@ class ProfileService:
         """Let the server have what the mode allows it, and nothing else."""
         if mode == "managed":
             if identity.kind != "session":
-                raise ForbiddenError("An API key can't lend the account's key. Sign in to do it.")
+                raise ForbiddenError(
+                    "API keys cannot change how the account's key is kept. Sign in to do it."
+                )
             await give_standing(
                 session,
                 identity.user_id,

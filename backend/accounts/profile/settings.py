@@ -14,6 +14,7 @@ from backend.generation.sampling import Sampling
 from backend.settings import MIN_TOTAL, Settings
 
 ValueT = TypeVar("ValueT")
+SettingsT = TypeVar("SettingsT", bound=msgspec.Struct)
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 ModelId = Annotated[str, msgspec.Meta(max_length=200)]
 LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
@@ -96,15 +97,12 @@ class MemorySettings(SettingsStruct, frozen=True, kw_only=True):
     are near by their meaning alone come in as well, up to 4,000 tokens of memories. `max_items` is
     how many memories a prompt gets at most (40, and 100 where they are that short). `rephrase` has
     the model of triage put what a turn looks for in other words, for a second search; off.
-    `questions` has it write, in chats whose owner agreed to the agent, which questions old lines
-    answer, so that search finds a line by them; off.
     """
 
     enabled: bool | None = None
     min_relevance: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     max_items: Annotated[int, msgspec.Meta(ge=0, le=200)] | None = None
     rephrase: bool | None = None
-    questions: bool | None = None
     weights: SourceWeights | None = None
 
 
@@ -124,9 +122,9 @@ class TaskModels(SettingsStruct, frozen=True, kw_only=True):
     """The models of the tasks beside the reply; absent is what `enrichment.model` says.
 
     `triage` says whether lines are worth keeping, and puts what a turn looks for in other words.
-    `agent` keeps the chronicle, proposes terms for a glossary, and writes which questions lines
-    answer. `summary` sums up chats, scenes and chapters. `compaction` brings a campaign's state up
-    to date. `suggestions` writes lines that the user could say next; without it the reply's model.
+    `agent` keeps the chronicle and proposes terms for a glossary. `summary` sums up chats, scenes
+    and chapters. `compaction` brings a campaign's state up to date. `suggestions` writes lines that
+    the user could say next; without it the reply's model.
     """
 
     triage: ModelId | None = None
@@ -180,6 +178,16 @@ class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     post_history_instructions: LongText | None = None
 
 
+def decode_settings(data: bytes, kind: type[SettingsT]) -> SettingsT:
+    """Decode stored settings. Members that have been removed since they were stored are ignored."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError:
+        values = msgspec.json.decode(data)
+        values.get("memory", {}).pop("questions", None)
+        return msgspec.convert(values, kind)
+
+
 def check_budgets(
     chain: Sequence[BudgetSettings], settings: Settings, *, before: BudgetSettings
 ) -> None:
@@ -202,7 +210,7 @@ def check_budgets(
     reserve = first_set(chain, "reply_reserve", settings.budget_reply_reserve)
     if reserve >= window:
         raise ValidationError(
-            f"budgets: of a total of {window:,} tokens a reply_reserve of {reserve:,} leaves "
+            f"budgets: a total of {window:,} tokens with a reply_reserve of {reserve:,} leaves "
             "nothing for the prompt."
         )
 

@@ -39,7 +39,7 @@ class MacroLimitError(ValidationError):
     `field`.
     """
 
-    status, slug, title = 422, "macro-limit", "The macros of a field go beyond a limit"
+    status, slug, title = 422, "macro-limit", "Macro limit exceeded"
 
     def __init__(
         self, *, place: str, limit: str, most: int, scope: Literal["field", "request"] = "field"

@@ -81,7 +81,7 @@ def read_file(data: bytes, *, given_name: str) -> ReadBook:
 
 def _read_from_card(card: Card) -> ReadBook:
     if card.character_book is None:
-        raise LoreFileError("This character card has no lorebook in it.")
+        raise LoreFileError("This character card contains no lorebook.")
     return read_card_book(card.character_book, given_name=card.name)
 
 

@@ -27,7 +27,6 @@ from typing import Any
 from uuid import UUID, uuid5
 
 import numpy as np
-from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from numpy.typing import NDArray
 
 from backend.core.logs import configure_logging
@@ -52,6 +51,7 @@ from backend.memory.search.ranking import (
 from backend.memory.search.recall import add_few, deeper, nearest, split, with_nearest
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
+from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from scripts.bench.data import LOCOMO
 from scripts.bench.retrieval.search import (
     IDS,

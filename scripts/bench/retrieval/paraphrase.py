@@ -5,10 +5,6 @@ question shares no word stem with its line except stop words. The transcripts ar
 of 1,500 messages. Each question goes through the search of a turn, and the results fill a prompt as
 in a turn. The last 40 messages of a chat are not searched. Even questions are for choosing
 constants, odd ones for reporting. Rewritten questions were written by a person who knew the lines.
-
-With `--questions` the index also has questions that lines answer. `paraphrase_questions.txt` has
-some for the lines of the probes, by a person who did not know the probes. A model's file has
-{"place", "q"} in each line. All other lines get two questions by a rule, as noise.
 """
 
 from __future__ import annotations
@@ -26,8 +22,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
-from backend.turns.prompt.retrieve import MAX_SHORT_ITEMS
-
 from backend.context.budget import fill
 from backend.core.logs import configure_logging
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
@@ -38,6 +32,7 @@ from backend.memory.search.recall import with_nearest
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.memory.search.terms import query_terms
+from backend.turns.prompt.retrieve import MAX_SHORT_ITEMS
 from backend.vault.sealing import Sealer
 from scripts.bench.data import CRD3
 from scripts.bench.retrieval.search import (
@@ -157,30 +152,6 @@ def make_line_id(size: int, place: int) -> UUID:
     return uuid5(IDS, f"{size}/{place}")
 
 
-def read_line_questions(
-    file: Path | None, lines: Transcript, probes: Sequence[ParaphraseProbe]
-) -> dict[int, list[str]]:
-    """Return the questions that lines answer by their places; none without a file."""
-    if file is None:
-        return {}
-    found = {place: make_noise(who, text) for place, (_, _, who, text) in enumerate(lines)}
-    rows = file.read_text().splitlines()
-    if file.suffix == ".txt":
-        asked = zip((probe.place for probe in probes), rows, strict=True)
-        return found | {place: [each.strip() for each in row.split("|")] for place, row in asked}
-    return found | {row["place"]: row["q"] for row in map(json.loads, rows)}
-
-
-def make_noise(who: str, text: str) -> list[str]:
-    """Return two questions with the longest words of a line, or none for a short line."""
-    words = [word.strip('.,!?"()-').lower() for word in text.split()]
-    longest = sorted({word for word in words if query_terms(word)}, key=lambda word: -len(word))[:4]
-    if len(longest) < 4:
-        return []
-    first, second, third, fourth = longest
-    return [f"What happened with the {first} and {second}?", f"Why did {who} {third} {fourth}?"]
-
-
 async def select(
     service: MemorySearch, sealer: Sealer, request: SearchRequest
 ) -> tuple[Sequence[Candidate], Sequence[Candidate]]:
@@ -199,9 +170,9 @@ async def search_probe(
     part = ScopePart(
         containers=[dialogue.chat_id],
         before_position=len(dialogue.lines) - RECENT_MESSAGES,
-        kinds=("message", "scene", "question"),
+        kinds=("message", "scene"),
     )
-    request = make_request(dialogue, probe.question, [part], ["message", "question"])
+    request = make_request(dialogue, probe.question, [part], ["message"])
     began = time.perf_counter()
     strict, chosen = await select(service, sealer, request)
     seconds = time.perf_counter() - began - (bench.embedder.seconds if bench.embedder else 0.0)
@@ -233,7 +204,6 @@ async def search_chats(options: argparse.Namespace, size: int) -> ChatResults:
     """Index the chats of one size, and search for all probes."""
     lines = read_transcript(options.data)
     probes = read_probes(lines)
-    questions = read_line_questions(options.questions, lines, probes)
     probes = [each for each in probes if options.half in {"both", each.half}]
     count = get_tokenizer("o200k_base").count
     found = ChatResults()
@@ -242,13 +212,7 @@ async def search_chats(options: argparse.Namespace, size: int) -> ChatResults:
             of_chat = [each for each in probes if each.place // size == number]
             if not of_chat:
                 continue
-            start = number * size
-            answers = {
-                line.id: questions[start + line.position]
-                for line in dialogue.lines
-                if start + line.position in questions
-            }
-            await bench.index_dialogue(dialogue, answers)
+            await bench.index_dialogue(dialogue)
             for line in dialogue.lines:
                 text = f"[{line.said_at.day} {line.said_at:%B %Y}] {line.author}: {line.text}"
                 found.sized[line.id] = SizedLine(line.id, count(text) + MESSAGE_OVERHEAD)
@@ -285,7 +249,6 @@ def main(arguments: Sequence[str]) -> None:
     add_model_options(parser)
     parser.add_argument("--sizes", type=int, nargs="+", default=CHAT_SIZES, help="of the chats")
     parser.add_argument("--half", choices=("choosing", "reporting", "both"), default="both")
-    parser.add_argument("--questions", type=Path, help="file of questions that lines answer")
     options = parser.parse_args(arguments)
     configure_logging("error", "json")
     chats = {size: asyncio.run(search_chats(options, size)) for size in options.sizes}

@@ -21,7 +21,6 @@ from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 from uuid import UUID, uuid5
 
-from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from tokenizers import Tokenizer
 
 from backend.chats.drafts import place_in_scene
@@ -53,7 +52,6 @@ from backend.memory.indexing.documents import (
     Document,
     Line,
     message_documents,
-    question_documents,
     scene_document,
 )
 from backend.memory.indexing.points import Attempt, Blinders, PointMaker
@@ -63,6 +61,7 @@ from backend.memory.search.features import Found
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.memory.search.terms import blinded, query_terms
+from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from backend.vault.sealing import Sealer
 from scripts.bench.data import MINILM
 from scripts.bench.vectors import StoredVectors
@@ -212,10 +211,8 @@ class SearchBench:
         await self.index.upsert(points)
         return points
 
-    async def index_dialogue(
-        self, dialogue: Dialogue, questions: Mapping[UUID, Sequence[str]] | None = None
-    ) -> list[Point]:
-        """Index a dialogue; `questions` are those that lines answer, by the ids of the lines."""
+    async def index_dialogue(self, dialogue: Dialogue) -> list[Point]:
+        """Index a dialogue."""
         lines = dialogue.lines
         documents = [
             document
@@ -228,9 +225,6 @@ class SearchBench:
         for line in lines:
             if line.scene_id is not None:
                 scenes.setdefault(line.scene_id, []).append(line)
-        first_documents = {each.source_id: each for each in reversed(documents)}
-        for line_id, asked in (questions or {}).items():
-            documents += question_documents(first_documents[line_id], asked)
         documents += [scene_document(scene_id, some) for scene_id, some in scenes.items()]
         return await self.index_documents(make_sealer(dialogue.user_id), documents)
 

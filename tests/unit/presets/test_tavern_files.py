@@ -118,7 +118,7 @@ def test_a_change_is_written_and_all_else_is_kept() -> None:
         (b" " * 2_000_001, "bytes"),
         (json.dumps({"prompts": [{"identifier": "a", "content": "x" * 200_001}]}).encode(), "`a`"),
         (json.dumps({"prompts": [{"identifier": f"{n}"} for n in range(201)]}).encode(), "200"),
-        (json.dumps({"prompts": [{"identifier": "a" * 201}]}).encode(), "kept"),
+        (json.dumps({"prompts": [{"identifier": "a" * 201}]}).encode(), "cannot be stored"),
     ],
 )
 def test_what_is_no_preset_is_refused_in_words(data: bytes, said: str) -> None:

@@ -102,7 +102,7 @@ class SecondFactorController(Controller):
             SHOWN_ONCE: True,
             RAISES: (WrongSecondFactorError, SecondFactorOffError, TamperedAccountError),
         },
-        summary="Switch the authenticator app on",
+        summary="Turn on the authenticator app",
     )
     async def finish_totp(
         self,
@@ -124,7 +124,7 @@ class SecondFactorController(Controller):
     @delete(
         "/totp",
         opt={RAISES: (*CONFIRMED, SecondFactorOffError)},
-        summary="Switch the authenticator app off",
+        summary="Turn off the authenticator app",
     )
     async def remove_totp(
         self,
@@ -167,7 +167,7 @@ class SecondFactorController(Controller):
             SHOWN_ONCE: True,
             RAISES: (*CONFIRMED, PasskeyUnavailableError, TooManyPasskeysError),
         },
-        summary="Begin to add a passkey",
+        summary="Start adding a passkey",
     )
     async def begin_passkey(
         self,

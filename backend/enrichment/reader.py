@@ -1,12 +1,15 @@
-"""Which model works behind the reply, and how it is asked."""
+"""The model of a background task: its choice, its settings and its token budget."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Literal
+from uuid import UUID
 
 import msgspec
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import open_settings
@@ -17,35 +20,97 @@ from backend.characters import repository as characters
 from backend.chats.models import Chat
 from backend.chats.schemas import ChatSettings
 from backend.chats.service import read_settings
-from backend.generation.model import ChatModel, ModelSpec, ModelWritesNoJsonError
+from backend.database.base import now
+from backend.enrichment.models import EnrichmentRun
+from backend.generation.model import (
+    ChatModel,
+    ModelSpec,
+    ModelWritesNoJsonError,
+)
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling
 from backend.generation.servers.limits import ServerLimit
+from backend.jobs.errors import RetryLaterError
+from backend.llm.answers import RunBudget
 from backend.llm.user_models import UserModels, usual_task_model
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
+DAY = timedelta(hours=24)
+
+_TOKENS = EnrichmentRun.prompt_tokens + EnrichmentRun.completion_tokens
+_COUNTS = EnrichmentRun.kind != "suggestions"
+"""Suggestions are excluded. The user requests them, so they count as turns."""
+
+
+async def open_budget(session: AsyncSession, settings: Settings, user_id: UUID) -> RunBudget:
+    """Return the budget of one run, out of the user's daily tokens.
+
+    Raises `RetryLaterError` if none are left.
+    """
+    allowed, at = settings.enrichment_tokens_per_day, now()
+    after = await seconds_to_wait(session, user_id, at, allowed=allowed)
+    if after:
+        raise RetryLaterError("The user's tokens for the day are spent.", after=after)
+    left = allowed - await spent_today(session, user_id, at)
+    return RunBudget(min(settings.enrichment_tokens_per_run, left))
+
+
+async def spent_today(session: AsyncSession, user_id: UUID, at: datetime) -> int:
+    """Return the tokens that the user's runs took in the 24 hours before `at`."""
+    spent = await session.scalar(
+        select(func.coalesce(func.sum(_TOKENS), 0)).where(
+            EnrichmentRun.user_id == user_id, EnrichmentRun.created_at > at - DAY, _COUNTS
+        )
+    )
+    return int(spent or 0)
+
+
+async def seconds_to_wait(
+    session: AsyncSession, user_id: UUID, at: datetime, *, allowed: int
+) -> float:
+    """Return the seconds until a user has used less than `allowed` tokens in 24 hours; 0 if so now.
+
+    If nothing is allowed, it is always a day.
+    """
+    if allowed <= 0:
+        return DAY.total_seconds()
+    if await spent_today(session, user_id, at) < allowed:
+        return 0.0
+    rows = await session.execute(
+        select(EnrichmentRun.created_at, _TOKENS)
+        .where(EnrichmentRun.user_id == user_id, EnrichmentRun.created_at > at - DAY, _COUNTS)
+        .order_by(EnrichmentRun.created_at.desc())
+    )
+    total = 0
+    for created_at, tokens in rows:
+        total += tokens
+        if total >= allowed:
+            # When this run is a day old, the later ones are below the limit.
+            return max(1.0, (created_at + DAY - at).total_seconds())
+    return 0.0
+
+
 ModelTask = Literal["triage", "agent", "summary", "suggestions", "compaction"]
-"""Work that may have a model of its own: the members of `TaskModels`."""
+"""A task that may have its own model: a member of `TaskModels`."""
 
 STRETCH_TOKENS = 12_000
-"""Most tokens of new lines in one run, in the chat's unit; one line is always read."""
+"""Maximum tokens of new lines in one run, in the chat's unit. One line is always read."""
 
 OUTPUT_TOKENS = 1_024
-"""Tokens that an answer may have where its task needs no more."""
+"""Default token limit of an answer."""
 
 THINKING_TOKENS = 4_096
-"""Extra tokens for models that may think before they answer."""
+"""Additional tokens for models that may think before they answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Who reads a chat for its user: which model, under which settings, and how much at a time.
+    """The model and the settings with which a task reads a chat for its user.
 
-    It has the user's key at hand, for the index's jobs that follow. `asked_ids` are the models that
-    the task may ask. `stretch_tokens` is in the chat's unit. `writes_questions`: also what lines
-    answer, which the demo model can't tell. `player` is the character that the user is in
-    the chat's campaign without a persona.
+    It also carries the user's key for index jobs. `asked_ids` are the models that the task may ask.
+    `stretch_tokens` is in the chat's unit. `player` is the character that the user plays in the
+    campaign without a persona.
     """
 
     sealer: Sealer = field(repr=False)
@@ -57,26 +122,25 @@ class Reader:
     asked_ids: frozenset[str]
     safety: Mapping[HarmCategory, SafetyThreshold] | None
     stretch_tokens: int
-    writes_questions: bool = False
     player: Player | None = None
 
     @property
     def model(self) -> ChatModel:
-        """The model. Raises `UnknownModelError`."""
+        """The task's model. Raises `UnknownModelError`."""
         return self.models.get(self.model_id)
 
     @property
     def triage_model(self) -> ChatModel:
-        """The model that says whether there is anything to keep. Raises `UnknownModelError`."""
+        """The model that decides if anything is worth recording. Raises `UnknownModelError`."""
         return self.models.get(self.triage_id)
 
     @property
     def limits(self) -> list[ServerLimit | None]:
-        """The limits of the servers of its models."""
+        """The limits of the servers of all models of the task."""
         return [self.models.find_limit(each) for each in self.asked_ids]
 
-    def sampling_of(self, model: ChatModel, tokens: int = OUTPUT_TOKENS) -> Sampling:
-        """Return the sampling for one of the two, for an answer of at most so many tokens."""
+    def build_sampling(self, model: ChatModel, tokens: int = OUTPUT_TOKENS) -> Sampling:
+        """Return the sampling settings for an answer of at most so many tokens."""
         return limit_output(safe_sampling(model.spec, self.safety), model.spec, tokens)
 
 
@@ -88,7 +152,7 @@ async def find_reader(
     chat: Chat,
     task: ModelTask = "agent",
 ) -> Reader:
-    """Who would read a chat of the sealer's user now, for a task."""
+    """Return the reader of a chat for a task, by the current settings."""
     owner = await session.get_one(User, sealer.user_id)
     models = await user_models.of(session, owner, sealer)
     account, own = open_settings(sealer, owner.sealed_settings), read_settings(sealer, chat)
@@ -97,7 +161,7 @@ async def find_reader(
     triage_id = choose_model(models, settings, "triage", own, account, usual)
     asked = {model_id, triage_id} if task == "agent" else {model_id}
     specs = [spec for each in sorted(asked) if (spec := _spec(models, each)) is not None]
-    # Of small models a quarter of their window is for new lines.
+    # Small models get at most a quarter of their window as new lines.
     most = min([STRETCH_TOKENS, *(spec.context_window // 4 for spec in specs)])
     return Reader(
         sealer=sealer,
@@ -109,8 +173,6 @@ async def find_reader(
         asked_ids=frozenset(asked),
         safety=first_set((own.sampling, account.sampling), "safety", None),
         stretch_tokens=most,
-        writes_questions=first_set((own.memory, account.memory), "questions", default=False)
-        and all(spec.provider != "demo" for spec in specs if spec.id == model_id),
         player=await _find_player(session, sealer, chat, account),
     )
 
@@ -134,12 +196,11 @@ def choose_model(
     account: UserSettings,
     default_id: str,
 ) -> str:
-    """The model for a task of one chat, by its id: the chat's, the account's, the server's.
+    """Return the id of the model for a task of a chat.
 
-    What `task_models` names comes before `enrichment.model`, and that before `usual_task_model`.
-    `default_id` is the model that the chat itself is played with, which also writes suggestions.
-    Nothing checks that it is there: `ModelRegistry.get` does, so that no other model reads a story
-    because one was deleted.
+    A task model of the chat or the account comes first, then `enrichment.model` of either, then
+    `usual_task_model`. Suggestions fall back to `default_id`, the model of the chat itself. The id
+    may not exist: `ModelRegistry.get` then raises, so that no other model reads the story.
     """
     named: str | None = first_set((chat.task_models, account.task_models), task, None)
     if named or task == "suggestions":
@@ -151,7 +212,7 @@ def choose_model(
 def safe_sampling(
     spec: ModelSpec, safety: Mapping[HarmCategory, SafetyThreshold] | None
 ) -> Sampling:
-    """A story that may be told may be read: the filter that a user chose for replies, no more."""
+    """Return the safety filter that the user chose for replies, and no other settings."""
     return Sampling(safety=dict(safety)) if safety and "safety" in spec.accepts else Sampling()
 
 
@@ -162,10 +223,10 @@ NAME_SETTING = (
 
 
 def limit_output(sampling: Sampling, spec: ModelSpec, tokens: int = OUTPUT_TOKENS) -> Sampling:
-    """Limit the output to an answer of so many tokens, and thoughts.
+    """Limit the output to an answer of so many tokens, plus thinking.
 
     Background work never gets the model's own limit, because a small model that repeats itself
-    would write on to the end of its window.
+    would write to the end of its window.
     """
     if "max_output_tokens" not in spec.accepts:
         return sampling
@@ -177,7 +238,7 @@ def limit_output(sampling: Sampling, spec: ModelSpec, tokens: int = OUTPUT_TOKEN
 
 
 def naming_setting(error: ModelWritesNoJsonError, task: ModelTask) -> ModelWritesNoJsonError:
-    """The same error, with the setting to change."""
+    """Return the error with a hint to the setting that chooses the model."""
     return ModelWritesNoJsonError(f"{error.detail} {NAME_SETTING.format(task=task)}")
 
 

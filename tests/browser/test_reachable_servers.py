@@ -1,51 +1,79 @@
-"""Addresses that an administrator allows on a server that others reach."""
+"""A server that other machines reach: phones, plain http, and addresses that providers may have."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Generator
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
-from anyio.from_thread import BlockingPortal, start_blocking_portal
-from playwright.sync_api import BrowserContext, Locator, Page, expect
+import zxingcpp
+from PIL import Image
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect
 
 from backend.generation.client.network import HOST_NAME, runs_in_container
 from tests.fakes.openai_server import MODEL, OpenAIServer, reply
 from tests.fakes.scripted_server import Answer
-from tests.support.browser import Account, Watch, signing_up
-from tests.support.process import Served, serving
+from tests.support.browser import Account, Installation, Watch, installing, phone
+from tests.support.process import Served
+from tests.support.server import PLAIN
 
 pytestmark = pytest.mark.browser
 
+ADDRESS = "192.168.7.20"
 LISTED = Answer(body={"data": [{"id": MODEL}]})
 
 
 @pytest.fixture(scope="module")
-def portal() -> Generator[BlockingPortal]:
-    """The event loop of the fake model."""
-    with start_blocking_portal() as portal:
-        yield portal
-
-
-@pytest.fixture
-def model(portal: BlockingPortal) -> Generator[OpenAIServer]:
-    with portal.wrap_async_context_manager(OpenAIServer()) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
-    """A server that others reach, so that no inner address is allowed by default."""
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Generator[Installation]:
+    """A server with other hosts, so that providers at inner addresses are refused by default."""
     folder = tmp_path_factory.mktemp("served")
-    with serving(folder, registration="open", allowed_hosts="tales.lan") as served:
-        yield served
+    with installing(
+        folder, registration="open", lan="true", lan_port=0, allowed_hosts=f"tales.lan,{ADDRESS}"
+    ) as installation:
+        yield installation
 
 
-@pytest.fixture(scope="module", autouse=True)
-def administrator(server: Served) -> Generator[Account]:
-    """The first who signs up."""
-    with signing_up(server.url, "keeper") as administrator:
-        yield administrator
+def test_an_administrator_finds_the_address_and_the_certificate_as_qr_codes(
+    context: BrowserContext,
+    administrator: Account,
+    server: Served,
+    assert_accessible: Callable[[Page], None],
+) -> None:
+    administrator.enter(context)
+    page = context.new_page()
+    phone(page)
+    page.goto("/#/settings")
+    part = page.locator("section").filter(has_text="Phones on the same network")
+    for name, path in (("address", ""), ("certificate", "/api/v1/lan/certificate")):
+        drawn = part.get_by_role("img", name=f"QR code for the {name}")
+        (code,) = zxingcpp.read_barcodes(Image.open(io.BytesIO(drawn.screenshot())))
+        assert code.text.startswith(f"https://{ADDRESS}:")
+        assert code.text.endswith(path)
+        expect(part.get_by_role("link", name=code.text, exact=True)).to_be_visible()
+    with httpx.Client(trust_env=False, verify=PLAIN) as client:
+        root = client.get(f"{server.url}/api/v1/lan/certificate")
+    assert root.is_success
+    part.get_by_text("Install on Android").click()
+    expect(part.get_by_text("Choose CA certificate, Install anyway")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert_accessible(page)
+
+
+def test_a_visitor_over_plain_http_is_warned(chromium: Browser, server: Served) -> None:
+    def lead_here(route: Route) -> None:
+        here = route.request.url.replace(f"http://{ADDRESS}", server.url)
+        route.fulfill(response=route.fetch(url=here))
+
+    with chromium.new_context() as context:
+        page = context.new_page()
+        page.route(f"http://{ADDRESS}/**", lead_here)
+        warning = page.get_by_text("This connection is not encrypted")
+        for origin, is_warned in ((server.url, False), (f"http://{ADDRESS}", True)):
+            page.goto(origin)
+            expect(page.get_by_label("Username")).to_be_visible()
+            expect(warning).to_be_visible(visible=is_warned)
 
 
 @pytest.fixture
@@ -56,11 +84,11 @@ def refusing(watch: Watch) -> None:
 
 def try_out(page: Page, model: OpenAIServer) -> Locator:
     page.goto("/#/providers")
-    page.get_by_role("button", name="Add a provider").click()
-    dialog = page.get_by_role("dialog", name="Add a provider")
-    dialog.get_by_label("Service").select_option(label="llama.cpp, on this machine")
+    page.get_by_role("button", name="Add provider").click()
+    dialog = page.get_by_role("dialog", name="Add provider")
+    dialog.get_by_label("Service").select_option(label="llama.cpp (on this machine)")
     dialog.get_by_label("Address").fill(model.url)
-    dialog.get_by_role("button", name="Add a provider").click()
+    dialog.get_by_role("button", name="Add provider").click()
     return dialog
 
 
@@ -82,7 +110,7 @@ def test_an_administrator_allows_the_address_of_a_local_server_in_one_click(
     model.script(LISTED, reply("Yes."), LISTED)
     dialog.get_by_role("button", name=f"Allow {address} for providers").click()
     expect(dialog).to_be_hidden()
-    expect(page.get_by_role("list", name="Providers of models")).to_contain_text("llama.cpp")
+    expect(page.get_by_role("list", name="Model providers")).to_contain_text("llama.cpp")
 
     page.reload()
     allowed = page.get_by_role("list", name="Allowed addresses")
@@ -94,7 +122,7 @@ def test_an_administrator_allows_the_address_of_a_local_server_in_one_click(
     expect(page.get_by_label("Host")).to_have_value("")
     assert_accessible(page)
     for each in (address, "nas.lan:1234"):
-        page.get_by_role("button", name=f"No longer allow {each}").click()
+        page.get_by_role("button", name=f"Remove {each}").click()
         expect(allowed).not_to_contain_text(each)
     assert administrator.get("/admin/provider-addresses")["items"] == []
 

@@ -1,11 +1,10 @@
-"""What the agent reads: the lines behind a stored reply, run by run until it has read them all."""
+"""The jobs in which the agent reads messages: the base class, and the job after each reply."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -35,23 +34,24 @@ from backend.enrichment.story import (
 from backend.generation.registry import UnknownModelError
 from backend.memory.index.protocol import Kind
 
-P = TypeVar("P")
-
 
 @dataclass(frozen=True, kw_only=True)
 class StudyWork(RunWork):
-    """A stretch of the active path, for a model."""
+    """The run of one slice of the active path."""
 
     stretch: TranscriptSlice
 
 
-class StretchTask(Task[StudyWork, P], Generic[P]):
-    """A model reads a stretch of a chat whose owner agrees to it."""
+class StudyTask(Task[StudyWork, AgentResult]):
+    """Lets the agent read a slice of a chat, and writes its proposals."""
+
+    json_task = "triage"
+    use = "chronicle"
 
     async def new_work(
         self, session: AsyncSession, reader: Reader, stretch: TranscriptSlice
     ) -> StudyWork:
-        """A run that reads a stretch. Raises `RetryLaterError`."""
+        """Return the run of a slice. Raises `RetryLaterError` if no tokens are left."""
         return StudyWork(
             reader=reader,
             budget=await open_budget(session, self.runtime.settings, self.sealer.user_id),
@@ -63,7 +63,7 @@ class StretchTask(Task[StudyWork, P], Generic[P]):
         )
 
     async def check_wanted(self, session: AsyncSession, chat: Chat, work: StudyWork) -> None:
-        """Raises `PathChangedError` unless the chat says what was read, and its owner agrees."""
+        """Raise `PathChangedError` if the lines have changed or consent was withdrawn."""
         stretch = work.stretch
         is_wanted = (
             chat.chronicle_enabled
@@ -74,15 +74,8 @@ class StretchTask(Task[StudyWork, P], Generic[P]):
         if not is_wanted:
             raise PathChangedError
 
-
-class StudyTask(StretchTask[AgentResult]):
-    """The agent reads a stretch, and what it proposes is written down."""
-
-    json_task = "triage"
-    use = "chronicle"
-
     async def propose(self, work: StudyWork) -> AgentResult:
-        """What the agent makes of the stretch."""
+        """Let the agent read the slice."""
         return await self.runtime.agent.study(work.reader, work.stretch, budget=work.budget)
 
     async def write(
@@ -92,9 +85,9 @@ class StudyTask(StretchTask[AgentResult]):
         study: AgentResult,
         removed: Sequence[RunEffect] = (),
     ) -> RunDetail:
-        """Write what a study proposes, and tell the index; what the run read and wrote in all.
+        """Write the proposals, queue their indexing, and return the details of the run.
 
-        `removed` is what the run deleted before.
+        `removed` are the effects of earlier deletions in this run.
         """
         writer = ProposalWriter(session, self.sealer, work.stretch, work.run_id, self.runtime.clock)
         await writer.write(study.proposals, seen=study.seen)
@@ -108,10 +101,10 @@ class StudyTask(StretchTask[AgentResult]):
         return msgspec.structs.replace(study.detail, effects=effects, refused=refused)
 
     async def set_mark(self, session: AsyncSession, work: StudyWork) -> None:
-        """Note that everything down to the last line has been read.
+        """Mark everything up to the last line as read.
 
-        With the last reply before it, so that when the last one is swiped away, the next run reads
-        what comes instead of it, and not the whole stretch anew.
+        The reply before it is marked, too. If the last one is swiped away, the next run reads only
+        its replacement, and not the whole slice.
         """
         *before, last = work.stretch.lines
         replies = [line for line in before if line.role != "user"]
@@ -126,15 +119,15 @@ class StudyTask(StretchTask[AgentResult]):
 
 
 class TurnTask(StudyTask):
-    """Has the agent read what a chat said since it read last, until nothing is left."""
+    """Lets the agent read the messages of a chat since its last run."""
 
     kind = "turn"
 
     async def load(self, session: AsyncSession, chat: Chat) -> StudyWork | None:
-        """What was said behind the watermark."""
+        """Load the messages after the watermark."""
         if not chat.chronicle_enabled:
             raise ChronicleNotEnabledError
-        reader = await self.reader(session, chat)
+        reader = await self.load_reader(session, chat)
         stretch = await read_unread(session, reader, chat)
         if stretch is None:
             return None
@@ -144,9 +137,9 @@ class TurnTask(StudyTask):
     async def apply(
         self, session: AsyncSession, chat: Chat, work: StudyWork, proposal: AgentResult
     ) -> RunDetail:
-        """Write everything that was found, and how far the agent has read."""
+        """Write the proposals and the watermark."""
         await self.check_wanted(session, chat, work)
-        # Where the chat went over to another chronicle, two of its jobs may have read this.
+        # After a change of the chronicle, two jobs may have read the same messages.
         if await find_unread_position(session, chat.id) > work.from_position:
             raise PathChangedError
         detail = await self.write(session, work, proposal)
@@ -156,10 +149,10 @@ class TurnTask(StudyTask):
     async def recover(
         self, session: AsyncSession, work: StudyWork, error: Exception
     ) -> RunRecovery:
-        """The next attempt, or the job behind the next reply, goes on behind the watermark."""
+        """Retry. The next attempt, or the next reply's job, continues after the watermark."""
         if isinstance(error, PathChangedError):
             return RunRecovery()
-        if isinstance(error, UnknownModelError):  # waiting does not bring it back
+        if isinstance(error, UnknownModelError):  # waiting does not help
             return RunRecovery(is_over=True)
         if (
             isinstance(error, SKIPPABLE_ERRORS)

@@ -1,20 +1,22 @@
-"""What an audience may know of a campaign: as a model reads it, and as calls are resolved in it."""
+"""Loads unread messages, and the items of a campaign that their audience may know."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any, cast
 from uuid import UUID
 
-from sqlalchemy import and_, bindparam, case, or_, select
+from sqlalchemy import ColumnElement, and_, bindparam, case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.changes import State
 from backend.campaigns.ledger.items import Kind
 from backend.campaigns.ledger.store import audience_of, read_state
-from backend.campaigns.models import Campaign, CampaignItem
+from backend.campaigns.models import Campaign, CampaignItem, CampaignMark
 from backend.campaigns.names.mentions import NameIndex
 from backend.campaigns.names.roster import Member
 from backend.campaigns.play.references import Held, called
@@ -22,6 +24,8 @@ from backend.campaigns.play.state import PLAY, POOL, ROLL
 from backend.campaigns.rules import AttributeType, Rules, rules_of
 from backend.campaigns.state.party import is_scene_here, story_place
 from backend.campaigns.state.snapshot import NameCache
+from backend.campaigns.state.viewpoints import read_marks
+from backend.chats.models import MESSAGE_AUTHOR, Chat, Message
 from backend.core.audience import (
     Audience,
     AudienceMarks,
@@ -32,18 +36,120 @@ from backend.core.audience import (
 from backend.core.cpu_pool import SEALED_FACTOR, iterate_in_slices
 from backend.enrichment.cleaning import clip, to_one_line
 from backend.enrichment.compaction.tools import UPDATERS, Updater
+from backend.enrichment.reader import Reader
+from backend.enrichment.story import Version, find_last_reply, is_readable, render_line
+from backend.llm.answers import CHARACTERS_PER_TOKEN
 from backend.vault.sealing import Sealer
+
+MAX_LINES = 200
+EARLIER_LINES = 4
+EARLIER_CHARACTERS = 2_000
+
+_IS_READ = select(CampaignMark.id).where(CampaignMark.id == Message.id).exists()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageWindow:
+    """Unread lines with one audience, and a few lines before them that it may know.
+
+    `since` is the time of the first one. `player_names` are the stored names of the user if the
+    lines show the player character instead.
+    """
+
+    versions: Sequence[Version]
+    positions: Sequence[int]
+    earlier: Sequence[str]
+    lines: Sequence[str]
+    audience: str
+    since: datetime
+    player_names: frozenset[str] = frozenset()
+
+
+async def read_window(session: AsyncSession, reader: Reader, chat: Chat) -> MessageWindow | None:
+    """Read the next lines, of at most `stretch_tokens` stored tokens in total.
+
+    They end with the last reply, and begin where the owner's consent begins. Returns None if there
+    are none.
+    """
+    most, conditions = reader.stretch_tokens, await _where_unread(session, chat)
+    query = select(Message).where(*conditions).order_by(Message.position)
+    first = (await session.execute(query.limit(1))).scalar_one_or_none()
+    if first is None:
+        return None
+    same = query.where(Message.audience == first.audience).limit(MAX_LINES)
+    rows = (await session.scalars(same)).all()
+    fitting = sum(1 for total in accumulate(row.tokens for row in rows) if total <= most)
+    rows = rows[: max(1, fitting)]
+    marks = await read_marks(session, reader.sealer, chat.campaign_id, first.audience)
+    before = (
+        select(Message)
+        .where(
+            is_readable(chat),
+            Message.position < first.position,
+            filter_known_to_all(first.audience, Message.audience),
+        )
+        .order_by(Message.position.desc())
+        .limit(EARLIER_LINES)
+    )
+    if chat.chronicle_since is not None:
+        before = before.where(Message.created_at >= chat.chronicle_since)
+    earlier = (await session.scalars(before)).all()[::-1]
+    return MessageWindow(
+        versions=[(row.id, row.updated_at) for row in rows],
+        positions=[row.position for row in rows],
+        earlier=[render_line(reader, row, EARLIER_CHARACTERS, marks) for row in earlier],
+        lines=[render_line(reader, row, most * CHARACTERS_PER_TOKEN) for row in rows],
+        audience=first.audience,
+        since=first.created_at,
+        player_names=_find_player_names(reader, [*earlier, *rows]),
+    )
+
+
+def _find_player_names(reader: Reader, rows: Sequence[Message]) -> frozenset[str]:
+    if reader.player is None:
+        return frozenset()
+    own = [row for row in rows if row.role == "user" and row.persona_id is None]
+    return frozenset(reader.sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author) for row in own)
+
+
+async def is_unread(session: AsyncSession, chat: Chat, window: MessageWindow) -> bool:
+    """True if the lines are unchanged, on the active path, and read by no other compaction."""
+    ids = [message_id for message_id, _ in window.versions]
+    query = select(Message.id, Message.updated_at).where(
+        *await _where_unread(session, chat),
+        Message.id.in_(ids),
+        Message.audience == window.audience,
+    )
+    found: dict[UUID, datetime] = {row.id: row.updated_at for row in await session.execute(query)}
+    return found == dict(window.versions)
+
+
+async def count_uncompacted(session: AsyncSession, chat: Chat) -> int:
+    """Count the messages that the next compaction would read."""
+    query = select(func.count()).select_from(Message).where(*await _where_unread(session, chat))
+    return await session.scalar(query) or 0
+
+
+async def _where_unread(session: AsyncSession, chat: Chat) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions for unread lines. A user's line is read together with its reply."""
+    last = await find_last_reply(session, chat)
+    conditions = is_readable(chat), ~_IS_READ, Message.position <= (-1 if last is None else last)
+    if chat.chronicle_since is None:
+        return conditions
+    return *conditions, Message.created_at >= chat.chronicle_since
+
 
 MAX_ENTITIES = 60
 MAX_THREADS = 30
 MAX_CLOCKS = 20
 MAX_FACTS = 60
 MAX_KNOWN = 2_000
-"""Items that are read: those that changed last. An entity that the text names is read, too."""
+"""Maximum items that are read: the latest changed ones. Entities that the text names come on top.
+"""
 MAX_NAMED = 200
 MAX_LINE = 600
 MAX_VALUE = 240
-"""Characters of an item, and of one of its fields, that are shown."""
+"""Maximum characters of an item and of one field in a prompt."""
 
 _LETTERS: Mapping[Kind, str] = {
     "entity": "E",
@@ -52,7 +158,7 @@ _LETTERS: Mapping[Kind, str] = {
     "fact": "F",
     "scene": "S",
 }
-_MOST: Mapping[Kind, int] = {"thread": MAX_THREADS, "clock": MAX_CLOCKS}
+_MAX_BY_KIND: Mapping[Kind, int] = {"thread": MAX_THREADS, "clock": MAX_CLOCKS}
 _REFERENCES = {"location": "location_id", "giver": "giver_id", "present": "present"}
 _HIDDEN = frozenset({PLAY, POOL, ROLL})
 
@@ -89,7 +195,7 @@ _CHANGED = select(
 
 @dataclass(frozen=True, slots=True)
 class KnownWorld:
-    """The latest items of a campaign at one version, within `MAX_KNOWN`."""
+    """The latest items of a campaign at one version, at most `MAX_KNOWN`."""
 
     campaign_id: UUID
     version: int
@@ -98,7 +204,7 @@ class KnownWorld:
 
     @property
     def scene_id(self) -> UUID | None:
-        """The scene that goes on where the players are: of several the latest."""
+        """The open scene at the players' place; the latest one if there are several."""
         players = (state for state in self.entities.values() if state["kind"] == "pc")
         place: str | None = story_place(state.get("location_id") for state in players)
         found = (
@@ -110,7 +216,7 @@ class KnownWorld:
 
     @property
     def present(self) -> frozenset[UUID]:
-        """Who is where the story is: the players' characters, and who is in the scene with them."""
+        """The ids of the player characters and of everyone in the scene with them."""
         scene = self.items[self.scene_id].state if self.scene_id else {}
         inside = {UUID(str(each)) for each in scene.get("present") or ()}
         players = {one for one, state in self.entities.items() if state["kind"] == "pc"}
@@ -126,12 +232,12 @@ class KnownWorld:
 
     @property
     def entities(self) -> Mapping[UUID, State]:
-        """Entities by their ids."""
+        """The entities by id."""
         return {one: held.state for one, held in self.items.items() if held.kind == "entity"}
 
     @property
     def marks(self) -> AudienceMarks:
-        """Marks for items with a limited audience."""
+        """The labels of items with a limited audience."""
         return AudienceMarks(self._find_name)
 
     def _find_name(self, entity_id: UUID) -> str | None:
@@ -139,13 +245,13 @@ class KnownWorld:
         return called(held.state) if held else None
 
     def members(self) -> list[Member]:
-        """The entities, for a roster."""
-        return [member_of(one, state) for one, state in self.entities.items()]
+        """The entities as members of a roster."""
+        return [build_member(one, state) for one, state in self.entities.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class ShownWorld:
-    """Items as a model reads them, and by which references it names them."""
+    """The rendered items, and the references to them."""
 
     lines: Sequence[str]
     references: Mapping[str, UUID]
@@ -160,7 +266,7 @@ async def read_world(
     *,
     audience: str,
 ) -> KnownWorld:
-    """Return the items of a campaign that all may know who have this stored audience.
+    """Return the items of a campaign that everyone in a stored audience may know.
 
     In a campaign with more than `MAX_KNOWN` items, entities that `lines` name are found by `names`.
     """
@@ -197,8 +303,8 @@ async def refresh_world(
     return KnownWorld(campaign.id, campaign.version, rules_of(campaign.rules), items)
 
 
-def member_of(entity_id: UUID, state: State) -> Member:
-    """An entity, for a roster."""
+def build_member(entity_id: UUID, state: State) -> Member:
+    """Return an entity as a member of a roster."""
     place, audience = state.get("location_id"), cast("Audience", state.get("audience", "public"))
     return Member(
         id=entity_id,
@@ -210,15 +316,15 @@ def member_of(entity_id: UUID, state: State) -> Member:
     )
 
 
-def show(known: KnownWorld, text: str) -> ShownWorld:
-    """What a model needs to read a text: who is near, or named in it, what is open. CPU-bound."""
+def render_world(known: KnownWorld, text: str) -> ShownWorld:
+    """Render the items that matter for a text: present, named and open ones. CPU-bound."""
     entities, present = known.entities, known.present
     names = NameIndex(
-        (one, name) for one, state in entities.items() for name in member_of(one, state).names
+        (one, name) for one, state in entities.items() for name in build_member(one, state).names
     )
     wanted = list(dict.fromkeys([*names.find(text), *sorted(present)]))[:MAX_ENTITIES]
     by_kind: dict[Kind, list[UUID]] = {"entity": wanted}
-    for kind, most in _MOST.items():
+    for kind, most in _MAX_BY_KIND.items():
         ids = [one for one, held in known.items.items() if held.kind == kind]
         by_kind[kind] = [one for one in ids if _is_open(known.items[one].state)][-most:]
     by_kind["scene"] = [known.scene_id] if known.scene_id else []
@@ -235,31 +341,31 @@ def show(known: KnownWorld, text: str) -> ShownWorld:
         for number, item_id in enumerate(ids, start=1):
             reference = f"{_LETTERS[kind]}{number}"
             references[reference] = item_id
-            lines.append(f"{reference} {_told(known, known.items[item_id])}")
+            lines.append(f"{reference} {_render_item(known, known.items[item_id])}")
     return ShownWorld(lines, references)
 
 
-def attributes_of(known: KnownWorld) -> dict[str, dict[str, AttributeType]]:
-    """The attributes of entities that a model may change by itself, by their kind."""
+def list_attributes(known: KnownWorld) -> dict[str, dict[str, AttributeType]]:
+    """Return the attributes that the model may change, by the kind of entity."""
     found: dict[str, dict[str, AttributeType]] = {}
     for state in known.entities.values():
-        found.setdefault(state["kind"], {}).update(changeable(known.rules, state))
+        found.setdefault(state["kind"], {}).update(list_changeable(known.rules, state))
     return found
 
 
-def changeable(rules: Rules, state: State) -> dict[str, AttributeType]:
-    """The attributes of an entity that a model may change by itself."""
+def list_changeable(rules: Rules, state: State) -> dict[str, AttributeType]:
+    """Return the attributes of an entity that the model may change."""
     members = rules.changeable("entity", state)
     return {name: kind for name, kind in members.items() if name not in _HIDDEN}
 
 
-def key_of(updater: Updater, field: str) -> str:
-    """The member of an item's state that a field of a tool is."""
+def find_key(updater: Updater, field: str) -> str:
+    """Return the key of an item's state that a tool's field sets."""
     return _REFERENCES.get(field, field) if field in updater.fields else f"attributes.{field}"
 
 
-def _told(known: KnownWorld, held: Held) -> str:
-    """An item in one line, with all of it that a tool may change."""
+def _render_item(known: KnownWorld, held: Held) -> str:
+    """Render an item in one line, with everything that a tool may change."""
     state = held.state
     kind = state.get("kind", held.kind)
     updater = next(
@@ -271,35 +377,34 @@ def _told(known: KnownWorld, held: Held) -> str:
         f"{field}: {value}"
         for field in updater.fields
         if field not in {"name", "title", "text", "kind", "done"}
-        if (value := _value(known, state.get(key_of(updater, field))))
+        if (value := _render_value(known, state.get(find_key(updater, field))))
     ]
     if held.kind == "entity":
         attributes: State = state.get("attributes") or {}
         values += [
             f"{name}: {value}"
-            for name in changeable(known.rules, state)
-            if (value := _value(known, attributes.get(name)))
+            for name in list_changeable(known.rules, state)
+            if (value := _render_value(known, attributes.get(name)))
         ]
-    about = _value(known, state.get("about_id"))
+    about = _render_value(known, state.get("about_id"))
     head = f"{about}: {called(state)}" if about else f"{called(state) or 'The scene'} ({kind})"
     said = known.marks.mark("; ".join([head, *values]), audience_of(state))
     return clip(to_one_line(said), MAX_LINE)
 
 
-def _value(known: KnownWorld, value: Any) -> str:
+def _render_value(known: KnownWorld, value: Any) -> str:
     if isinstance(value, list):
-        listed = [_value(known, each) for each in cast("Sequence[Any]", value)]
+        listed = [_render_value(known, each) for each in cast("Sequence[Any]", value)]
         return clip(", ".join(each for each in listed if each), MAX_VALUE)
-    if isinstance(value, dict):  # an objective
+    if isinstance(value, dict):
         said = cast("State", value)
         return f"{said.get('text', '')} (done)" if said.get("done") else str(said.get("text", ""))
-    if isinstance(value, str) and (named := _named(known, value)):
+    if isinstance(value, str) and (named := _read_name(known, value)):
         return named
     return "" if value is None else clip(str(value), MAX_VALUE)
 
 
-def _named(known: KnownWorld, value: str) -> str:
-    """What an item is called whose id this is."""
+def _read_name(known: KnownWorld, value: str) -> str:
     try:
         held = known.items.get(UUID(value))
     except ValueError:
