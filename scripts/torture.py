@@ -1,5 +1,5 @@
 #!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
-"""Real processes under kills, hostile input and faults, and whether the promises held.
+"""Test the promises of reliability with kills, hostile input and faults.
 
     scripts/torture.py [--kills N | --minutes N] [--database sqlite|postgres|URL] [--qdrant URL]
                        [--only GROUP] [--seed N] [--json]

@@ -107,9 +107,7 @@ class AccountService:
         """
         name = name.strip()
         if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
-            raise ValidationError(
-                f"A name has 1 to {MAX_NAME_LENGTH} characters that can be printed."
-            )
+            raise ValidationError(f"A name must have 1 to {MAX_NAME_LENGTH} printable characters.")
         password = check_password(password, name=name)
         attempt = await self._throttle.admit_sign_up(address=address)
         async with self._database.read() as session:
@@ -284,7 +282,7 @@ class AccountService:
             is_needed = user.is_administrator and not user.is_disabled
             has_others = await repository.count_users(session) > 1
             if is_needed and has_others and await repository.count_administrators(session) <= 1:
-                raise LastAdministratorError("Make somebody else an administrator first.")
+                raise LastAdministratorError("Make another user an administrator first.")
             await delete_jobs(session, user_id)
             for part in self._participants.find_handlers(AccountDeleted):
                 await part.account_deleted(session, user_id)
@@ -320,7 +318,7 @@ class AccountService:
         if secret is None or not await repository.has_invitation(
             session, hash_for_lookup(secret), now(), use=use
         ):
-            raise InvitationError("It is unknown, used or expired. Ask for a new one.")
+            raise InvitationError("It is unknown, used or expired. Ask for a new invitation.")
 
 
 async def finish_deletions(database: Database) -> None:

@@ -8,63 +8,63 @@ from backend.errors import ConflictError, NotFoundError, ValidationError
 
 
 class CampaignNotFoundError(NotFoundError):
-    """No such campaign, or someone else's."""
+    """The campaign does not exist or belongs to another user."""
 
-    slug, title = "campaign-not-found", "No such campaign"
+    slug, title = "campaign-not-found", "Campaign not found"
 
 
 class CampaignItemNotFoundError(NotFoundError):
-    """No such item of that kind in this campaign, or a deleted one."""
+    """The campaign has no item of this kind with this id, or it was deleted."""
 
-    slug, title = "campaign-item-not-found", "No such item in this campaign"
+    slug, title = "campaign-item-not-found", "Item not found"
 
 
 class CampaignChangeNotFoundError(NotFoundError):
-    """No such change in this campaign."""
+    """The campaign has no such change."""
 
-    slug, title = "campaign-change-not-found", "No such change in this campaign"
+    slug, title = "campaign-change-not-found", "Change not found"
 
 
 class ProposalNotFoundError(NotFoundError):
-    """No such proposal in this campaign."""
+    """The campaign has no such proposal."""
 
-    slug, title = "proposal-not-found", "No such proposal in this campaign"
+    slug, title = "proposal-not-found", "Proposal not found"
 
 
 class ProposalDecidedError(ConflictError):
-    """It was decided the other way before."""
+    """The proposal was decided differently before."""
 
-    slug, title = "proposal-decided", "The proposal was decided already"
+    slug, title = "proposal-decided", "The proposal was already decided"
 
 
 class ProposalNotToldError(ConflictError):
-    """No chat of the campaign tells the message any more that the proposal comes from."""
+    """The proposal's message is not on the active path of any chat of the campaign."""
 
     slug, title = "proposal-not-told", "The proposal's message is on another branch"
 
 
 class ProposalTargetGoneError(ConflictError):
-    """What the proposal would change was deleted, or is of another branch."""
+    """The item was deleted, or belongs to another branch."""
 
-    slug, title = "proposal-target-gone", "What the proposal is about is gone"
+    slug, title = "proposal-target-gone", "The item of the proposal no longer exists"
 
 
 class CampaignVersionNotFoundError(NotFoundError):
-    """The campaign has not had that version."""
+    """The campaign has no such version."""
 
-    slug, title = "campaign-version-not-found", "No such version of this campaign"
+    slug, title = "campaign-version-not-found", "Version not found"
 
 
 class CampaignFullError(ConflictError):
-    """A campaign, or an account, holds as much as it may."""
+    """The campaign or the account has reached its limit."""
 
-    slug, title = "campaign-full", "There is no more room"
+    slug, title = "campaign-full", "Campaign limit reached"
 
 
 class CampaignFileError(ValidationError):
-    """The file is broken, or no campaign: the text says where."""
+    """The file is damaged, or is not a campaign."""
 
-    slug, title = "unreadable-campaign", "The campaign's file could not be read"
+    slug, title = "unreadable-campaign", "The campaign file could not be read"
 
 
 class StaleCampaignError(Exception):

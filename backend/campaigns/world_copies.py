@@ -116,7 +116,7 @@ class WorldCopies(WorldCopied):
         async with self._database.trial() as trial:
             chat = await get_chat(trial, chat_id, owner_id=identity.user_id, lock=True)
             if chat.campaign_id is None:
-                raise ValidationError("world: the chat belongs to no campaign that can be copied.")
+                raise ValidationError("world: the chat is not in a campaign that can be copied.")
             campaign = await get_campaign(trial, identity, chat.campaign_id, lock=True)
             above = await tree.choose_leaf(trial, chat, message_id)
             await ledger_paths.path_moved(trial, identity.sealer, campaign, chat_id, above=above)

@@ -11,7 +11,7 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.accounts.profile.settings import check_budgets, find_named_models
+from backend.accounts.profile.settings import check_budgets, decode_settings, find_named_models
 from backend.chats import repository, tree
 from backend.chats.drafts import MessageDraft, copied_row, resealed, sealed_draft
 from backend.chats.errors import MessageBusyError
@@ -57,7 +57,7 @@ def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:
     settings = ChatSettings()
     if chat.sealed_settings is not None:
         data = sealer.open_bytes(CHAT_SETTINGS, chat.id, chat.sealed_settings)
-        settings = msgspec.json.decode(data, type=ChatSettings)
+        settings = decode_settings(data, ChatSettings)
     return msgspec.structs.replace(
         settings, chronicle_enabled=chat.chronicle_enabled, chronicle_id=chat.chronicle_id
     )
@@ -335,9 +335,9 @@ async def _find_fork_source(
     source = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
     message = await repository.get_message(session, message_id, owner_id=identity.user_id)
     if message.chat_id != source.id:
-        raise ValidationError("The message is of another chat.")
+        raise ValidationError("The message belongs to another chat.")
     if message.status == "streaming":
-        raise MessageBusyError("Stop it first, or wait until it is there.")
+        raise MessageBusyError("Stop it first, or wait until it is finished.")
     return source, message
 
 
@@ -345,9 +345,9 @@ def _check_no_embedding(patch: dict[str, Any]) -> None:
     tasks: object = patch.get("task_models")
     if isinstance(tasks, dict) and "embedding" in tasks:
         raise ValidationError(
-            "task_models.embedding: a chat has no embedding model of its own. A search looks "
-            "through lorebooks, chronicles and campaigns that several chats share, and vectors of "
-            "two models can't be compared. Set it in the settings of the account."
+            "task_models.embedding: a chat cannot have its own embedding model. A search covers "
+            "lorebooks, chronicles and campaigns that several chats share, and vectors of "
+            "two models cannot be compared. Set it in the account's settings."
         )
 
 

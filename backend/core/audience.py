@@ -47,7 +47,9 @@ def read_viewpoint(text: str) -> Viewpoint:
     try:
         return UUID(text)
     except ValueError as error:
-        raise ValidationError("viewpoint is `gm`, `public`, or the id of an entity.") from error
+        raise ValidationError(
+            "viewpoint must be `gm`, `public`, or the id of an entity."
+        ) from error
 
 
 def encode_audience(audience: Audience) -> str:

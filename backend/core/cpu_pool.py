@@ -97,7 +97,7 @@ def resolve_structs(base: type[msgspec.Struct] = msgspec.Struct) -> None:
 class TooMuchWorkError(TooManyRequestsError):
     """One user has too much work waiting in the pool."""
 
-    slug, title = "too-much-work", "Too much work at once"
+    slug, title = "too-much-work", "Too many text operations in progress"
 
     def __init__(self) -> None:
         super().__init__(

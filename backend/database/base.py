@@ -59,8 +59,8 @@ class Base(DeclarativeBase):
 
 
 PrimaryId = Annotated[UUID, mapped_column(primary_key=True, default=new_id)]
-OwnerId = Annotated[UUID, mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)]
-ListedOwnerId = Annotated[UUID, mapped_column(ForeignKey("users.id", ondelete="CASCADE"))]
+OwnerId = Annotated[UUID, mapped_column(Id, ForeignKey("users.id", ondelete="CASCADE"), index=True)]
+ListedOwnerId = Annotated[UUID, mapped_column(Id, ForeignKey("users.id", ondelete="CASCADE"))]
 """For tables that are listed in pages. They have an index on owner and id."""
 
 CreatedAt = Annotated[datetime, mapped_column(default=now)]

@@ -64,7 +64,7 @@ class JobController(Controller):
         "/{job_id:uuid}/retry",
         status_code=202,
         opt={STORES: False, RAISES: (JobNotFoundError, JobNotRetryableError)},
-        summary="Try a job again",
+        summary="Retry a job",
     )
     async def retry_job(self, job_id: FromPath[UUID], identity: Caller, jobs: Jobs) -> JobView:
         """Retry a dead or waiting job now, with a new set of attempts."""

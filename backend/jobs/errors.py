@@ -17,7 +17,7 @@ class JobNotFoundError(NotFoundError):
 class JobNotRetryableError(ConflictError):
     """The job is running or done."""
 
-    slug, title = "job-not-retryable", "The job cannot be tried again now"
+    slug, title = "job-not-retryable", "The job cannot be retried"
 
 
 class JobNotStoppableError(ConflictError):
@@ -56,7 +56,7 @@ class RetryLaterError(AppError):
             postponed. By default it blocks the lane as long as it waits.
     """
 
-    slug, title = "job-retry-later", "The job waits for a while"
+    slug, title = "job-retry-later", "The job is postponed"
 
     def __init__(self, detail: str = "", *, after: float, holds_lane: float | None = None) -> None:
         super().__init__(detail)

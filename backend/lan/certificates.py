@@ -37,7 +37,7 @@ _CLOCK_TOLERANCE = timedelta(days=1)
 class CertificateError(AppError):
     """A file of the local network's certificates is damaged."""
 
-    slug, title = "lan-certificate", "The certificate for the local network cannot be used"
+    slug, title = "lan-certificate", "The local network's certificate cannot be used"
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ class LocalNetwork:
         root = _read(path)
         if root is None:
             raise certificates.CertificateError(
-                f"{path} is damaged. Delete it: the next start makes another one, which has to be "
+                f"{path} is damaged. Delete it: the next start creates a new one, which must be "
                 "installed on each device again."
             )
         if root.is_due(at):

@@ -63,15 +63,15 @@ OnWait = Callable[[Occupation | None], None]
 
 
 class ModelBusyError(UnavailableError):
-    """The model's server was in use for too long."""
+    """The model's server is in use, and the work did not get a slot in time."""
 
     slug, title = "model-busy", "The model is busy"
 
 
 class SlotTakenError(UnavailableError):
-    """The work was cancelled, because a turn needs the server."""
+    """The work was interrupted because a turn needs the model."""
 
-    slug, title = "interrupted-by-turn", "A turn needed the model"
+    slug, title = "interrupted-by-turn", "Interrupted by a turn"
 
 
 @dataclass(slots=True, eq=False)
@@ -189,7 +189,9 @@ class ModelSlots:
             except TimeoutError:
                 if held.limit is None or not held.limit.expired():
                     raise
-                raise SlotTakenError("A turn needs the model. Try again when it is over.") from None
+                raise SlotTakenError(
+                    "A turn needs the model. Try again when the turn is over."
+                ) from None
         finally:
             held.report(None)
             self._held.pop(held.id, None)

@@ -16,12 +16,10 @@ from enum import IntEnum
 from typing import Literal
 from uuid import UUID
 
-SlotUse = Literal["turn", "suggestions", "chronicle", "summary", "campaign", "questions"]
+SlotUse = Literal["turn", "suggestions", "chronicle", "summary", "campaign"]
 """The kinds of work that use a model."""
 
-Occupation = Literal[
-    "turn", "suggestions", "chronicle", "summary", "campaign", "questions", "other"
-]
+Occupation = Literal["turn", "suggestions", "chronicle", "summary", "campaign", "other"]
 """The work that a claim waits for, as shown to its user. `other` is another user's work."""
 
 

@@ -16,13 +16,13 @@ Unit = Literal["bytes", "chats", "entries", "requests", "at once", "jobs", "toke
 class QuotaExceededError(TooManyRequestsError):
     """A rate limit or a limit on concurrent work is reached. Wait for `retry_after` seconds."""
 
-    slug, title = "quota-exceeded", "You have reached a limit"
+    slug, title = "quota-exceeded", "Quota exceeded"
 
 
 class StorageQuotaExceededError(TooLargeError):
     """The account has reached its storage limit. Delete something to make room."""
 
-    slug, title = "storage-quota-exceeded", "Your account is full"
+    slug, title = "storage-quota-exceeded", "Storage quota exceeded"
 
 
 class TooManyFromAddressError(TooManyRequestsError):
@@ -116,7 +116,7 @@ PREVIEWS = Quota(
 STREAMS = Quota(
     "streams",
     "at once",
-    "close a page or a program that follows your turns or jobs.",
+    "close a page or program that follows your turns or jobs.",
     retry_after=5,
 )
 UPLOADS = Quota("uploads", "at once", "wait until your other upload has ended.", retry_after=5)

@@ -33,7 +33,7 @@ OVERHEAD = HEADER.size + NONCE_BYTES + TAG_BYTES
 class SealBrokenError(AppError):
     """A stored text does not open: it is damaged, moved, or sealed under another key."""
 
-    status, slug, title = 500, "seal-broken", "A stored text could not be opened"
+    status, slug, title = 500, "seal-broken", "Stored text could not be decrypted"
 
 
 @dataclass(frozen=True, slots=True)

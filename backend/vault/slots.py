@@ -30,7 +30,7 @@ SECRET_BYTES = 32
 class WrongSecretError(AppError):
     """The secret does not open the slot."""
 
-    status, slug, title = 401, "wrong-secret", "That is not the right secret"
+    status, slug, title = 401, "wrong-secret", "Incorrect secret"
 
 
 class PasswordKdf(msgspec.Struct, frozen=True):

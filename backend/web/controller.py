@@ -168,7 +168,7 @@ class PageController(Controller):
         """A script, a style sheet or a picture. The file at an address never changes."""
         found = self.files.find(version, str(name).removeprefix("/"))
         if found is None:
-            raise NotFoundError("The page was updated: reload it.")
+            raise NotFoundError("The page was updated. Reload it.")
         return _respond(request, found, CACHE_FOREVER)
 
 

@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.process import serving, serving_installed
 from tests.support.systems import SYSTEMS, python_path
 
 ROOT = Path(__file__).parents[2]
-TALEKEEPER = Path(sys.executable).with_name("talekeeper")
 
 
-@pytest.fixture(params=["", *SYSTEMS])
-def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A server in a process of its own, as `scripts/serve` starts it, here and on other systems."""
-    command = [str(TALEKEEPER), "serve", "--port", "0", "--data-dir", str(tmp_path / "data")]
-    environment = {
-        name: value
-        for name, value in os.environ.items()  # to hand it on without settings  # noqa: TID251  # to hand it on without settings
-        if not name.startswith("TALEKEEPER_")
-    }
-    environment["TALEKEEPER_DEMO_TOKENS_PER_SECOND"] = "0"
+@pytest.fixture(
+    params=["", *(pytest.param(system, marks=pytest.mark.thorough) for system in SYSTEMS)]
+)
+def server(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """The address of a server, here or on a simulated system."""
     if request.param:
-        environment["PYTHONPATH"] = python_path(request.param)
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, env=environment, cwd=tmp_path, text=True
-    ) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().split()[-1]
-        process.terminate()
+        monkeypatch.setenv("PYTHONPATH", python_path(request.param))
+    serve = serving_installed if request.param else serving
+    with serve(tmp_path, demo_tokens_per_second=0) as served:
+        yield served.url
 
 
 def walk_through(path: str) -> str:

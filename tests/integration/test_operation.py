@@ -20,7 +20,7 @@ from backend.operations.doctor import Finding, examine
 from backend.turns.api.service import TurnService
 from tests.support.logs import Logged, caught_logs
 from tests.support.server import Account, Running, ok, problem, running, settings_of
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -287,11 +287,16 @@ async def test_a_chore_that_fails_keeps_no_other_from_being_done(
     async def clean(*_: Any, **__: Any) -> None:
         done.set()
 
+    async def has_failed() -> bool:
+        return bool(logged.lines("server.sweep_failed"))
+
     monkeypatch.setattr(app, "SWEEP_EVERY", 0.02)
     monkeypatch.setattr(TurnService, "recover", fail)
     monkeypatch.setattr(JobService, "clean", clean)
     async with running(sqlite_url, tmp_path):
         is_started = True
+        await until(has_failed)
+        done.clear()
         await asyncio.wait_for(done.wait(), PATIENCE)
     failed = logged.lines("server.sweep_failed")
     assert {line["chore"] for line in failed} == {"turns"}

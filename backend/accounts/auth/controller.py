@@ -151,7 +151,7 @@ class SignInController(Controller):
             ),
             EXAMPLE: EXAMPLE_ACCOUNT,
         },
-        summary="Log in",
+        summary="Sign in",
     )
     async def log_in(
         self,
@@ -283,7 +283,7 @@ class ApiKeyController(Controller):
     @post(
         opt={SHOWN_ONCE: True, EXAMPLE: {"label": "A script of mine", "scope": "chat"}},
         operation_id="makeApiKey",
-        summary="Make an API key",
+        summary="Create an API key",
     )
     async def make_key(
         self,
@@ -335,13 +335,13 @@ def _parse_session_id(text: str) -> UUID:
 
 def _check_expiry(at: datetime) -> datetime:
     if at.tzinfo is None:
-        raise BadRequestError("expires_at needs a time zone, such as a final Z.")
+        raise BadRequestError("expires_at needs a time zone, such as a trailing Z.")
     try:
         at = at.astimezone(UTC)
     except OverflowError as error:
-        raise ValidationError("expires_at is beyond what a calendar holds.") from error
+        raise ValidationError("expires_at is out of range.") from error
     if at <= now():
-        raise ValidationError("expires_at is over already.")
+        raise ValidationError("expires_at must be in the future.")
     return at
 
 

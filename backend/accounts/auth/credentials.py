@@ -50,13 +50,13 @@ def check_password(password: str, *, name: str) -> str:
     """Return the password, normalised. Raises `WeakPasswordError` with advice."""
     password = normalise_password(password)
     if len(password) < MIN_PASSWORD_LENGTH:
-        raise WeakPasswordError(f"It needs at least {MIN_PASSWORD_LENGTH} characters.")
+        raise WeakPasswordError(f"Enter at least {MIN_PASSWORD_LENGTH} characters.")
     if len(password) > MAX_PASSWORD_LENGTH:
-        raise WeakPasswordError(f"It may have at most {MAX_PASSWORD_LENGTH} characters.")
+        raise WeakPasswordError(f"Enter at most {MAX_PASSWORD_LENGTH} characters.")
     if password.casefold() in _load_common_passwords() or password.casefold() == normalise_name(
         name
     ):
-        raise WeakPasswordError("It is among the first that anyone would try.")
+        raise WeakPasswordError("It is a very common password. Choose another one.")
     return password
 
 

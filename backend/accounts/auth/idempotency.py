@@ -56,21 +56,21 @@ STORED_HEADERS = frozenset({b"content-type", b"etag", b"location"})
 
 
 class IdempotencyKeyReusedError(ValidationError):
-    """The key was used before, for a different request."""
+    """The idempotency key was used before, for a different request."""
 
-    slug, title = "idempotency-key-reused", "This idempotency key was used for another request"
+    slug, title = "idempotency-key-reused", "Idempotency key already used"
 
 
 class RequestInProgressError(ConflictError):
-    """The first request with this key has not finished."""
+    """A request with this idempotency key is still being processed."""
 
-    slug, title = "request-in-progress", "The same request is being worked on"
+    slug, title = "request-in-progress", "The same request is in progress"
 
 
 class RequestInterruptedError(ConflictError):
-    """The first request was executed, and its response was lost."""
+    """The request was processed, but its response was lost."""
 
-    slug, title = "request-interrupted", "The answer to this request was lost"
+    slug, title = "request-interrupted", "The response to this request was lost"
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
@@ -187,7 +187,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
         else:
             return _RequestClaim(row.id)
         if found is not None and found.request_digest != fingerprint:
-            raise IdempotencyKeyReusedError("Make a new one for each request.")
+            raise IdempotencyKeyReusedError("Create a new key for each request.")
         if found is None or found.status is None or found.sealed_response is None:
             return _resume_claim(found)
         data = sealer.open_bytes(IDEMPOTENT_RESPONSE, found.id, found.sealed_response)
@@ -216,14 +216,14 @@ def _resume_claim(found: IdempotentRequest | None) -> _RequestClaim:
     and then failed or was abandoned.
     """
     if found is None:
-        raise RequestInProgressError("Wait for its answer.")
+        raise RequestInProgressError("Wait for its response.")
     if found.made_id is not None:
         return _RequestClaim(found.id, found.made_id)
     is_over = found.status is not None or found.created_at < now() - CLAIM_TIMEOUT
     if not (found.is_done and is_over):
-        raise RequestInProgressError("Wait for its answer.")
+        raise RequestInProgressError("Wait for its response.")
     raise RequestInterruptedError(
-        "It was done, at least in part. Look at what is there, and send what is missing with a "
+        "At least part of it was done. Check the current state, and send what is missing with a "
         "new key."
     )
 
@@ -297,7 +297,7 @@ async def _read_body(receive: Receive, *, largest: int) -> list[Message]:
         messages.append(message)
         size += len(message.get("body", b""))
         if size > largest:
-            raise TooLargeError(f"At most {largest:,} bytes are taken.")
+            raise TooLargeError(f"Send at most {largest:,} bytes.")
         if not message.get("more_body"):
             return messages
 

@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID
 
-import msgspec
-
 from backend.accounts.keys.keyring import UserKey
 from backend.accounts.models import USER_SETTINGS, KeyMode, User
-from backend.accounts.profile.settings import UserSettings
+from backend.accounts.profile.settings import UserSettings, decode_settings
 from backend.vault.sealing import Sealer
 
 Scope = Literal["read", "chat", "manage"]
@@ -64,4 +62,4 @@ def open_user_settings(sealer: Sealer, sealed: bytes | None) -> UserSettings:
     if sealed is None:
         return UserSettings()
     data = sealer.open_bytes(USER_SETTINGS, sealer.user_id, sealed)
-    return msgspec.json.decode(data, type=UserSettings)
+    return decode_settings(data, UserSettings)

@@ -260,7 +260,7 @@ class IdentityMiddleware(ASGIMiddleware):
         if site in {"cross-site", "same-site"} or (
             origin is not None and not _is_same_origin(origin, own)
         ):
-            raise CrossSiteError("It came from a page of another origin.")
+            raise CrossSiteError("Send the request from a page of this server, or with an API key.")
 
 
 async def guard(connection: Connection, handler: BaseRouteHandler) -> None:

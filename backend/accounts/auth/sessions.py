@@ -99,7 +99,7 @@ class SessionService:
         outlive it.
         """
         if identity.kind != "session":
-            raise ForbiddenError("An API key can't make API keys. Sign in, and make it there.")
+            raise ForbiddenError("API keys cannot create API keys. Sign in to create one.")
         current = identity.current
         token, slot = self._make_token_slot(
             "api_key", identity.sealer, current, label=label, scope=scope, expires_at=expires_at

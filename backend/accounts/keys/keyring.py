@@ -163,7 +163,7 @@ def check_protection(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
 def report_tampering(user: User) -> TamperedAccountError:
     """Log that an account's rows were tampered with, and return the error for its user."""
     log.error("account.tampered", user_id=user.id)
-    return TamperedAccountError("Ask the administrator to look at the database.")
+    return TamperedAccountError("Ask the administrator to check the database.")
 
 
 def _make_context(user_id: UUID, number: int) -> bytes:

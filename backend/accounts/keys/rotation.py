@@ -189,7 +189,7 @@ def _add_version(root: RootKeys, path: Path, *, value: str | None) -> RootKeys:
             return add_root_key(path)
     place = "TALEKEEPER_ROOT_KEY has" if value is not None else f"{path} can't be written, and has"
     raise RootKeyError(
-        f"{place} one version alone. Put a new one in front of it, as in `{root.current + 1}:new,"
+        f"{place} only one version. Put a new one in front of it, as in `{root.current + 1}:new,"
         f"{root.current}:present`, restart every server, and run this again."
     )
 

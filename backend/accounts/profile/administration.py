@@ -57,7 +57,7 @@ class AdministrationService:
                 user.is_disabled = change.is_disabled
             await session.flush()
             if await repository.count_administrators(session) == 0:
-                raise LastAdministratorError("Somebody must be left who can administer.")
+                raise LastAdministratorError("At least one administrator must remain.")
             if user.is_disabled:
                 await repository.delete_slots(session, user_id, "session")
         return self._view(user)
@@ -154,7 +154,7 @@ class AdministrationController(Controller):
         """All invitations, newest first. Their codes are not stored."""
         return await administration.list_invitations(after=after, limit=limit)
 
-    @post("/invitations", opt={SHOWN_ONCE: True}, summary="Invite somebody")
+    @post("/invitations", opt={SHOWN_ONCE: True}, summary="Create an invitation")
     async def invite(
         self,
         data: JSONBody[NewInvitation],

@@ -47,7 +47,7 @@ class MeController(Controller):
     tags = ("Accounts",)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
 
-    @get(opt={NEEDS: "read"}, summary="Who am I")
+    @get(opt={NEEDS: "read"}, summary="Read the account")
     async def get_me(
         self, identity: NamedDependency[Identity], accounts: NamedDependency[AccountService]
     ) -> UserView:
@@ -116,7 +116,7 @@ class MeController(Controller):
         "/rotate-key",
         status_code=204,
         opt={RAISES: (*CONFIRMATION_ERRORS, TooManyDataKeysError, KeysChangedError)},
-        summary="Change the keys",
+        summary="Rotate the keys",
     )
     async def change_keys(
         self,
@@ -133,7 +133,7 @@ class MeController(Controller):
         `talekeeper rotate-keys data` seals them again.
         """
         if identity.kind != "session":
-            raise ForbiddenError("An API key can't change the account's keys. Sign in to do it.")
+            raise ForbiddenError("API keys cannot rotate the account's keys. Sign in to do it.")
         await accounts.confirm_password(identity, data.password)
         await accounts.renew(identity.user_id, identity.current)
         await activity.note(request, "key_rotated")

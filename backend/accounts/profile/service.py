@@ -134,7 +134,9 @@ class ProfileService:
         """Give the server only the keys that the mode allows."""
         if mode == "managed":
             if identity.kind != "session":
-                raise ForbiddenError("An API key can't lend the account's key. Sign in to do it.")
+                raise ForbiddenError(
+                    "API keys cannot change how the account's key is kept. Sign in to do it."
+                )
             await make_standing_slot(
                 session,
                 identity.user_id,

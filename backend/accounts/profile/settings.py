@@ -14,6 +14,7 @@ from backend.generation.sampling import Sampling
 from backend.settings import MIN_TOTAL, Settings
 
 ValueT = TypeVar("ValueT")
+SettingsT = TypeVar("SettingsT", bound=msgspec.Struct)
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 ModelId = Annotated[str, msgspec.Meta(max_length=200)]
 LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
@@ -95,16 +96,13 @@ class MemorySettings(SettingsStruct, frozen=True, kw_only=True):
     `min_relevance` is from 0, which accepts every result, to 1. Without it, lines found only by
     their meaning are included as well, up to 4,000 tokens of memories. `max_items` is the maximum
     number of memories in a prompt (40; 100 if they are short). With `rephrase` (off by default),
-    the triage model rewrites the query of a turn for a second search. With `questions` (off by
-    default), in chats with an enabled agent, it writes the questions that old lines answer, so that
-    search finds the lines.
+    the triage model rewrites the query of a turn for a second search.
     """
 
     enabled: bool | None = None
     min_relevance: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     max_items: Annotated[int, msgspec.Meta(ge=0, le=200)] | None = None
     rephrase: bool | None = None
-    questions: bool | None = None
     weights: SourceWeights | None = None
 
 
@@ -123,7 +121,7 @@ class TaskModels(SettingsStruct, frozen=True, kw_only=True):
     """The models of background tasks. If one is absent, `enrichment.model` is used.
 
     `triage` decides which lines are worth keeping, and rewrites search queries. `agent` keeps the
-    chronicle, proposes glossary terms, and writes the questions that lines answer. `summary`
+    chronicle and proposes glossary terms. `summary`
     summarises chats, scenes and chapters. `compaction` updates a campaign's state. `suggestions`
     writes lines that the user could say next. If it is absent, the reply's model is used.
     """
@@ -178,6 +176,16 @@ class UserSettings(SettingsStruct, frozen=True, kw_only=True):
     post_history_instructions: LongText | None = None
 
 
+def decode_settings(data: bytes, kind: type[SettingsT]) -> SettingsT:
+    """Decode stored settings. Members that have been removed since they were stored are ignored."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError:
+        values = msgspec.json.decode(data)
+        values.get("memory", {}).pop("questions", None)
+        return msgspec.convert(values, kind)
+
+
 def check_budgets(
     chain: Sequence[BudgetSettings], settings: Settings, *, before: BudgetSettings
 ) -> None:
@@ -200,7 +208,7 @@ def check_budgets(
     reserve = find_first_set(chain, "reply_reserve", settings.budget_reply_reserve)
     if reserve >= window:
         raise ValidationError(
-            f"budgets: of a total of {window:,} tokens a reply_reserve of {reserve:,} leaves "
+            f"budgets: a total of {window:,} tokens with a reply_reserve of {reserve:,} leaves "
             "nothing for the prompt."
         )
 

@@ -181,7 +181,7 @@ async def check_room(session: AsyncSession, identity: Identity) -> None:
     count = select(func.count()).where(Campaign.user_id == identity.user_id)
     if (await session.scalar(count) or 0) >= MAX_CAMPAIGNS:
         raise CampaignFullError(
-            f"An account holds {MAX_CAMPAIGNS} campaigns. Delete some first.",
+            f"An account can have {MAX_CAMPAIGNS} campaigns. Delete some first.",
             extra={"limit": "campaigns", "allowed": MAX_CAMPAIGNS},
         )
 

@@ -207,6 +207,6 @@ async def check_item_room(session: AsyncSession, campaign_id: UUID, *, more: int
     """Raise `CampaignFullError` if a campaign has no room for `more` items."""
     if not await has_item_room(session, campaign_id, more=more):
         raise CampaignFullError(
-            f"A campaign holds {MAX_ITEMS:,} items, deleted ones among them.",
+            f"A campaign can have {MAX_ITEMS:,} items, including deleted ones.",
             extra={"limit": "items", "allowed": MAX_ITEMS},
         )

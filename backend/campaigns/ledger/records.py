@@ -252,9 +252,9 @@ async def find_cause(
     message = await get_message(session, message_id, owner_id=identity.user_id)
     chat = await session.get_one(Chat, message.chat_id)
     if chat.campaign_id != campaign.id:
-        raise ValidationError("message_id is of a chat that does not belong to the campaign.")
+        raise ValidationError("message_id belongs to a chat that is not in the campaign.")
     if not message.is_active:
-        raise ValidationError("message_id is on another branch: nothing follows from it now.")
+        raise ValidationError("message_id is on another branch. Activate that branch first.")
     return message
 
 
@@ -346,4 +346,4 @@ async def check_references(session: AsyncSession, campaign_id: UUID, item: Item)
     missing = ids - set(await session.scalars(query))
     for name, group in wanted.items():
         if lost := [each for each in group if each in missing]:
-            raise ValidationError(f"`{name}` names {lost[0]}, which the campaign does not have.")
+            raise ValidationError(f"`{name}` names {lost[0]}, which is not in the campaign.")

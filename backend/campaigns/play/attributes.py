@@ -44,7 +44,7 @@ def check_number(before: State, after: State, name: str, least: int, most: int) 
     if value is None or value == attributes_of(before).get(name):
         return
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValidationError(f"`attributes.{name}` is a whole number from {least} to {most}.")
+        raise ValidationError(f"`attributes.{name}` must be a whole number from {least} to {most}.")
 
 
 def check_numbers(before: State, after: State, name: str, least: int, most: int) -> None:
@@ -55,7 +55,7 @@ def check_numbers(before: State, after: State, name: str, least: int, most: int)
     is_object = isinstance(value, dict)
     held = members(value).values()
     if not is_object or any(not isinstance(one, int) or not least <= one <= most for one in held):
-        raise ValidationError(f"`attributes.{name}` are whole numbers from {least} to {most}.")
+        raise ValidationError(f"`attributes.{name}` must be whole numbers from {least} to {most}.")
 
 
 def check_texts(before: State, after: State, name: str) -> None:
@@ -66,4 +66,4 @@ def check_texts(before: State, after: State, name: str) -> None:
     if not isinstance(value, list) or any(
         not isinstance(one, str) for one in sequence(cast("object", value))
     ):
-        raise ValidationError(f"`attributes.{name}` is a list of texts.")
+        raise ValidationError(f"`attributes.{name}` must be a list of texts.")

@@ -11,9 +11,9 @@ DOWNTIME = "downtime"
 
 
 class DowntimeError(ConflictError):
-    """Downtime has begun, or has not."""
+    """Downtime is already running, or is not running."""
 
-    slug, title = "downtime", "Not now"
+    slug, title = "downtime", "Downtime not possible now"
 
 
 def enter_downtime(table: Table, activity: str, target: str = "") -> dict[str, Any]:
@@ -30,11 +30,11 @@ def enter_downtime(table: Table, activity: str, target: str = "") -> dict[str, A
     if mood is None:
         raise ValidationError("These rules have no downtime.")
     if activity not in mood.variants:
-        raise ValidationError(f"`activity` is one of {', '.join(mood.variants)}.")
+        raise ValidationError(f"`activity` must be one of {', '.join(mood.variants)}.")
     if table.play.mood == DOWNTIME:
-        raise DowntimeError("It is downtime already.")
+        raise DowntimeError("Downtime has already started.")
     if table.play.mood != next(iter(table.rules.moods())):
-        raise DowntimeError("Something is under way: downtime begins when it is over.")
+        raise DowntimeError("An action is in progress. Start downtime when it is over.")
     result = table.rules.spend_downtime(table, activity, target)
     table.turn_to(DOWNTIME, variant=activity)
     return result
@@ -43,5 +43,5 @@ def enter_downtime(table: Table, activity: str, target: str = "") -> dict[str, A
 def leave_downtime(table: Table) -> None:
     """Go back to the mood that play begins in. Raises `DowntimeError` where it is not downtime."""
     if table.play.mood != DOWNTIME:
-        raise DowntimeError("It is not downtime.")
+        raise DowntimeError("Start downtime first.")
     table.turn_to(next(iter(table.rules.moods())))

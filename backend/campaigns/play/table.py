@@ -85,7 +85,7 @@ _KINDS: dict[type[Item], Kind] = {struct: kind for kind, struct in STRUCTS.items
 
 
 class NoSuchOptionError(ValidationError):
-    """The turn does not wait for this option."""
+    """The turn does not offer this option."""
 
 
 class Table:
@@ -342,14 +342,16 @@ class Table:
         """
         pending = self.state.pending
         if pending is None:
-            raise NoSuchOptionError("The turn does not wait for this option.")
+            raise NoSuchOptionError("The turn does not offer this option.")
         waiting, said = pending.waiting, text.strip()
         ids = [each.id for each in waiting.options]
         is_own = bool(waiting.own) and option_id == waiting.own
         if not is_own and option_id not in ids:
-            raise NoSuchOptionError("The turn does not wait for this option.")
+            raise NoSuchOptionError("The turn does not offer this option.")
         if is_own != bool(said):
-            raise ValidationError("`text` goes with the option `own`, and only with that.")
+            raise ValidationError(
+                "`text` is required with the option `own`, and not allowed with others."
+            )
         result: Any = {"answered": said}
         if not is_own:
             tool, index = self._tool(pending.tool), ids.index(option_id)

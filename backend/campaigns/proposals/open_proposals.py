@@ -101,7 +101,7 @@ class Proposal:
         operations, unclear = self.text.operations, self.text.unclear
         if chosen not in (unclear.candidates if unclear else [None]):
             candidates = ", ".join(map(str, unclear.candidates)) if unclear else "none"
-            raise ValidationError(f"`item_id` names one of the candidates: {candidates}.")
+            raise ValidationError(f"`item_id` must be one of the candidates: {candidates}.")
         if unclear is None:
             return Change(self.row.kind, self.row.item_id, operations)
         if not unclear.field:

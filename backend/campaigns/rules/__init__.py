@@ -120,7 +120,7 @@ def check_rules(name: str) -> None:
     """Raise `ValidationError` where there is no such rules module."""
     if name not in known_rules():
         raise ValidationError(
-            f"There are no rules named {name}; there are {', '.join(sorted(known_rules()))}."
+            f"Unknown rules {name}. Available rules: {', '.join(sorted(known_rules()))}."
         )
 
 

@@ -320,7 +320,7 @@ class Dnd(Rules):
         check_numbers(before, after, "abilities", 1, MAX_ABILITY)
         check_texts(before, after, "conditions")
         if unknown := members(attributes_of(after).get("abilities")).keys() - {*get_args(Ability)}:
-            raise ValidationError(f"`attributes.abilities` has no {min(unknown)[:50]}.")
+            raise ValidationError(f"`attributes.abilities`: unknown ability {min(unknown)[:50]}.")
 
     def changeable(self, kind: Kind, state: State) -> Mapping[str, AttributeType]:
         """What players carry. Hit points and conditions change by tools of their own."""
@@ -347,7 +347,7 @@ class Dnd(Rules):
     def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
         """There is no downtime."""
         del table, target
-        raise ValidationError(f"There is no {activity}.")
+        raise ValidationError(f"Unknown activity {activity}.")
 
 
 RULES = Dnd()

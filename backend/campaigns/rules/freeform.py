@@ -74,7 +74,7 @@ class Freeform(Rules):
     def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
         """There is no downtime."""
         del table, target
-        raise ValidationError(f"There is no {activity}.")
+        raise ValidationError(f"Unknown activity {activity}.")
 
     def light_line(self, player: Entity) -> str:
         """Name and hit points."""

@@ -91,7 +91,9 @@ async def check_viewpoint(
     if isinstance(viewpoint, UUID) and await _missing(
         session, [viewpoint], campaigns, owner_id=owner_id
     ):
-        raise ValidationError(f"`viewpoint` names {viewpoint}, which is no entity of the campaign.")
+        raise ValidationError(
+            f"`viewpoint` names {viewpoint}, which is not an entity of the campaign."
+        )
 
 
 async def read_marks(
@@ -133,7 +135,7 @@ async def check_chat_audience(session: AsyncSession, chat: Chat, audience: Audie
     if audience == PUBLIC:
         return
     if chat.campaign_id is None:
-        raise ValidationError("The chat belongs to no campaign: its messages are public.")
+        raise ValidationError("The chat is not in a campaign, so its messages are public.")
     if isinstance(audience, list):
         await _check(session, audience, [chat.campaign_id], owner_id=chat.user_id)
 
@@ -157,7 +159,7 @@ async def check_event_audience(
     )
     found = [*await session.scalars(theirs), *await session.scalars(of_chats)]
     if not found:
-        raise ValidationError("No campaign uses the chronicle: all of its events are public.")
+        raise ValidationError("No campaign uses the chronicle, so its events are public.")
     if isinstance(audience, list):
         await _check(session, audience, found, owner_id=owner_id)
 
@@ -210,7 +212,9 @@ async def _check(
     owner_id: UUID,
 ) -> None:
     if missing := await _missing(session, entity_ids, campaigns, owner_id=owner_id):
-        raise ValidationError(f"`audience` names {missing}, which is no entity of the campaign.")
+        raise ValidationError(
+            f"`audience` names {missing}, which is not an entity of the campaign."
+        )
 
 
 async def _missing(

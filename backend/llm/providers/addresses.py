@@ -37,9 +37,9 @@ class ProviderAddressNotFoundError(NotFoundError):
 
 
 class NetworksAreSetError(ConflictError):
-    """`TALEKEEPER_PROVIDER_NETWORKS` is set, so no address can be allowed on the page."""
+    """`TALEKEEPER_PROVIDER_NETWORKS` is set, so addresses cannot be changed through the API."""
 
-    slug, title = "provider-networks-set", "The server's settings say where providers may be"
+    slug, title = "provider-networks-set", "Allowed addresses are set in the configuration"
 
 
 class TooManyAddressesError(ConflictError):
@@ -96,7 +96,7 @@ class ProviderAddressService:
         """
         network = self._user_models.network
         if network.decides_alone:
-            raise NetworksAreSetError("Change TALEKEEPER_PROVIDER_NETWORKS, and restart.")
+            raise NetworksAreSetError("Change TALEKEEPER_PROVIDER_NETWORKS and restart.")
         wanted = network.allowable(new.host, new.port)
         async with self._database.write() as session:
             await lock_accounts(session)
@@ -109,9 +109,7 @@ class ProviderAddressService:
             if row is None:
                 count = await session.scalar(select(func.count()).select_from(ProviderAddress))
                 if (count or 0) >= MAX_ADDRESSES:
-                    raise TooManyAddressesError(
-                        f"There may be {MAX_ADDRESSES}. Take one away first."
-                    )
+                    raise TooManyAddressesError(f"The limit is {MAX_ADDRESSES}. Remove one first.")
                 row = ProviderAddress(host=wanted.host, port=wanted.port)
                 session.add(row)
                 await session.flush()
@@ -180,7 +178,7 @@ class ProviderAddressController(Controller):
     @delete(
         "/{address_id:uuid}",
         opt={RAISES: (ProviderAddressNotFoundError,)},
-        summary="Refuse an address again",
+        summary="Remove an allowed address",
     )
     async def refuse_provider_address(
         self,

@@ -78,22 +78,24 @@ def check_config(row: ProviderRow, config: ProviderConfig) -> ProviderConfig:
     key = (config.api_key or "").strip() or None
     url = (config.base_url or "").strip().rstrip("/") or None
     if key is not None and not _KEY.fullmatch(key):
-        raise ValidationError("api_key: it has characters that no key has. Copy it again.")
+        raise ValidationError(
+            "api_key: it contains characters that keys cannot have. Copy it again."
+        )
     if url is None and row.kind == "openai":
-        raise ValidationError("base_url: this kind of provider needs one.")
+        raise ValidationError("base_url: required for this kind of provider.")
     if url is not None:
         _check_url(url)
     if config.embedding_model and row.kind == "anthropic":
-        raise ValidationError("embedding_model: Anthropic has no models that embed.")
+        raise ValidationError("embedding_model: Anthropic has no embedding models.")
     _check_headers(config.extra_headers)
     names = [model.name for model in config.models]
     if len(set(names)) < len(names):
-        raise ValidationError("models: each may be named once.")
+        raise ValidationError("models: each name must be unique.")
     if len(msgspec.json.encode(config.extra_body)) > MAX_BODY_BYTES:
-        raise ValidationError(f"extra_body: it may have {MAX_BODY_BYTES:,} bytes of JSON.")
+        raise ValidationError(f"extra_body: at most {MAX_BODY_BYTES:,} bytes of JSON are allowed.")
     own = {name: getattr(config, name) for name in ProviderFields.__struct_fields__}
     if len(msgspec.json.encode(own)) > MAX_CONFIG_BYTES:
-        raise ValidationError(f"A provider may have {MAX_CONFIG_BYTES:,} bytes of JSON.")
+        raise ValidationError(f"A provider can have at most {MAX_CONFIG_BYTES:,} bytes of JSON.")
     return replace(config, name=config.name or row.slug, api_key=key, base_url=url)
 
 
@@ -107,14 +109,14 @@ def check_origin(before: ProviderConfig, after: ProviderConfig, given: Mapping[s
         return
     if after.api_key is not None and "api_key" not in given:
         raise ValidationError(
-            "api_key: the address is another server's, and the key was not given for that. Enter "
-            "the key again, or take it away."
+            "api_key: the key was entered for another server's address. Enter "
+            "the key again, or remove it."
         )
     kept = after.extra_headers.keys() - (given.get("extra_headers") or {}).keys()
     if kept:
         raise ValidationError(
-            f"extra_headers: the address is another server's, and {min(kept)} was not given for "
-            "that. Enter it again, or take it away."
+            f"extra_headers: {min(kept)} was entered for another server's "
+            "address. Enter it again, or remove it."
         )
 
 
@@ -141,31 +143,31 @@ def _check_url(url: str) -> None:
         is_usable = is_usable and not (parts.query or parts.fragment) and "@" not in parts.netloc
     if not is_usable or not _KEY.fullmatch(url):
         raise ValidationError(
-            "base_url: it has to be an address such as https://example.com/v1, without a name, a "
-            "password or a query in it."
+            "base_url: enter an address such as https://example.com/v1, without a user name, a "
+            "password or a query."
         )
 
 
 def _check_headers(headers: dict[str, str]) -> None:
     for name, value in headers.items():
         if not _TOKEN.fullmatch(name) or not _PRINTABLE.fullmatch(value):
-            raise ValidationError("extra_headers: a name or a value has characters of no header.")
+            raise ValidationError("extra_headers: a name or a value contains invalid characters.")
         if name.lower() in _RESERVED_HEADERS or name.lower().startswith("proxy-"):
-            raise ValidationError(f"extra_headers: {name} can't be set.")
+            raise ValidationError(f"extra_headers: {name} cannot be set.")
     if len({name.lower() for name in headers}) < len(headers):
-        raise ValidationError("extra_headers: each may be named once.")
+        raise ValidationError("extra_headers: each name must be unique.")
 
 
 class ProviderNotFoundError(NotFoundError):
     """The user has no provider with this id, nor an installation provider that they may change."""
 
-    slug, title = "provider-not-found", "There is no such provider"
+    slug, title = "provider-not-found", "Provider not found"
 
 
 class SlugTakenError(ConflictError):
-    """Another provider of the same owner has the slug."""
+    """Another provider of the same owner has this slug."""
 
-    slug, title = "slug-taken", "Another provider has that slug"
+    slug, title = "slug-taken", "Provider slug already in use"
 
 
 class TooManyProvidersError(ConflictError):
@@ -316,9 +318,9 @@ class ProviderService:
         row.kind, config = _apply_preset(new, find_presets(network))
         own = await _list_slugs(session, row)
         if len(own) >= MAX_PROVIDERS:
-            raise TooManyProvidersError(f"There may be {MAX_PROVIDERS}. Delete one first.")
+            raise TooManyProvidersError(f"The limit is {MAX_PROVIDERS}. Delete one first.")
         if new.slug in own:
-            raise SlugTakenError(f"{new.slug!r} begins the models of another provider.")
+            raise SlugTakenError(f"Another provider uses {new.slug!r}. Choose another slug.")
         usual = "server" if new.preset == "other" else new.preset or row.kind
         row.slug = new.slug or _find_free_slug(usual, {*own, *self._user_models.shared.providers})
         config = check_config(row, config)
@@ -347,7 +349,7 @@ def _new_row(identity: Identity, new: NewProvider) -> ProviderRow:
     row: ProviderRow = Provider(user_id=identity.user_id)
     if new.scope == "installation":
         if not identity.user.is_administrator:
-            raise ForbiddenError("Only an administrator may add a provider for everybody.")
+            raise ForbiddenError("Only an administrator can share a provider with all users.")
         row = InstallationProvider()
     row.id, row.revision = new_id(), 1
     row.created_at = row.updated_at = now()
@@ -360,19 +362,21 @@ def _apply_preset(
     """Return the kind and config of a new provider. Its preset fills the absent fields."""
     preset = presets.get(new.preset) if new.preset is not None else None
     if new.preset is not None and preset is None:
-        raise ValidationError(f"preset: there are {', '.join(presets)}.")
+        raise ValidationError(f"preset: choose one of {', '.join(presets)}.")
     kind = new.kind or (preset.kind if preset else None)
     if kind is None:
-        raise ValidationError("kind: it is needed where no preset is named.")
+        raise ValidationError("kind: required if there is no preset.")
     if kind != "openai" and not new.api_key:
-        raise ValidationError("api_key: this kind of provider needs one.")
+        raise ValidationError("api_key: required for this kind of provider.")
     fields = {name: getattr(new, name) for name in ProviderFields.__struct_fields__}
     config = ProviderConfig(**fields, preset=new.preset, failed_test=new.failed_test)
     if preset is not None:
         if kind != preset.kind:
-            raise ValidationError(f"kind: that of {preset.name} is {preset.kind}.")
+            raise ValidationError(f"kind: {preset.name} has the kind {preset.kind}.")
         if preset.key == "required" and not config.api_key:
-            raise ValidationError(f"api_key: {preset.title} needs one: {preset.key_url}.")
+            raise ValidationError(
+                f"api_key: required for {preset.title}. Get one at {preset.key_url}."
+            )
         config = replace(
             config,
             name=config.name or (_find_host(new) if preset.name == "other" else preset.title),

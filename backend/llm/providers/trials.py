@@ -302,7 +302,7 @@ class _ProviderTest:
             await offered.adapter.aclose()
         if asked is None and self._problem is None:
             self._problem = report_problem(
-                UnknownModelError("Its server lists no models: name one.")
+                UnknownModelError("The server lists no models. Enter the name of one.")
             )
         return ProviderTested(
             ok=answered is not None,
@@ -385,7 +385,7 @@ async def _ask(model: ChatModel) -> tuple[MessageShape, str]:
             else:
                 raise ModelEmptyReplyError
     except TimeoutError:
-        raise ModelTimeoutError(f"Not a word in {REPLY_SECONDS:g} s.") from None
+        raise ModelTimeoutError(f"The model sent nothing for {REPLY_SECONDS:g} s.") from None
     return shape, "It answers."
 
 

@@ -232,7 +232,7 @@ class Breaker:
         left = self._until - self._clock()
         if left > 0:
             raise EmbedderError(
-                "The embedding model failed just now and is left alone for a moment.",
+                "The embedding model failed recently and is not called for a moment.",
                 retry_after=left,
                 retryable=True,
             )

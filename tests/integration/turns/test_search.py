@@ -110,7 +110,7 @@ async def test_what_is_no_search_is_refused(ada: Account, chat: str) -> None:
         problem(await ask(ada, **query), 422, "validation-failed")
     answer = await ask(ada, q="bell", sources="dreams")
     names = "campaign, event, lore, message"
-    assert answer.json()["detail"] == f"There is no source dreams; there are {names}."
+    assert answer.json()["detail"] == f"Unknown source dreams. Available: {names}."
 
 
 @pytest.mark.every_database

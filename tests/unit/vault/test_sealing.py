@@ -174,7 +174,7 @@ def test_an_error_tells_neither_text_nor_key() -> None:
     with pytest.raises(SealBrokenError) as caught:
         sealer(1).open(TITLE, USER, blob)
 
-    assert str(caught.value) == "A stored text could not be opened"
+    assert str(caught.value) == "Stored text could not be decrypted"
     assert "1111" not in repr(sealer(1))
 
 

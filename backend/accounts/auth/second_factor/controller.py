@@ -106,7 +106,7 @@ class SecondFactorController(Controller):
             SHOWN_ONCE: True,
             RAISES: (WrongSecondFactorError, SecondFactorOffError, TamperedAccountError),
         },
-        summary="Switch the authenticator app on",
+        summary="Turn on the authenticator app",
     )
     async def finish_totp(
         self,
@@ -128,7 +128,7 @@ class SecondFactorController(Controller):
     @delete(
         "/totp",
         opt={RAISES: (*CONFIRMATION_ERRORS, SecondFactorOffError)},
-        summary="Switch the authenticator app off",
+        summary="Turn off the authenticator app",
     )
     async def remove_totp(
         self,
@@ -171,7 +171,7 @@ class SecondFactorController(Controller):
             SHOWN_ONCE: True,
             RAISES: (*CONFIRMATION_ERRORS, PasskeyUnavailableError, TooManyPasskeysError),
         },
-        summary="Begin to add a passkey",
+        summary="Start adding a passkey",
     )
     async def begin_passkey(
         self,

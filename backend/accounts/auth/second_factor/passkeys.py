@@ -62,16 +62,15 @@ def parse_site(origin: str) -> Site:
     if parse_address(host) is not None:
         port = f":{parts.port}" if parts.port else ""
         raise PasskeyUnavailableError(
-            f"They belong to a name, and {host} is an address. On this machine, open "
-            f"http://localhost{port} in its place. Elsewhere, give the server a name with https, "
+            f"Passkeys need a host name, and {host} is an address. On this machine, open "
+            f"http://localhost{port} instead. Elsewhere, give the server a name with https, "
             "and set TALEKEEPER_PUBLIC_ORIGIN to it."
         )
     default = {"http": 80, "https": 443}.get(parts.scheme)
     own = host if parts.port in {None, default} else f"{host}:{parts.port}"
     if parts.scheme != "https" and host != "localhost":
         raise PasskeyUnavailableError(
-            "They need https: start the server with `talekeeper serve --lan`, or put a TLS proxy "
-            "in front of it."
+            "Passkeys need https: use `talekeeper serve --lan`, or put a TLS proxy in front of it."
         )
     return Site(host, f"{parts.scheme}://{own}")
 

@@ -168,10 +168,12 @@ class SecondFactorService:
                     credential, site=site, challenge=open_secret(sealer, row)
                 )
             except PasskeyRejectedError as error:
-                raise PasskeyRefusedError("The browser's answer does not hold.") from error
+                raise PasskeyRefusedError(
+                    "The browser's response is not valid. Try again."
+                ) from error
             known = {open_passkey(sealer, each).credential_id for each in factors.passkeys}
             if made.credential_id in known:
-                raise PasskeyRefusedError("The account has it already.")
+                raise PasskeyRefusedError("This passkey is already added to the account.")
             row.sealed_secret = sealer.seal_bytes(FACTOR_SECRET, row.id, msgspec.json.encode(made))
             row.sealed_label = sealer.seal(FACTOR_LABEL, row.id, label)
             codes = await _switch_on(session, identity, row, factors)
@@ -266,7 +268,7 @@ async def _get_passkey(session: AsyncSession, identity: Identity, passkey_id: UU
 
 def _check_room(factors: Factors) -> None:
     if len(factors.passkeys) >= MAX_PASSKEYS:
-        raise TooManyPasskeysError(f"There may be {MAX_PASSKEYS}. Remove one first.")
+        raise TooManyPasskeysError(f"The limit is {MAX_PASSKEYS}. Remove one first.")
 
 
 def _make_row(sealer: Sealer, kind: FactorKind, secret: bytes) -> SecondFactor:
