@@ -93,8 +93,8 @@ def _explain(error: Exception, settings: Settings) -> str:
         return explanation
     log.critical("process.failed", exc_info=error)
     return (
-        f"An unexpected error ended it ({type(error).__name__}); the log says where. Start it "
-        "again. If it ends again, report the line process.failed of the log."
+        f"Unexpected error ({type(error).__name__}); see the log. Start it "
+        "again. If it fails again, report the log line process.failed."
     )
 
 
@@ -126,36 +126,40 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--data-dir", type=Path, help="folder of the database and the root key")
         return added
 
-    serve = add("serve", _serve, "bring the tables up to date and serve the API")
+    serve = add("serve", _serve, "migrate the database and start the server")
     serve.add_argument("--host", help="address to listen on")
-    serve.add_argument("--port", type=int, help="port to listen on; 0 takes a free one")
+    serve.add_argument("--port", type=int, help="port to listen on; 0 picks a free one")
     serve.add_argument(
         "--lan",
         action="store_true",
         default=None,
-        help="also serve phones in the same network, with TLS and a self-made certificate",
+        help="also serve phones on the local network, with TLS and a self-signed certificate",
     )
 
-    add("work", _work, "work on jobs, beside servers on PostgreSQL")
+    add("work", _work, "run jobs in a separate process (PostgreSQL only)")
 
-    migrate = add("migrate", _migrate, "bring the tables up to date and stop")
+    migrate = add("migrate", _migrate, "migrate the database and exit")
     migrate.add_argument("--to", metavar="REVISION", help="stop at this revision")
-    migrate.add_argument("--down", action="store_true", help="go back to --to; newer data is lost")
+    migrate.add_argument(
+        "--down", action="store_true", help="downgrade to --to; newer data is lost"
+    )
 
-    add("doctor", _doctor, "say what is configured and what is missing")
+    add("doctor", _doctor, "check the configuration")
 
-    model = add("model", _model, "list or fetch models for memory by meaning")
+    model = add("model", _model, "list or download embedding models")
     model.add_argument("what", choices=("list", "fetch"))
-    model.add_argument("name", nargs="?", default="", help="which to fetch; else the first listed")
+    model.add_argument(
+        "name", nargs="?", default="", help="model to download; default: the first listed"
+    )
 
-    reindex = add("reindex", _reindex, "bring the index of memories up to date")
-    reindex.add_argument("--user", help="whose texts to index at once; asks for the password")
+    reindex = add("reindex", _reindex, "update the memory index")
+    reindex.add_argument("--user", help="user whose texts to index now; asks for the password")
 
-    rotate = add("rotate-keys", _rotate, "replace the root key, or users' keys")
+    rotate = add("rotate-keys", _rotate, "rotate the root key or users' keys")
     rotate.add_argument("what", choices=("root", "user", "data"))
-    rotate.add_argument("--user", help="whose keys to replace; asks for the password")
+    rotate.add_argument("--user", help="user whose keys to rotate; asks for the password")
     rotate.add_argument(
-        "--all", action="store_true", help="new data keys at everyone's next log-in"
+        "--all", action="store_true", help="new data keys at each user's next sign-in"
     )
     return parser
 
@@ -220,16 +224,16 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
 
     if settings.embedded:
         raise UsageError(
-            "With SQLite there is one process, and `talekeeper serve` works on the jobs by itself. "
-            "Workers of their own are for PostgreSQL (TALEKEEPER_DATABASE_URL)."
+            "With SQLite there is one process: `talekeeper serve` runs the jobs itself. "
+            "Separate workers need PostgreSQL (TALEKEEPER_DATABASE_URL)."
         )
     if not settings.qdrant_url:
         raise UsageError(
-            "Without a Qdrant server the index is a folder that one process has open, and "
-            "`talekeeper serve` works on the jobs by itself. Name one in TALEKEEPER_QDRANT_URL."
+            "Without a Qdrant server only one process can open the index, and "
+            "`talekeeper serve` runs the jobs itself. Set TALEKEEPER_QDRANT_URL."
         )
     if not settings.job_workers:
-        raise UsageError("TALEKEEPER_JOB_WORKERS is 0: there is nothing to do here.")
+        raise UsageError("TALEKEEPER_JOB_WORKERS is 0. Set it to 1 or more.")
     database, root = await _open_installation(settings)
     parts = await persist(database, "services", partial(build_services, settings, root, database))
     # Nobody signs in here: keys come with the jobs, or from standing slots.
@@ -240,7 +244,7 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     with stop_signals(lambda _: drain.receive_signal()):
         worker.start()
         log.info("worker.starting", version=backend.__version__, count=settings.job_workers)
-        print(f"Talekeeper {backend.__version__} works on jobs", flush=True)
+        print(f"Talekeeper {backend.__version__} is running jobs", flush=True)
         await drain.wait_for_begin()
         worker.drain()
         _announce(drain.notice)
@@ -264,8 +268,7 @@ async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
 
     if options.down and options.to in {None, "head"}:
         print(
-            "talekeeper: migrate --down needs --to REVISION: how far to go back "
-            "(base leaves no tables at all).",
+            "talekeeper: migrate --down needs --to REVISION (base removes all tables).",
             file=sys.stderr,
         )
         return 2
@@ -276,7 +279,7 @@ async def _migrate(settings: Settings, options: argparse.Namespace) -> int:
                 await downgrade(database, options.to)
             else:
                 await upgrade(database, options.to or "head")
-            print(f"The tables are at revision {await current_revision(database) or 'base'}.")
+            print(f"The database is at revision {await current_revision(database) or 'base'}.")
         finally:
             await database.dispose()
     return 0
@@ -310,11 +313,13 @@ async def _model(settings: Settings, options: argparse.Namespace) -> int:
 
     model = find_offered(options.name)
     if model is None:
-        raise UsageError(f"There is no model {options.name}: `talekeeper model list` names them.")
+        raise UsageError(
+            f"Unknown model {options.name}. `talekeeper model list` shows the available models."
+        )
     await fetch_model(model, settings.models_dir, report, hub=settings.hf_endpoint)
-    print(f"{model.folder} is in {settings.models_dir}.")
+    print(f"{model.folder} was downloaded to {settings.models_dir}.")
     if fetched_model(settings) is None:
-        print(f"It is not used: by the settings (TALEKEEPER_EMBEDDER) it is {choose(settings)}.")
+        print(f"It is not used: TALEKEEPER_EMBEDDER selects {choose(settings)}.")
     return 0
 
 
@@ -399,9 +404,9 @@ def _lock(settings: Settings) -> Generator[None]:
         lock = FileLock(settings.data_dir / "lock").acquire(blocking=False)
     except Timeout:
         raise UsageError(
-            f"Another Talekeeper uses {settings.data_dir}. With SQLite there is one process: "
-            "stop the other, or name another folder with --data-dir, or use PostgreSQL "
-            "(TALEKEEPER_DATABASE_URL) for several."
+            f"Another process uses {settings.data_dir}. With SQLite there is one process: "
+            "stop the other one, choose another folder with --data-dir, or use PostgreSQL "
+            "(TALEKEEPER_DATABASE_URL) for several processes."
         ) from None
     with lock:
         yield
@@ -428,7 +433,7 @@ def _open_listener(host: str, port: int, option: str) -> Generator[socket.socket
         listener = open_listener(host, port)
     except OSError as error:
         raise UsageError(
-            f"{host}:{port} can't be listened on ({os.strerror(error.errno or 0)}). Name another "
+            f"Cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}). Choose another "
             f"port with {option}."
         ) from None
     with listener:

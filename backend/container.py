@@ -47,10 +47,9 @@ from backend.core.cpu_pool import CpuPool
 from backend.core.events import Participants
 from backend.database.engine import Database
 from backend.database.processes import Processes
-from backend.enrichment.controller import CompactionService
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.enrichment.runtime import job_kinds, open_enrichment
-from backend.enrichment.service import EnrichmentService, SceneService
+from backend.enrichment.service import CompactionService, EnrichmentService, SceneService
 from backend.enrichment.summaries.service import SummaryService
 from backend.enrichment.summaries.store import ChatSummaries
 from backend.generation.environment import build_registry

@@ -19,17 +19,17 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 TYPE_PREFIX = "urn:talekeeper:problem:"
-"""`type` of a problem is this prefix and the error's slug. docs/errors.md lists them all."""
+"""The beginning of every `type`, followed by the slug. docs/reference/errors.md lists all."""
 
 MEDIA_TYPE = "application/problem+json"
 
 
 class AppError(Exception):
-    """An error with a place in the API: subclass it, set the three class fields, raise it."""
+    """An unexpected exception. Its text is in the log, under the id that the client receives."""
 
     status: ClassVar[int] = 500
     slug: ClassVar[str] = "internal"
-    title: ClassVar[str] = "Something went wrong"
+    title: ClassVar[str] = "Internal error"
 
     def __init__(
         self,
@@ -72,72 +72,72 @@ class InternalError(AppError):
 
 
 class BadRequestError(AppError):
-    """The request can't be read."""
+    """The request cannot be read."""
 
     status, slug, title = 400, "bad-request", "The request could not be read"
 
 
 class ValidationError(AppError):
-    """The request can be read, but a value in it is not acceptable."""
+    """The request is readable, but a value in it is not valid."""
 
-    status, slug, title = 422, "validation-failed", "A value is not acceptable"
+    status, slug, title = 422, "validation-failed", "Invalid value"
 
 
 class UnauthenticatedError(AppError):
-    """Nobody is signed in."""
+    """The request has no session and no API key."""
 
-    status, slug, title = 401, "unauthenticated", "Sign in first"
+    status, slug, title = 401, "unauthenticated", "Sign-in required"
 
 
 class ForbiddenError(AppError):
-    """Somebody is signed in, and may not do this."""
+    """The user is signed in, but has no permission for this."""
 
     status, slug, title = 403, "forbidden", "Not allowed"
 
 
 class NotFoundError(AppError):
-    """Absent or someone else's; the answer never says which."""
+    """The resource does not exist or belongs to another user. The answer does not say which."""
 
     status, slug, title = 404, "not-found", "Not found"
 
 
 class MethodNotAllowedError(AppError):
-    """The path exists, the method does not."""
+    """The path exists, but does not support this method."""
 
     status, slug, title = 405, "method-not-allowed", "Method not allowed"
 
 
 class ConflictError(AppError):
-    """The thing is not in a state in which this can be done."""
+    """The current state of the resource does not allow this."""
 
-    status, slug, title = 409, "conflict", "Not possible in the present state"
+    status, slug, title = 409, "conflict", "Not possible in the current state"
 
 
 class PreconditionFailedError(AppError):
-    """`If-Match` named another revision than the one that is stored."""
+    """`If-Match` names another revision than the stored one."""
 
-    status, slug, title = 412, "revision-mismatch", "It was changed meanwhile"
+    status, slug, title = 412, "revision-mismatch", "The resource has changed since you read it"
 
 
 class TooLargeError(AppError):
-    """More came in than the limits allow."""
+    """The request is larger than the limits allow."""
 
     status, slug, title = 413, "too-large", "Too large"
 
 
 class UnsupportedMediaTypeError(AppError):
-    """The body is in a form that this route does not read."""
+    """This route does not accept bodies of this type."""
 
     status, slug, title = 415, "unsupported-media-type", "Unsupported media type"
 
 
 class TooManyRequestsError(AppError):
-    """Too fast; `Retry-After` says how long to wait."""
+    """The client sends too many requests: `Retry-After` is the time to wait."""
 
     status, slug, title = 429, "too-many-requests", "Too many requests"
 
 
 class UnavailableError(AppError):
-    """A part that Talekeeper leans on does not answer."""
+    """A required service does not respond."""
 
-    status, slug, title = 503, "unavailable", "Not available right now"
+    status, slug, title = 503, "unavailable", "Temporarily unavailable"

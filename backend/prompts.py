@@ -30,7 +30,7 @@ FOLDERS = (HERE / "_prompts", HERE.parent / "prompts")
 class PromptFileError(AppError):
     """A file of `prompts/` is missing, or its header and its body do not agree."""
 
-    slug, title = "prompt-file", "A prompt file can't be used"
+    slug, title = "prompt-file", "Invalid prompt file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class PromptFile:
     def render(self, **values: Any) -> str:
         """The text. Raises `PromptFileError` when the inputs are not those of the header."""
         if values.keys() != self.inputs:
-            raise PromptFileError(f"{self.name} takes {sorted(self.inputs)}.")
+            raise PromptFileError(f"{self.name} expects the inputs {sorted(self.inputs)}.")
         return self._template().render(values).strip()
 
     def rendered(self, values: Mapping[str, Any]) -> str:
@@ -80,7 +80,7 @@ class PromptLibrary:
         try:
             return self._prompts[name]
         except KeyError:
-            raise PromptFileError(f"There is no prompts/{name}.md.") from None
+            raise PromptFileError(f"prompts/{name}.md does not exist.") from None
 
     def __contains__(self, name: str) -> bool:
         return name in self._prompts
@@ -130,10 +130,12 @@ def _load(environment: Environment, name: str, path: Path) -> PromptFile:
     try:
         used = meta.find_undeclared_variables(environment.parse(body))
     except TemplateError as error:
-        raise PromptFileError(f"prompts/{name}.md is no Jinja template: {error}") from error
+        raise PromptFileError(
+            f"prompts/{name}.md is not a valid Jinja template: {error}"
+        ) from error
     if used != set(head.inputs):
         raise PromptFileError(
-            f"prompts/{name}.md names the inputs {sorted(head.inputs)} and uses {sorted(used)}."
+            f"prompts/{name}.md declares the inputs {sorted(head.inputs)} but uses {sorted(used)}."
         )
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     template = cache(partial(environment.from_string, body))

@@ -421,21 +421,21 @@ def greeting(
         networks = ", ".join(map(str, settings.plain_http_networks))
         lines += [
             f"  Warning: plain http is accepted from {networks}.",
-            "  Everyone who can listen there can read passwords and texts.",
+            "  Anyone who can listen there can read passwords and data.",
         ]
     if fault := find_index_fault(settings):
         lines.append(f"  No index: {fault}")
     if not embeds:
         lines += [
-            "  No embedding model: memory is searched by words alone. `talekeeper model fetch`, or",
-            "  the administrator's button under Memory, Status, brings one that takes no key.",
+            "  No embedding model: memory is searched by words only. To download one, run",
+            "  `talekeeper model fetch`, or use the page: Memory, Status. No API key is needed.",
         ]
     if [spec.provider for spec in registry.specs()] == ["demo"]:
         lines += [
-            "  Only the built-in demo model is there. For a real one set",
+            "  Only the built-in demo model is available. For a real one, set",
             "  TALEKEEPER_GEMINI_API_KEY, TALEKEEPER_ANTHROPIC_API_KEY, or",
             "  TALEKEEPER_OPENAI_BASE_URL and TALEKEEPER_OPENAI_MODELS; `talekeeper doctor`",
-            "  says more.",
+            "  shows the details.",
         ]
     return "\n".join(lines)
 
@@ -444,12 +444,12 @@ def _greet_lan(lan: LocalNetwork) -> list[str]:
     """Say where phones find the server; with a QR code if the terminal can show it."""
     origins = lan.find_origins()
     if not origins:
-        return ["  This machine is in no private network yet: connect it to one."]
-    lines = [f"  in this network: {', '.join(origins)}"]
+        return ["  This machine is not on a private network yet. Connect it to one."]
+    lines = [f"  on this network: {', '.join(origins)}"]
     if sys.stdout.isatty() and "utf" in (sys.stdout.encoding or "").lower():
         lines += ["", draw_qr(origins[0])]
     return [
         *lines,
-        "  Browsers warn of the certificate until the root certificate is installed on their",
-        "  device: an administrator finds it under Settings, and how that is done.",
+        "  Browsers warn about the certificate until the root certificate is installed on the",
+        "  device. Administrators find it, with instructions, under Settings.",
     ]

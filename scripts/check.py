@@ -108,7 +108,7 @@ def install_chromium() -> None:
 
 
 def run_apt(*arguments: str) -> str:
-    """Run apt-get; return what it said if it failed, else nothing."""
+    """Run apt-get; return its output if it failed, else an empty string."""
     as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
     result = subprocess.run(
         [*as_root, "apt-get", *arguments],

@@ -1,10 +1,10 @@
 #!/usr/bin/env -S sh -c 'exec "$(dirname "$0")/_python" "$0" "$@"'
-"""Real processes under kills, hostile input and faults, and whether the promises held.
+"""Test the promises of reliability with kills, hostile input and faults.
 
     scripts/torture.py [--kills N | --minutes N] [--database sqlite|postgres|URL] [--qdrant URL]
                        [--only GROUP] [--seed N] [--json]
 
-docs/reliability.md says what is promised and shown. The exit status is 0 only if all of it held.
+docs/explanation/reliability.md lists the promises. The exit status is 0 only if all of them held.
 """
 
 from __future__ import annotations

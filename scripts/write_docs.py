@@ -1,9 +1,9 @@
-"""Write the parts of docs/ that follow from the code.
+"""Write the generated parts of docs/.
 
     .venv/bin/python scripts/write_docs.py [--check]
 
-A page holds such a part between two comments, `<!-- from the code: NAME -->` and `<!-- end -->`;
-`PARTS` says what writes it. `--check` writes nothing, and fails where something would change.
+A generated part is between the comments `<!-- from the code: NAME -->` and `<!-- end -->`. `PARTS`
+maps its name to a function. `--check` writes nothing, and fails if a page would change.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write the parts of docs/ that follow from code.")
-    parser.add_argument("--check", action="store_true", help="only say what would change")
+    parser = argparse.ArgumentParser(description="Write the generated parts of docs/.")
+    parser.add_argument(
+        "--check", action="store_true", help="only list the pages that would change"
+    )
     check = parser.parse_args().check
-    stale = {path: new for path, old, new in rendered_pages() if new != old}
+    stale = {path: new for path, old, new in render_pages() if new != old}
     for path, new in stale.items():
         print(f"{path.name} {'is out of date' if check else 'written'}")
         if not check:
@@ -47,15 +49,15 @@ def main() -> int:
     return 1 if check and stale else 0
 
 
-def rendered_pages() -> Iterator[tuple[Path, str, str]]:
-    """Each page of docs/: its path, its text, and its text as the code would have it."""
+def render_pages() -> Iterator[tuple[Path, str, str]]:
+    """Yield the path, the current text and the generated text of each page of docs/."""
     for path in sorted(DOCS.rglob("*.md")):
         text = path.read_text(encoding="utf-8")
         yield path, text, render(text)
 
 
 def render(page: str) -> str:
-    """The page with every part written anew. Raises `KeyError` for a part that nothing writes."""
+    """Return the page with its generated parts replaced. Raise `KeyError` for an unknown part."""
     return re.sub(
         r"(<!-- from the code: (\w+) -->\n).*?(<!-- end -->)",
         lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n\n{part[3]}",
@@ -65,7 +67,7 @@ def render(page: str) -> str:
 
 
 def settings_tables() -> str:
-    """A table for each group of settings, headed as the group is in the class."""
+    """Return one table for each group of settings, under the heading of the group."""
     parts: list[str] = []
     texts = setting_texts()
     for heading, names in _setting_groups():
@@ -79,7 +81,7 @@ def settings_tables() -> str:
 
 
 def errors_table() -> str:
-    """A row for each `type` that a problem can have."""
+    """Return a table with one row for each `type` of a problem."""
     kinds: dict[str, type[AppError]] = {}
     for kind in app_errors():
         kinds.setdefault(kind.slug, kind)
@@ -91,7 +93,7 @@ def errors_table() -> str:
 
 
 def app_errors() -> Iterator[type[AppError]]:
-    """Every kind of error in the backend, the general before the special."""
+    """Yield every error class of the backend, base classes first."""
     for module in pkgutil.walk_packages(backend.__path__, "backend."):
         if not module.name.startswith("backend.database.migrations."):  # Alembic runs those
             importlib.import_module(module.name)
@@ -105,7 +107,7 @@ def app_errors() -> Iterator[type[AppError]]:
 
 
 def routes_table() -> str:
-    """A row for each route, under the tag that it has."""
+    """Return one table of routes for each tag."""
     found: dict[str, list[tuple[str, str, str]]] = {}
     for prefix, controllers in ((API, API_CONTROLLERS), ("", PLAIN_CONTROLLERS)):
         for controller in controllers:
@@ -123,7 +125,7 @@ def _route_rows(
     prefix: str, controller: type[Controller], handler: HTTPRouteHandler
 ) -> Iterator[tuple[str, str, str]]:
     options = {**vars(controller).get("opt", {}), **handler.opt}
-    # Where there is a HEAD, it is the same without the body.
+    # HEAD is not listed, because it is GET without the body.
     for method in sorted(handler.http_methods - {"HEAD"}):
         needs = options.get(NEEDS, "read" if method == "GET" else "chat")
         for path in sorted(handler.paths or {""}):
@@ -145,7 +147,7 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def _setting_groups() -> list[tuple[str, list[str]]]:
-    """The fields of `Settings` under the comments that head them."""
+    """Return the fields of `Settings`, grouped by the comments above them."""
     groups: list[tuple[str, list[str]]] = []
     for line in inspect.getsource(Settings).splitlines():
         if heading := re.fullmatch(r"    # (.+)", line):
@@ -156,9 +158,9 @@ def _setting_groups() -> list[tuple[str, list[str]]]:
 
 
 def setting_texts() -> dict[str, str]:
-    """What stands below each field of `Settings`.
+    """Return the docstring of each field of `Settings`.
 
-    Pydantic's `use_attribute_docstrings` does the same, in 50 ms of every start.
+    Pydantic's `use_attribute_docstrings` does the same, but takes 50 ms of every start.
     """
     [definition] = ast.parse(inspect.getsource(Settings)).body
     texts: dict[str, str] = {}

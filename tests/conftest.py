@@ -13,34 +13,37 @@ import pytest
 
 from tests.support.systems import SYSTEMS, simulate_here
 from tests.support.thorough import THOROUGH
+from tests.support.trust import share_ssl_contexts
 
 GROUPS = ("embeddings", "postgres", "qdrant", "browser", "generated", "llm", "door")
 """Markers of tests that need more than Python and its packages.
 
-What such tests need, a fixture of theirs provides, or calls `pytest.skip` with the reason. A line
-at the end tells it, one a group; a test of several belongs to the first of them. A group named in
-the environment variable `TEST_REQUIRE` (names with commas between) fails where it would have been
-skipped.
+A fixture provides the requirement, or calls `pytest.skip` with the reason. The summary has one line
+for each skipped group. A test with several markers belongs to the first group in this tuple. The
+environment variable `TEST_REQUIRE` (comma-separated names) makes skips of a group failures.
 """
 
-# How long an example takes is the machine's business: no test is timed.
+# No deadline, because the time of an example depends on the load of the machine.
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=60)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("thorough" if THOROUGH else "ci")
 
 MEMORY = Path("/dev/shm")  # noqa: S108  # a temporary folder is what it is wanted for
-"""Linux's file system in memory. Each server that a test starts makes a database and an index,
-which wait for the disk a dozen times: on a disk that is in use, for longer than most tests run."""
+"""Linux's file system in memory.
+
+Each test server creates a database and an index, which wait for the disk a dozen times. On a busy
+disk that takes longer than most tests.
+"""
 
 ENOUGH_BYTES = 8 * 2**30
-"""What has to be free there. A container may have some megabytes of it."""
+"""Free space that the temporary folders need. Containers may have only some megabytes."""
 
 _REQUIRED = pytest.StashKey[frozenset[str]]()
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """Talekeeper runs on asyncio alone."""
+    """Run on asyncio, the only event loop that is supported."""
     return "asyncio"
 
 
@@ -49,10 +52,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    share_ssl_contexts()
     if system := config.getoption("--system"):
         simulate_here(system)
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ENOUGH_BYTES:
-        # Pytest's own variable: where its temporary folders go.
+        # Pytest creates its temporary folders there.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # noqa: TID251  # no setting of the program's
     named = os.environ.get("TEST_REQUIRE", "")  # noqa: TID251  no setting of the program's
     required = frozenset(filter(None, (name.strip() for name in named.split(","))))
@@ -62,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only a thorough run needs."""
+    """Deselect tests of thorough runs, unless this run is one."""
     if THOROUGH:
         return
     left_out = [item for item in items if item.get_closest_marker("thorough")]
@@ -74,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection() -> Generator[None, object, object]:
     """Exempt the collected tests and modules from garbage collection.
 
-    They are half a million objects, and live until the end: a full collection took 0.6 s.
+    They are half a million objects that live until the end. A full collection took 0.6 s.
     """
     gc.disable()
     try:
@@ -102,7 +106,7 @@ def pytest_runtest_makereport(
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
     yield
-    # Out of the reports, for with several processes that is all that comes from the others.
+    # Reports are all that arrives from the other processes.
     skipped: list[pytest.TestReport] = terminalreporter.stats.get("skipped", [])
     for group in GROUPS:
         reasons = [
@@ -116,5 +120,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Genera
 
 
 def _group_of(report: pytest.TestReport) -> str:
-    """The group of a test; empty where it has none."""
+    """Return the group of a test, or an empty string."""
     return next((group for group in GROUPS if group in report.keywords), "")

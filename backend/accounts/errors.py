@@ -1,4 +1,4 @@
-"""What can go wrong at the door."""
+"""Errors of accounts: sign-up, sign-in, keys and administration."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from backend.errors import (
 
 
 class WrongCredentialsError(UnauthenticatedError):
-    """No such account, or not its password: one answer for both."""
+    """The account does not exist, or the password is wrong."""
 
-    slug, title = "wrong-credentials", "That name and password do not go together"
+    slug, title = "wrong-credentials", "Incorrect username or password"
 
 
 class WrongRecoveryCodeError(UnauthenticatedError):
-    """No such account, or not its recovery code: one answer for both."""
+    """The account does not exist, or the recovery code is wrong."""
 
-    slug, title = "wrong-recovery-code", "That name and recovery code do not go together"
+    slug, title = "wrong-recovery-code", "Incorrect username or recovery code"
 
 
 class SecondFactorRequiredError(UnauthenticatedError):
-    """The password is right, and the account has a second factor.
+    """The password is correct, and the account has a second factor.
 
-    `kinds` are those that can be used here; `passkey` is what `navigator.credentials.get` takes.
+    `kinds` are those that can be used here. `passkey` are the options for
+    `navigator.credentials.get`.
     """
 
-    slug, title = "second-factor-required", "A second factor is needed as well"
+    slug, title = "second-factor-required", "Second factor required"
 
     def __init__(self, kinds: list[FactorKind], passkey: dict[str, Any] | None) -> None:
         super().__init__(
@@ -44,141 +45,141 @@ class SecondFactorRequiredError(UnauthenticatedError):
 
 
 class WrongSecondFactorError(UnauthenticatedError):
-    """The code or the passkey is wrong, was used before, or came too late."""
+    """The code or passkey is wrong, was used before, or came too late."""
 
-    slug, title = "wrong-second-factor", "That code or passkey is not right"
+    slug, title = "wrong-second-factor", "Incorrect code or passkey"
 
 
 class PasskeyUnavailableError(ConflictError):
-    """Passkeys belong to a name and need a secure connection."""
+    """Passkeys need a host name and a secure connection."""
 
-    slug, title = "passkey-unavailable", "Passkeys do not work at this address"
+    slug, title = "passkey-unavailable", "Passkeys are not available at this address"
 
 
 class PasskeyRefusedError(ValidationError):
-    """What the browser sent is no new passkey for this account, or its time was up."""
+    """The browser's response is not a new passkey for this account, or it came too late."""
 
-    slug, title = "passkey-refused", "This passkey could not be added"
+    slug, title = "passkey-refused", "The passkey could not be added"
 
 
 class TooManyPasskeysError(ConflictError):
-    """The account has as many passkeys as it may have."""
+    """The account has the maximum number of passkeys."""
 
-    slug, title = "too-many-passkeys", "No more passkeys can be added"
+    slug, title = "too-many-passkeys", "Passkey limit reached"
 
 
 class SecondFactorOffError(ConflictError):
-    """The account has no second factor of the kind that this is about."""
+    """The account has no second factor of this kind."""
 
-    slug, title = "second-factor-off", "There is no such second factor"
+    slug, title = "second-factor-off", "Second factor not set up"
 
 
 class PasskeyNotFoundError(NotFoundError):
-    """No such passkey, or someone else's."""
+    """The passkey does not exist or belongs to another user."""
 
-    slug, title = "passkey-not-found", "No such passkey"
+    slug, title = "passkey-not-found", "Passkey not found"
 
 
 class TooManyAttemptsError(TooManyRequestsError):
-    """Too many failed log-ins in a row for this account or from this address."""
+    """Too many failed sign-ins in a row for this account or from this address."""
 
     slug, title = "too-many-attempts", "Too many failed attempts"
 
 
 class BusyError(UnavailableError):
-    """More people sign in or up at once than passwords can be checked for."""
+    """More people sign in or sign up at once than the server can check passwords for."""
 
-    slug, title = "busy", "Too many people are signing in right now"
+    slug, title = "busy", "Too many people are signing in"
 
 
 class NameTakenError(ConflictError):
     """Another account has this name."""
 
-    slug, title = "name-taken", "This name is taken"
+    slug, title = "name-taken", "Username already taken"
 
 
 class RegistrationClosedError(ForbiddenError):
-    """Nobody may sign up here, or only with an invitation."""
+    """Sign-up is disabled, or requires an invitation."""
 
-    slug, title = "registration-closed", "Signing up is not open here"
+    slug, title = "registration-closed", "Sign-up is closed"
 
 
 class InvitationError(ForbiddenError):
     """The invitation is unknown, used, or expired."""
 
-    slug, title = "invitation-not-valid", "This invitation is not valid"
+    slug, title = "invitation-not-valid", "The invitation is not valid"
 
 
 class WeakPasswordError(ValidationError):
     """The password is too short, too long, or too common."""
 
-    slug, title = "weak-password", "Choose another password"
+    slug, title = "weak-password", "The password is too weak"
 
 
 class InsecureTransportError(ForbiddenError):
-    """A session's cookie would travel in the clear."""
+    """The session cookie would be sent over an unencrypted connection."""
 
-    slug, title = "insecure-transport", "Sign in over https"
+    slug, title = "insecure-transport", "HTTPS required to sign in"
 
 
 class UnknownHostError(ForbiddenError):
-    """The request's `Host` is no name of this server: another site's name may lead here."""
+    """The `Host` header is not a name of this server, so the request may come from another site."""
 
-    slug, title = "unknown-host", "This server does not go by that name"
+    slug, title = "unknown-host", "Unknown host name"
 
 
 class CrossSiteError(ForbiddenError):
-    """The request was sent by another site's page, or lacks the CSRF token."""
+    """The request came from another site's page, or has no CSRF token."""
 
-    slug, title = "cross-site-request", "This request may come from another site"
+    slug, title = "cross-site-request", "Request from another site refused"
 
 
 class ScopeError(ForbiddenError):
-    """The API key was not made for this."""
+    """The API key does not have the scope that the request needs."""
 
-    slug, title = "scope-missing", "The API key lacks the scope for this"
+    slug, title = "scope-missing", "The API key lacks the required scope"
 
 
 class SessionNotFoundError(NotFoundError):
-    """No such session, or someone else's."""
+    """The session does not exist or belongs to another user."""
 
-    slug, title = "session-not-found", "No such session"
+    slug, title = "session-not-found", "Session not found"
 
 
 class ApiKeyNotFoundError(NotFoundError):
-    """No such API key, or someone else's."""
+    """The API key does not exist or belongs to another user."""
 
-    slug, title = "api-key-not-found", "No such API key"
+    slug, title = "api-key-not-found", "API key not found"
 
 
 class UserNotFoundError(NotFoundError):
-    """No such account."""
+    """The account does not exist."""
 
-    slug, title = "user-not-found", "No such account"
+    slug, title = "user-not-found", "Account not found"
 
 
 class InvitationNotFoundError(NotFoundError):
-    """No such invitation."""
+    """The invitation does not exist."""
 
-    slug, title = "invitation-not-found", "No such invitation"
+    slug, title = "invitation-not-found", "Invitation not found"
 
 
 class LastAdministratorError(ConflictError):
-    """Somebody must be left who can administer."""
+    """At least one administrator must remain."""
 
-    slug, title = "last-administrator", "This is the last administrator"
+    slug, title = "last-administrator", "Last administrator"
 
 
 class KeysChangedError(ConflictError):
-    """The account's keys were changed while the request was under way."""
+    """The account's keys were changed during the request."""
 
-    slug, title = "keys-changed", "The account's keys were changed meanwhile"
+    slug, title = "keys-changed", "The account's keys have changed"
 
 
 class TooManyDataKeysError(TooManyRequestsError):
-    """The account's keys were changed very often."""
+    """The account's keys were rotated too often."""
 
-    slug, title = "too-many-data-keys", "The keys were changed too often"
+    slug, title = "too-many-data-keys", "The account's keys were rotated too often"
 
     def __init__(self) -> None:
         super().__init__(
@@ -188,6 +189,9 @@ class TooManyDataKeysError(TooManyRequestsError):
 
 
 class TamperedAccountError(ForbiddenError):
-    """Something else than Talekeeper changed the key mode, password costs or second factors."""
+    """Something other than Talekeeper changed the key mode, password costs or second factors."""
 
-    slug, title = "account-tampered", "This account's security settings were tampered with"
+    slug, title = (
+        "account-tampered",
+        "The account's security settings were altered outside Talekeeper",
+    )

@@ -410,7 +410,7 @@ class WorldCopies(WorldCopied):
         mine = Message.chat_id == fork.id, Message.user_id == identity.user_id
         await translate_audiences(session, Message.audience, translate, *mine)
         await session.flush()
-        for part in self._participants.of(WorldParted):
+        for part in self._participants.find_handlers(WorldParted):
             await part.world_parted(session, identity, fork, translate)
         for check in self._checks_added:
             await check(session, identity.user_id)

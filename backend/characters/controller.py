@@ -66,7 +66,7 @@ class CharacterController(Controller):
         """
         return await characters.list_page(identity, limit=limit, after=after, search=search)
 
-    @post(opt={RAISES: (CardError, CardLimitError)}, summary="Make a character")
+    @post(opt={RAISES: (CardError, CardLimitError)}, summary="Create a character")
     async def create_character(
         self,
         data: JSONBody[NewCharacter],
@@ -157,7 +157,7 @@ class CharacterController(Controller):
         status_code=204,
         opt={RAISES: (CharacterNotFoundError,)},
         operation_id="putCharacterScripts",
-        summary="Let a card's regex scripts run",
+        summary="Allow a card's regex scripts",
     )
     async def put_scripts(
         self,

@@ -14,42 +14,42 @@ from backend.errors import AppError, NotFoundError
 
 
 class CharacterNotFoundError(NotFoundError):
-    """No such character, or someone else's."""
+    """The character does not exist or belongs to another user."""
 
-    slug, title = "character-not-found", "No such character"
+    slug, title = "character-not-found", "Character not found"
 
 
 class PersonaNotFoundError(NotFoundError):
-    """No such persona, or someone else's."""
+    """The persona does not exist or belongs to another user."""
 
-    slug, title = "persona-not-found", "No such persona"
+    slug, title = "persona-not-found", "Persona not found"
 
 
 class AvatarNotFoundError(NotFoundError):
-    """The character or persona is there, but has no picture."""
+    """The character or persona exists, but has no picture."""
 
-    slug, title = "avatar-not-found", "There is no picture"
+    slug, title = "avatar-not-found", "No picture"
 
 
 class CardError(AppError):
-    """The file is broken, or is something else than a character card."""
+    """The file is damaged, or is not a character card."""
 
     status, slug, title = 422, "unreadable-card", "The character card could not be read"
 
 
 class NoCardError(CardError):
-    """The picture is sound, but no card is embedded in it: it may still serve as an avatar."""
+    """The picture is valid but contains no card. It can be used as an avatar."""
 
-    slug, title = "no-card-in-image", "There is no character card in this picture"
+    slug, title = "no-card-in-image", "No character card in this picture"
 
 
 class CardLimitError(CardError):
-    """The card is over a limit: `limit` is its name, `allowed` and `found` are counts.
+    """The card exceeds a limit: `limit` is its name, `allowed` and `found` are counts.
 
     Where reading stopped at the limit, `found` is what had been counted by then.
     """
 
-    slug, title = "card-limit", "The character card is over a limit"
+    slug, title = "card-limit", "The character card exceeds a limit"
 
     def __init__(self, detail: str, *, limit: str, allowed: int, found: int) -> None:
         super().__init__(detail, extra={"limit": limit, "allowed": allowed, "found": found})
@@ -57,7 +57,7 @@ class CardLimitError(CardError):
 
 
 class ImageError(AppError):
-    """The picture is broken, of another format than those that are read, or too large to decode.
+    """The picture is damaged, has an unsupported format, or is too large to decode.
 
     Where the pixels were too many, the problem has `limit`, `allowed` and, below Pillow's own
     limit, `found`.

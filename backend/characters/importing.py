@@ -155,7 +155,9 @@ def check_card(card: Card) -> Card:
     envelope = {"spec": "chara_card_v3", "spec_version": "3.0", "data": card}
     found = normalise(parse_json(msgspec.json.encode(envelope)))
     if found.warnings:
-        raise ValidationError(f"It would not be stored as it is: {' '.join(found.warnings)}")
+        raise ValidationError(
+            f"The card would be changed when it is stored: {' '.join(found.warnings)}"
+        )
     return found.card
 
 

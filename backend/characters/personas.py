@@ -140,7 +140,7 @@ class PersonaController(Controller):
         """Personas, newest first."""
         return await personas.list_page(identity, limit=limit, after=after)
 
-    @post(summary="Make a persona")
+    @post(summary="Create a persona")
     async def create_persona(
         self,
         data: JSONBody[PersonaFields],

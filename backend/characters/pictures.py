@@ -124,11 +124,11 @@ def _decode(data: bytes) -> Image.Image:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError(
-            f"The picture has more than {MAX_PIXELS:,} pixels, the most that is allowed.",
+            f"The picture has more than {MAX_PIXELS:,} pixels, which is the limit.",
             extra={"limit": "pixels", "allowed": MAX_PIXELS},
         ) from error
     except Exception as error:  # Pillow's decoders let through whatever their parsing trips over
-        raise ImageError("The picture is corrupt, or no PNG, JPEG, WebP or GIF.") from error
+        raise ImageError("The picture is damaged, or is not a PNG, JPEG, WebP or GIF.") from error
 
 
 def _without_texts(data: bytes) -> bytes:

@@ -166,7 +166,7 @@ class CharacterService:
                     await changed.ready.store(session, identity)
                 has_avatar = await repository.has_avatar(session, character)
             return _view(character, changed.card, changed.shown, has_avatar=has_avatar)
-        raise ConflictError("Others are changing it at this moment. Send the change again.")
+        raise ConflictError("Another request is changing it. Send the change again.")
 
     async def allow_scripts(self, identity: Identity, character_id: UUID, *, allowed: bool) -> None:
         """Let a card's regex scripts run, or not. Raises `CharacterNotFoundError`."""

@@ -75,7 +75,7 @@ async def read_upload(request: AnyRequest) -> Upload:
     try:
         parts = await _parts(request.stream(), options.get("boundary", ""))
     except MultipartError as error:
-        raise BadRequestError("The form is broken or cut short.") from error
+        raise BadRequestError("The form is malformed or truncated.") from error
     files = [part for part in parts if part.name == FIELD]
     if len(files) != 1:
         raise ValidationError(f"The form needs one part named `{FIELD}`; it has {len(files)}.")
@@ -83,7 +83,7 @@ async def read_upload(request: AnyRequest) -> Upload:
     try:
         name = names[-1].decode() if names else ""
     except UnicodeDecodeError as error:
-        raise ValidationError(f"The form's `{NAME_FIELD}` is no UTF-8.") from error
+        raise ValidationError(f"The form's `{NAME_FIELD}` is not UTF-8.") from error
     return Upload(files[0].data, files[0].filename, name)
 
 

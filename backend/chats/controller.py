@@ -134,7 +134,7 @@ class ChatController(Controller):
     @post(
         "/{chat_id:uuid}/fork",
         opt={RAISES: (ChatNotFoundError, MessageNotFoundError, MessageBusyError)},
-        summary="Copy a branch out",
+        summary="Copy a branch to a new chat",
     )
     async def fork_chat(
         self, chat_id: FromPath[UUID], data: JSONBody[Fork], identity: Caller, chats: Chats
@@ -165,7 +165,7 @@ class MessageController(Controller):
         opt={
             RAISES: (MessageNotFoundError, EmptyMessageError, MessageTooLongError, MessageBusyError)
         },
-        summary="Edit or hide a message, or say who may know it",
+        summary="Edit or hide a message, or set its audience",
     )
     async def patch_message(
         self,
@@ -193,7 +193,7 @@ class MessageController(Controller):
         "/thoughts-as-text",
         status_code=200,
         opt={RAISES: (MessageNotFoundError, MessageBusyError, NotOnlyThoughtsError)},
-        summary="Make a reply's thoughts its text",
+        summary="Use a reply's thoughts as its text",
     )
     async def use_thoughts(
         self, message_id: FromPath[UUID], identity: Caller, messages: Messages

@@ -6,36 +6,36 @@ from backend.errors import ConflictError, NotFoundError, ValidationError
 
 
 class ChatNotFoundError(NotFoundError):
-    """No such chat, or someone else's."""
+    """The chat does not exist or belongs to another user."""
 
-    slug, title = "chat-not-found", "No such chat"
+    slug, title = "chat-not-found", "Chat not found"
 
 
 class MessageNotFoundError(NotFoundError):
-    """No such message, or someone else's."""
+    """The message does not exist or belongs to another user."""
 
-    slug, title = "message-not-found", "No such message"
+    slug, title = "message-not-found", "Message not found"
 
 
 class MessageTooLongError(ValidationError):
-    """The text is longer than the settings allow."""
+    """The text is longer than the configured limit."""
 
-    slug, title = "message-too-long", "The text is too long"
+    slug, title = "message-too-long", "Message too long"
 
 
 class EmptyMessageError(ValidationError):
-    """A message needs a text."""
+    """The message has no text."""
 
-    slug, title = "message-empty", "A message needs a text"
+    slug, title = "message-empty", "Empty message"
 
 
 class MessageBusyError(ConflictError):
-    """A reply is being written there right now."""
+    """A reply is being written at this place."""
 
-    slug, title = "message-busy", "A reply is being written there"
+    slug, title = "message-busy", "A reply is being written to this message"
 
 
 class NotOnlyThoughtsError(ConflictError):
-    """The message already has a text, or it has no thoughts."""
+    """The message already has text, or it has no thoughts."""
 
-    slug, title = "not-only-thoughts", "The message is not made of thoughts alone"
+    slug, title = "not-only-thoughts", "The message has text, or no thoughts"

@@ -1,4 +1,4 @@
-"""What happens to chats and messages, in the transaction of each; see `backend.core.events`."""
+"""Events of chats and messages, handled in the same transaction. See `backend.core.events`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from backend.database.base import get_table
 from backend.vault.sealing import Sealer
 
 AudienceMap = Callable[[str], str]
-"""Translates a stored audience to the same one in another world."""
+"""Translates the column value of an audience to that of another world."""
 
 
 @runtime_checkable
 class ChatCopied(Protocol):
-    """A path of a chat was copied into a chat of its own."""
+    """A path of a chat was copied into a new chat."""
 
     async def chat_copied(
         self,
@@ -33,13 +33,13 @@ class ChatCopied(Protocol):
         fork_id: UUID,
         copied: Mapping[UUID, UUID],
     ) -> None:
-        """Copy what belongs to the chat; `copied` leads from messages to their copies."""
+        """Copy the data of the chat. `copied` maps messages to their copies."""
         ...
 
 
 @runtime_checkable
 class WorldShared(Protocol):
-    """A copy of a chat stays in the chat's world."""
+    """A copied chat shares the world of its source."""
 
     async def world_shared(
         self,
@@ -49,26 +49,26 @@ class WorldShared(Protocol):
         fork_id: UUID,
         copied: Mapping[UUID, UUID],
     ) -> None:
-        """Link changes of the world to the copied messages as well; see `ChatCopied`."""
+        """Link changes of the world to the copied messages. See `ChatCopied`."""
         ...
 
 
 StoreWorld = Callable[[AsyncSession, Chat, Mapping[UUID, UUID]], Awaitable[None]]
-"""Stores a copied world for the copy of a chat. The mapping is from messages to their copies."""
+"""Stores a copied world for a copied chat, with the mapping from messages to their copies."""
 
 
 @runtime_checkable
 class WorldCopied(Protocol):
-    """A copy of a chat is to get a copy of the chat's world."""
+    """A copied chat needs a copy of its source's world."""
 
     async def world_copied(self, identity: Identity, chat_id: UUID, message_id: UUID) -> StoreWorld:
-        """Copy the world as it is at a message of the chat. Nothing is stored yet."""
+        """Copy the world in its state at a message of the chat, without storing it."""
         ...
 
 
 @runtime_checkable
 class WorldParted(Protocol):
-    """A copy of a chat was moved to a copy of its world. Entities have new ids there."""
+    """A copied chat was moved to a copy of its world, where entities have new ids."""
 
     async def world_parted(
         self, session: AsyncSession, identity: Identity, fork: Chat, translate: AudienceMap
@@ -79,16 +79,16 @@ class WorldParted(Protocol):
 
 @runtime_checkable
 class ChatDeleted(Protocol):
-    """A chat is about to go."""
+    """A chat is about to be deleted."""
 
     async def chat_deleted(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
-        """See to what is not to stay without it."""
+        """Delete data that must not remain without the chat."""
         ...
 
 
 @runtime_checkable
 class ConsentWithdrawn(Protocol):
-    """A chat's chronicle is about to be switched off."""
+    """A chat's chronicle is about to be disabled."""
 
     async def consent_withdrawn(self, session: AsyncSession, chat: Chat) -> None:
         """Stop the work that reads the chat for the chronicle."""
@@ -97,12 +97,12 @@ class ConsentWithdrawn(Protocol):
 
 @runtime_checkable
 class CampaignChosen(Protocol):
-    """A chat becomes a session of a campaign, or of none."""
+    """A chat joins or leaves a campaign."""
 
     async def campaign_chosen(
         self, session: AsyncSession, identity: Identity, chat: Chat, campaign_id: UUID | None
     ) -> None:
-        """Let the chat belong to it, if it is the chat owner's."""
+        """Check that the campaign belongs to the chat's owner, and link both."""
         ...
 
 
@@ -113,46 +113,46 @@ class PresetChosen(Protocol):
     async def preset_chosen(
         self, session: AsyncSession, identity: Identity, preset_id: UUID
     ) -> None:
-        """Raise a not-found error if it is not there, or someone else's."""
+        """Raise a not-found error if the preset does not exist or belongs to another user."""
         ...
 
 
 @runtime_checkable
 class PathMoved(Protocol):
-    """A chat's active path leads elsewhere than before, or a message of it is gone."""
+    """The active path of a chat has changed, or one of its messages was deleted."""
 
     async def path_moved(
         self, session: AsyncSession, sealer: Sealer | None, chat: Chat, *, above: int
     ) -> None:
-        """Follow the path from position `above` on. Without a sealer, no key is at hand."""
+        """Handle the change from position `above`. `sealer` is None if no key is available."""
         ...
 
 
 @runtime_checkable
 class AudienceChecked(Protocol):
-    """Somebody says who may know a message."""
+    """The audience of a message is about to be set."""
 
     async def audience_checked(self, session: AsyncSession, chat: Chat, audience: Audience) -> None:
-        """Raise `ValidationError` where a message of the chat can't have this audience."""
+        """Raise `ValidationError` if a message of the chat cannot have this audience."""
         ...
 
 
 @runtime_checkable
 class AudienceChanged(Protocol):
-    """A message is for others than before."""
+    """The audience of a message has changed."""
 
     async def audience_changed(
         self, session: AsyncSession, identity: Identity, message: Message, *, before: str
     ) -> None:
-        """Follow, where something was made from the message; `before` is what its column held."""
+        """Update data made from the message. `before` is the old column value."""
         ...
 
 
 async def check_audience(
     participants: Participants, session: AsyncSession, chat: Chat, audience: Audience
 ) -> None:
-    """Raise `ValidationError` where a message of the chat can't have this audience."""
-    for part in participants.of(AudienceChecked):
+    """Raise `ValidationError` if a message of the chat cannot have this audience."""
+    for part in participants.find_handlers(AudienceChecked):
         await part.audience_checked(session, chat, audience)
 
 
@@ -163,22 +163,22 @@ async def notify_path_moved(
     chat: Chat,
     above: int | None,
 ) -> None:
-    """Tell those who take part that the path moved from `above` on; None: it only became longer."""
+    """Notify participants that the path changed from `above`; None: it only became longer."""
     if above is None:
         return
     await session.flush()
-    for part in participants.of(PathMoved):
+    for part in participants.find_handlers(PathMoved):
         await part.path_moved(session, sealer, chat, above=above)
 
 
 @runtime_checkable
 class MessageShown(Protocol):
-    """A hidden message is taken into prompts again."""
+    """A hidden message is included in prompts again."""
 
     async def message_shown(
         self, session: AsyncSession, identity: Identity, message: Message
     ) -> None:
-        """See to what was made without it."""
+        """Update data that was made without it."""
         ...
 
 
@@ -188,7 +188,7 @@ async def translate_audiences(
     translate: AudienceMap,
     *rows: ColumnElement[bool],
 ) -> None:
-    """Translate the audiences of some rows for another world."""
+    """Translate the audiences of the selected rows for another world."""
     limited, table = column.not_in((GM, PUBLIC)), get_table(column.parent.class_)
     for audience in (await session.scalars(select(column).where(*rows, limited).distinct())).all():
         there = {"audience": translate(audience)}

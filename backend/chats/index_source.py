@@ -12,7 +12,6 @@ from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.questions import StoredQuestions, question_versions, read_questions
 from backend.core.audience import GM, Viewpoint, filter_known_to
 from backend.database.base import get_table, skip_index, split_chunks
 from backend.database.types import Id
@@ -22,7 +21,6 @@ from backend.memory.indexing.documents import (
     Document,
     Line,
     message_documents,
-    question_documents,
     scene_document,
 )
 from backend.memory.indexing.sources import Recalled, SourceRow, count_of, inventory_of, version_of
@@ -67,9 +65,7 @@ class MessageSource:
             .where(Message.chat_id == container_id, Message.status != "streaming")
             .order_by(Message.position)
         )
-        stored = await inventory_of(rows)
-        asked = await question_versions(session, container_id)
-        return {each: max(version, asked.get(each, 0)) for each, version in stored.items()}
+        return await inventory_of(rows)
 
     async def rows(
         self,
@@ -92,7 +88,6 @@ class MessageSource:
             wanted |= await stretch.load_above(session, wanted)
         await stretch.load_around(session, wanted)
         members = await stretch.load_scenes(session, wanted)
-        stretch.questions = await read_questions(session, container_id, wanted)
         ordered = sorted(wanted, key=lambda each: (stretch.rows[each].position, each))
         scene_of = {each: stretch.rows[each].scene_id for each in ordered}
         last = {scene: each for each, scene in scene_of.items()}
@@ -210,7 +205,6 @@ class _Stretch:
         self._sealer = sealer
         self._chat_id = chat_id
         self.rows: dict[UUID, Any] = {}
-        self.questions: dict[UUID, StoredQuestions] = {}
         self._has_all_near = False
         self._selected: dict[UUID, UUID] = {}
         self._opened: dict[UUID, Line] = {}
@@ -276,8 +270,6 @@ class _Stretch:
 
     def source_row(self, message_id: UUID, scene: Sequence[UUID]) -> SourceRow:
         sizes = [len(self.rows[each].sealed_content) for each in (message_id, *scene)]
-        if asked := self.questions.get(message_id):
-            sizes.append(len(asked.sealed or b""))
         beside = (*self._ids_before(message_id), *self._ids_after(message_id))
         return SourceRow(
             source_id=message_id,
@@ -296,8 +288,6 @@ class _Stretch:
                 before=[self._line(each) for each in self._ids_before(message_id)],
                 after=[self._line(each) for each in self._ids_after(message_id)],
             )
-            if asked := self.questions.get(message_id):
-                found += question_documents(found[0], asked.open(self._sealer))
         if scene:
             found.append(scene_document(row.scene_id, [self._line(each) for each in scene]))
         return found
@@ -312,8 +302,7 @@ class _Stretch:
         return line
 
     def _open(self, message_id: UUID) -> Line:
-        row, asked = self.rows[message_id], self.questions.get(message_id)
-        changed_at = max(row.updated_at, asked.written_at) if asked else row.updated_at
+        row = self.rows[message_id]
         return Line(
             id=row.id,
             container_id=self._chat_id,
@@ -322,7 +311,7 @@ class _Stretch:
             said_at=row.created_at,
             position=row.position,
             scene_id=row.scene_id,
-            version=version_of(changed_at),
+            version=version_of(row.updated_at),
             audience=row.audience,
         )
 

@@ -109,7 +109,7 @@ class MessageService:
     def check_text(self, text: str) -> str:
         """The text, when it can be a message. Raises `EmptyMessageError`, `MessageTooLongError`."""
         if not text.strip():
-            raise EmptyMessageError("It holds nothing but blanks.")
+            raise EmptyMessageError("Enter some text.")
         if len(text) > self._max_chars:
             raise MessageTooLongError(
                 f"It has {len(text):,} characters; {self._max_chars:,} are allowed.",
@@ -218,7 +218,7 @@ class MessageService:
                     session, message_id, owner_id=identity.user_id
                 )
                 if message.status == "streaming":
-                    raise MessageBusyError("Stop it first, or wait until it is there.")
+                    raise MessageBusyError("Stop it first, or wait until it is finished.")
                 if chat.count_unit != unit:
                     continue
                 if audience is not None:
@@ -235,7 +235,7 @@ class MessageService:
                 await self._moved(session, identity, chat, moved)
                 await self._changed(session, identity, chat, [edited.id])
             return await self.get(identity, edited.id)
-        raise ConflictError("The chat is being counted again. Send the change once more.")
+        raise ConflictError("The chat's tokens are being recounted. Send the change again.")
 
     async def hide(self, identity: Identity, message_id: UUID, *, hidden: bool) -> MessageView:
         """Leave a message out of prompts, or take it in again.
@@ -248,7 +248,7 @@ class MessageService:
                 session, message_id, owner_id=identity.user_id
             )
             if message.hidden and not hidden and not _has_text(message):
-                raise EmptyMessageError("It has no text that a model could read.")
+                raise EmptyMessageError("Its text is empty for a model. Enter some text.")
             await self._set_hidden(session, identity, chat, message, hidden=hidden)
         return await self.get(identity, message_id)
 
@@ -287,7 +287,7 @@ class MessageService:
                     session, message_id, owner_id=owner_id
                 )
                 if _only_thoughts(sealer, message) != thoughts:
-                    raise ConflictError("The reply has other thoughts by now. Read it again.")
+                    raise ConflictError("The reply's thoughts have changed. Read it again.")
                 if chat.count_unit != unit:
                     continue
                 message.sealed_content = sealer.seal(MESSAGE_CONTENT, message.id, text)
@@ -299,7 +299,7 @@ class MessageService:
                 below = await windows_below(session, message.id)
                 await self._changed(session, identity, chat, [message.id, *below])
             return await self.get(identity, message_id)
-        raise ConflictError("The chat is being counted again. Send the request once more.")
+        raise ConflictError("The chat's tokens are being recounted. Send the request again.")
 
     async def set_audience(
         self, identity: Identity, message_id: UUID, audience: Audience
@@ -313,7 +313,7 @@ class MessageService:
                 session, message_id, owner_id=identity.user_id
             )
             if message.status == "streaming":
-                raise MessageBusyError("Stop it first, or wait until it is there.")
+                raise MessageBusyError("Stop it first, or wait until it is finished.")
             await check_audience(self._participants, session, chat, audience)
             if message.audience != encode_audience(audience):
                 # Whoever has read it meanwhile, a summary or the agent, has to read it again.
@@ -321,7 +321,7 @@ class MessageService:
                 message.audience, message.updated_at = encode_audience(audience), now()
                 chat.hidden_changes += 1
                 await session.flush()
-                for part in self._participants.of(AudienceChanged):
+                for part in self._participants.find_handlers(AudienceChanged):
                     await part.audience_changed(session, identity, message, before=before)
                 below = await windows_below(session, message.id)
                 await self._changed(session, identity, chat, [message.id, *below])
@@ -334,7 +334,7 @@ class MessageService:
                 session, message_id, owner_id=identity.user_id
             )
             if await repository.is_streaming_below(session, message):
-                raise MessageBusyError("Stop it first, or wait until it is there.")
+                raise MessageBusyError("Stop it first, or wait until it is finished.")
             above = [message.parent_id] if message.parent_id else []
             gone = await tree.remove_message(session, chat, message)
             await self._moved(session, identity, chat, message.position)
@@ -353,7 +353,7 @@ class MessageService:
         was_hidden = message.hidden
         await tree.set_hidden(session, chat, message, hidden=hidden)
         if was_hidden and not hidden:
-            for part in self._participants.of(MessageShown):
+            for part in self._participants.find_handlers(MessageShown):
                 await part.message_shown(session, identity, message)
 
     async def _moved(
@@ -376,7 +376,7 @@ def _has_text(message: Message) -> bool:
 def _only_thoughts(sealer: Sealer, message: Message) -> str:
     """The thoughts of a message without text. Raises as `MessageService.use_thoughts`."""
     if message.status == "streaming":
-        raise MessageBusyError("Stop it first, or wait until it is there.")
+        raise MessageBusyError("Stop it first, or wait until it is finished.")
     sealed = message.sealed_thinking
     thoughts = sealer.open(MESSAGE_THINKING, message.id, sealed).strip() if sealed else ""
     if _has_text(message) or not thoughts:

@@ -140,26 +140,3 @@ MESSAGE_CONTENT = Column("messages", "sealed_content")
 MESSAGE_TYPED = Column("messages", "sealed_typed")
 MESSAGE_THINKING = Column("messages", "sealed_thinking")
 MESSAGE_CONTEXT = Column("messages", "sealed_injected_context")
-
-
-class MessageQuestions(Base):
-    """Questions that a message (`id`) answers, as a task model wrote them: for the index alone.
-
-    A message that has a row has been read for them, also where there are none. `run_id` is the run
-    that wrote them.
-    """
-
-    __tablename__ = "message_questions"
-    __table_args__ = (Index(None, "chat_id", "run_id"),)
-
-    id: Mapped[UUID] = mapped_column(
-        ForeignKey("messages.id", ondelete="CASCADE"), primary_key=True
-    )
-    user_id: Mapped[OwnerId]
-    chat_id: Mapped[UUID] = mapped_column(ForeignKey("chats.id", ondelete="CASCADE"))
-    run_id: Mapped[UUID | None]
-    sealed_questions: Mapped[bytes | None]
-    written_at: Mapped[datetime]
-
-
-MESSAGE_QUESTIONS = Column("message_questions", "sealed_questions")

@@ -11,7 +11,7 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.accounts.profile.settings import check_budgets, find_named_models
+from backend.accounts.profile.settings import check_budgets, decode_settings, find_named_models
 from backend.chats import repository, tree
 from backend.chats.drafts import MessageDraft, copied_row, resealed, sealed_draft
 from backend.chats.errors import MessageBusyError
@@ -57,7 +57,7 @@ def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:
     settings = ChatSettings()
     if chat.sealed_settings is not None:
         data = sealer.open_bytes(CHAT_SETTINGS, chat.id, chat.sealed_settings)
-        settings = msgspec.json.decode(data, type=ChatSettings)
+        settings = decode_settings(data, ChatSettings)
     return msgspec.structs.replace(
         settings, chronicle_enabled=chat.chronicle_enabled, chronicle_id=chat.chronicle_id
     )
@@ -129,7 +129,7 @@ class ChatService:
             await self._check_added(session, identity.user_id)
             _add_members(session, chat_id, character_ids)
             if campaign_id is not None:
-                for part in self._participants.of(CampaignChosen):
+                for part in self._participants.find_handlers(CampaignChosen):
                     await part.campaign_chosen(session, identity, chat, campaign_id)
             if messages:
                 await tree.attach_greetings(session, chat, messages)
@@ -178,7 +178,7 @@ class ChatService:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
             check_revision(if_match, chat.revision)
             if "campaign_id" in named:
-                for part in self._participants.of(CampaignChosen):
+                for part in self._participants.find_handlers(CampaignChosen):
                     await part.campaign_chosen(session, identity, chat, change.campaign_id)
             if "title" in named:
                 chat.sealed_title = identity.sealer.seal(CHAT_TITLE, chat.id, change.title)
@@ -217,7 +217,7 @@ class ChatService:
                 effective_model(models, identity, settings)
             # One that was deleted later may stay: only what is named now has to be there.
             if "preset_id" in patch and settings.preset_id is not None:
-                for part in self._participants.of(PresetChosen):
+                for part in self._participants.find_handlers(PresetChosen):
                     await part.preset_chosen(session, identity, settings.preset_id)
             named = find_named_models(settings.task_models, settings.enrichment)
             for model_id in sorted(
@@ -244,7 +244,7 @@ class ChatService:
     ) -> None:
         """Follow what settings say of the chronicle. What was said before consent is not in it."""
         if chat.chronicle_enabled and not settings.chronicle_enabled:
-            for part in self._participants.of(ConsentWithdrawn):
+            for part in self._participants.find_handlers(ConsentWithdrawn):
                 await part.consent_withdrawn(session, chat)
         if settings.chronicle_id != chat.chronicle_id or (
             settings.chronicle_enabled and chat.chronicle_id is None
@@ -261,7 +261,7 @@ class ChatService:
         """Delete a chat with all its messages. Raises `ChatNotFoundError`."""
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
-            for part in self._participants.of(ChatDeleted):
+            for part in self._participants.find_handlers(ChatDeleted):
                 await part.chat_deleted(session, identity, chat)
             await session.execute(delete(Message).where(Message.chat_id == chat.id))
             await session.execute(delete(Chat).where(Chat.id == chat.id))
@@ -288,7 +288,7 @@ class ChatService:
                 await _find_fork_source(session, identity, chat_id, message_id)
             worlds = [
                 await part.world_copied(identity, chat_id, message_id)
-                for part in self._participants.of(WorldCopied)
+                for part in self._participants.find_handlers(WorldCopied)
             ]
         async with self._database.write() as session:
             source, message = await _find_fork_source(session, identity, chat_id, message_id)
@@ -317,10 +317,10 @@ class ChatService:
             _add_members(session, fork_id, members.get(source.id, []))
             copied = await _copy_path(session, sealer, message, fork_id)
             fork.leaf_id = copied[message.id]
-            for part in self._participants.of(ChatCopied):
+            for part in self._participants.find_handlers(ChatCopied):
                 await part.chat_copied(session, identity, source.id, fork_id, copied)
             if world == "shared":
-                for sharer in self._participants.of(WorldShared):
+                for sharer in self._participants.find_handlers(WorldShared):
                     await sharer.world_shared(session, identity, source.id, fork_id, copied)
             for store in worlds:
                 await store(session, fork, copied)
@@ -335,9 +335,9 @@ async def _find_fork_source(
     source = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
     message = await repository.get_message(session, message_id, owner_id=identity.user_id)
     if message.chat_id != source.id:
-        raise ValidationError("The message is of another chat.")
+        raise ValidationError("The message belongs to another chat.")
     if message.status == "streaming":
-        raise MessageBusyError("Stop it first, or wait until it is there.")
+        raise MessageBusyError("Stop it first, or wait until it is finished.")
     return source, message
 
 
@@ -345,9 +345,9 @@ def _check_no_embedding(patch: dict[str, Any]) -> None:
     tasks: object = patch.get("task_models")
     if isinstance(tasks, dict) and "embedding" in tasks:
         raise ValidationError(
-            "task_models.embedding: a chat has no embedding model of its own. A search looks "
-            "through lorebooks, chronicles and campaigns that several chats share, and vectors of "
-            "two models can't be compared. Set it in the settings of the account."
+            "task_models.embedding: a chat cannot have its own embedding model. A search covers "
+            "lorebooks, chronicles and campaigns that several chats share, and vectors of "
+            "two models cannot be compared. Set it in the account's settings."
         )
 
 

@@ -170,20 +170,22 @@ def read_log(data: bytes) -> ChatLog:
     """Read a file that somebody sends. Raises `ValidationError`, which names the line."""
     first, *rest = data.rstrip().split(b"\n")
     if len(rest) > MAX_MESSAGES:
-        raise ValidationError(f"A chat's file holds at most {MAX_MESSAGES:,} messages.")
+        raise ValidationError(f"A chat file can contain at most {MAX_MESSAGES:,} messages.")
     head = _decoded(_HEAD, first, 1)
     lines: list[LogLine] = []
     known: set[UUID] = set()
     for number, text in enumerate(rest, start=2):
         line = _decoded(_LINE, text, number)
         if line.id in known:
-            raise ValidationError(f"Line {number}: `id` is that of an earlier message.")
+            raise ValidationError(f"Line {number}: `id` is already used by an earlier message.")
         if line.parent_id is not None and line.parent_id not in known:
-            raise ValidationError(f"Line {number}: `parent_id` names no earlier message.")
+            raise ValidationError(
+                f"Line {number}: `parent_id` is not the id of an earlier message."
+            )
         known.add(line.id)
         lines.append(line)
     if head.leaf_id is not None and head.leaf_id not in known:
-        raise ValidationError("Line 1: `leaf_id` names no message of the file.")
+        raise ValidationError("Line 1: `leaf_id` is not the id of a message in the file.")
     return ChatLog(head, lines)
 
 
@@ -194,7 +196,9 @@ def _decoded(decoder: msgspec.json.Decoder[LineT], text: bytes, number: int) -> 
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValidationError(f"Line {number}: {error}.") from error
     if line.created_at.tzinfo is None or line.created_at.year not in YEARS:
-        raise ValidationError(f"Line {number}: `created_at` has no offset, or an odd year.")
+        raise ValidationError(
+            f"Line {number}: `created_at` has no UTC offset, or its year is out of range."
+        )
     return line
 
 

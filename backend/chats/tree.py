@@ -1,14 +1,14 @@
-"""The message tree: every change to it, and the active path that each leaves behind.
+"""The message tree: all operations that change it or the active path.
 
-Invariants, kept by each operation within the caller's transaction:
+Invariants, which each operation preserves in the caller's transaction:
 
-- the active messages are one path, from a root to the chat's leaf;
-- a message's position is its parent's plus one, and a root's is 0;
-- `path_tokens` is the parent's plus the message's own tokens, unless it is hidden;
-- among siblings, at most one is selected: where the path goes, or last went.
+- the active messages are one path from a root to the chat's leaf;
+- the position of a root is 0, that of another message its parent's plus one;
+- `path_tokens` is the parent's sum plus the message's tokens, unless the message is hidden;
+- at most one sibling is selected: the one on the active path, or on it most recently.
 
-A message's ancestors never change, so an operation touches only the rows that differ: going to
-another leaf climbs from it to the first message that is active already.
+The ancestors of a message never change, so an operation updates only the rows that differ: to
+choose another leaf, it climbs from there to the first active message.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from backend.database.base import UNSYNCHRONIZED, get_table, split_chunks
 from backend.database.types import Id
 
 INSERT_BATCH_SIZE = 100
-"""Rows that a session writes in one go."""
+"""Number of rows in one flush."""
 
 _CHILD = aliased(Message)
 _PARENT = select(
@@ -50,20 +50,20 @@ _PARENT = select(
 async def attach_message(
     session: AsyncSession, chat: Chat, message: Message, *, parent: Message | None
 ) -> int | None:
-    """Add a message below `parent` (None: as a root) and make it the leaf.
+    """Add a message below `parent` (None: as a root), and make it the leaf.
 
-    Sets its place, sums and flags; `tokens` and the sealed columns are the caller's. Returns the
-    position from which the path leads elsewhere than before; None where it only became longer.
+    Sets position, sums and flags; the caller sets `tokens` and the sealed columns. Returns the
+    position from which the active path has changed, or None if it only became longer.
     """
     message.chat_id, message.user_id = chat.id, chat.user_id
     message.parent_id = parent.id if parent else None
     message.position = parent.position + 1 if parent else 0
     place_in_scene(message, parent)
     own = 0 if message.hidden else message.tokens
-    before, may_be_left = await _end_at(session, parent)
+    before, may_be_left = await _read_parent(session, parent)
     message.path_tokens = before + own
     if chat.leaf_id == message.parent_id:
-        # The common case, a line at the end: no row differs but a sibling that was left earlier.
+        # The common case, a message at the end: only an earlier sibling may need an update.
         if may_be_left:
             await _deselect(session, chat, [message.parent_id])
         message.is_active = message.is_selected = True
@@ -77,9 +77,9 @@ async def attach_message(
 
 
 async def attach_greetings(session: AsyncSession, chat: Chat, messages: Sequence[Message]) -> None:
-    """Give a chat without messages its first ones: siblings, the first of them active.
+    """Add the first messages of an empty chat as siblings, and make the first one active.
 
-    As `attach_message` does it one by one, in no statement but the insert.
+    Equivalent to `attach_message` for each of them, but with inserts only.
     """
     for message in messages:
         message.chat_id, message.user_id = chat.id, chat.user_id
@@ -94,9 +94,9 @@ async def attach_greetings(session: AsyncSession, chat: Chat, messages: Sequence
 
 
 async def choose_leaf(session: AsyncSession, chat: Chat, leaf_id: UUID | None) -> int:
-    """Make the path to `leaf_id` the active one; None leaves the chat without one.
+    """Make the path to `leaf_id` the active one. None: the chat has no active path.
 
-    Returns the position from which the path leads elsewhere than before.
+    Returns the position from which the path has changed.
     """
     await session.flush()
     branch, junction = await _climb(session, leaf_id)
@@ -109,13 +109,13 @@ async def choose_leaf(session: AsyncSession, chat: Chat, leaf_id: UUID | None) -
 
 
 async def find_last_leaf(session: AsyncSession, message_id: UUID) -> UUID:
-    """Where the path through a message last ended: down from it along the selected children."""
+    """Return the last leaf of the path through a message, by following selected children."""
     found: UUID = (await session.scalars(_LAST_BELOW, {"start": message_id})).one()
     return found
 
 
 async def set_hidden(session: AsyncSession, chat: Chat, message: Message, *, hidden: bool) -> None:
-    """Leave a message out of prompts, or take it in again: sums below it follow."""
+    """Exclude a message from prompts, or include it again, and update the sums below it."""
     if message.hidden == hidden:
         return
     message.hidden = hidden
@@ -126,7 +126,7 @@ async def set_hidden(session: AsyncSession, chat: Chat, message: Message, *, hid
 
 
 async def set_tokens(session: AsyncSession, message: Message, tokens: int) -> None:
-    """Set the tokens of a message. The sums below it follow."""
+    """Set the tokens of a message, and update the sums below it."""
     change = 0 if message.hidden else tokens - message.tokens
     message.tokens = tokens
     await session.flush()
@@ -135,13 +135,13 @@ async def set_tokens(session: AsyncSession, message: Message, tokens: int) -> No
 
 
 def set_unfollowed_tokens(message: Message, tokens: int) -> None:
-    """Set what a message costs that nothing follows yet, as nothing does while it is written."""
+    """Set the tokens of a message without children, such as a reply that is being written."""
     message.path_tokens += 0 if message.hidden else tokens - message.tokens
     message.tokens = tokens
 
 
 def set_unfollowed_hidden(chat: Chat, message: Message, *, hidden: bool) -> None:
-    """Do the same as `set_hidden` for a message that nothing follows yet, without a statement."""
+    """Do the same as `set_hidden` for a message without children, without a statement."""
     if message.hidden != hidden:
         message.hidden = hidden
         message.path_tokens += -message.tokens if hidden else message.tokens
@@ -149,12 +149,12 @@ def set_unfollowed_hidden(chat: Chat, message: Message, *, hidden: bool) -> None
 
 
 async def remove_message(session: AsyncSession, chat: Chat, message: Message) -> list[UUID]:
-    """Delete a message and all below it; returns the ids of what went.
+    """Delete a message and all messages below it, and return their ids.
 
-    Where the path ran through it, it goes on through the sibling before it, else the one after it,
-    else it ends at the parent.
+    If the active path contains it, the path continues with the previous sibling, else with the next
+    one, else it ends at the parent.
     """
-    heir = await _nearest_sibling(session, message)
+    heir = await _find_nearest_sibling(session, message)
     if message.is_active:
         leaf = await find_last_leaf(session, heir.id) if heir else message.parent_id
         await choose_leaf(session, chat, leaf)
@@ -171,36 +171,36 @@ async def remove_message(session: AsyncSession, chat: Chat, message: Message) ->
 
 
 async def leave_path(session: AsyncSession, chat_id: UUID, *, above: int) -> None:
-    """End the active path above position `above`: where it goes on is the caller's to say."""
+    """Deactivate the path from position `above`. The caller must choose how it continues."""
     await session.execute(_LEAVE, {"chat": chat_id, "above": above})
 
 
 async def list_siblings(
     session: AsyncSession, message: Message, *, after: UUID | None, limit: int
 ) -> list[Message]:
-    """A message and its siblings, in the order they were made: those after `after`."""
-    query = _siblings(message).order_by(Message.id).limit(limit)
+    """Return a message and its siblings after `after`, in the order of their creation."""
+    query = _select_siblings(message).order_by(Message.id).limit(limit)
     if after is not None:
         query = query.where(Message.id > after)
     return list(await session.scalars(query))
 
 
-def _siblings(message: Message) -> Select[Message]:
+def _select_siblings(message: Message) -> Select[Message]:
     if message.parent_id is not None:
         return select(Message).where(Message.parent_id == message.parent_id)
     return select(Message).where(Message.chat_id == message.chat_id, Message.position == 0)
 
 
 async def has_children(session: AsyncSession, message_id: UUID) -> bool:
-    """Whether anything follows a message, on any branch."""
+    """True if the message has children on any branch."""
     query = select(Message.id).where(Message.parent_id == message_id).limit(1)
     return await session.scalar(query) is not None
 
 
-async def _end_at(session: AsyncSession, parent: Message | None) -> tuple[int, bool]:
-    """`path_tokens` of a parent, and whether one of its children may be selected.
+async def _read_parent(session: AsyncSession, parent: Message | None) -> tuple[int, bool]:
+    """Return the parent's `path_tokens`, and True if one of its children may be selected.
 
-    Read again where it was read before this transaction.
+    A detached parent is read again, because it may have changed.
     """
     if parent is None:
         return 0, True
@@ -214,7 +214,10 @@ async def _end_at(session: AsyncSession, parent: Message | None) -> tuple[int, b
 async def _climb(
     session: AsyncSession, leaf_id: UUID | None
 ) -> tuple[list[Row[*tuple[Any, ...]]], int]:
-    """From a leaf up to the first active message: (inactive rows, that one's position or -1)."""
+    """Climb from a leaf to the first active message.
+
+    Returns the inactive rows, and the position of the active message or -1.
+    """
     if leaf_id is None:
         return [], -1
     rows = list((await session.execute(_CLIMB, {"leaf": leaf_id})).all())
@@ -224,16 +227,16 @@ async def _climb(
 
 
 async def _deselect(session: AsyncSession, chat: Chat, parents: Sequence[UUID | None]) -> None:
-    """Clear the selection among the children of these parents (None: among the roots)."""
+    """Deselect the children of these parents (None: the roots)."""
     if None in parents:
         await session.execute(_DESELECT_ROOTS, {"chat": chat.id})
     for part in split_chunks([parent for parent in parents if parent is not None]):
         await session.execute(_DESELECT, {"parents": part})
 
 
-async def _nearest_sibling(session: AsyncSession, message: Message) -> Message | None:
-    """The sibling before a message, else the one after it."""
-    query = _siblings(message).limit(1)
+async def _find_nearest_sibling(session: AsyncSession, message: Message) -> Message | None:
+    """Return the previous sibling, else the next one."""
+    query = _select_siblings(message).limit(1)
     before = await session.scalar(query.where(Message.id < message.id).order_by(Message.id.desc()))
     return before or await session.scalar(query.where(Message.id > message.id).order_by(Message.id))
 
@@ -248,11 +251,14 @@ async def _add_to_sums(session: AsyncSession, message_id: UUID, change: int) -> 
 
 
 def make_subtree(message_id: UUID | BindParameter[UUID], *, selected: bool = False) -> CTE:
-    """A message (`id`, `position`) and all below it; `selected`: along the selected children."""
+    """Return a CTE of a message and all messages below it: `id`, `position`.
+
+    With `selected`, only along selected children.
+    """
     start = select(Message.id, Message.position).where(Message.id == message_id)
     tree = start.cte("subtree", recursive=True)
     child = aliased(Message)
-    # With `=` SQLite makes a Bloom filter of all messages that there are first.
+    # With `=`, SQLite would first build a Bloom filter of all messages.
     is_below: ColumnElement[bool] = child.parent_id.in_([tree.c.id])
     if selected:
         is_below &= child.is_selected
@@ -260,7 +266,7 @@ def make_subtree(message_id: UUID | BindParameter[UUID], *, selected: bool = Fal
 
 
 def make_ancestors(message_id: UUID | BindParameter[UUID], *, inactive: bool = False) -> CTE:
-    """A message and its ancestors; `inactive`: no further than to the first that is active."""
+    """Return a CTE of a message and its ancestors; with `inactive`, up to the first active one."""
     columns = (Message.id, Message.parent_id, Message.is_active, Message.position)
     climb = select(*columns).where(Message.id == message_id).cte("climb", recursive=True)
     parent = aliased(Message)
@@ -272,19 +278,19 @@ def make_ancestors(message_id: UUID | BindParameter[UUID], *, inactive: bool = F
     )
 
 
-def _last_below() -> Select[Any]:
+def _make_last_below() -> Select[Any]:
     walk = make_subtree(bindparam("start", type_=Id()), selected=True)
     return select(walk.c.id).order_by(walk.c.position.desc()).limit(1)
 
 
-def _climbing() -> Select[*tuple[Any, ...]]:
+def _make_climb() -> Select[*tuple[Any, ...]]:
     climb = make_ancestors(bindparam("leaf", type_=Id()), inactive=True)
     return select(*climb.c).order_by(climb.c.position.desc())
 
 
-# Built once: building these takes longer than running them.
+# Built once, because building these statements takes longer than running them.
 _MESSAGES = get_table(Message)
-_LAST_BELOW, _CLIMB = _last_below(), _climbing()
+_LAST_BELOW, _CLIMB = _make_last_below(), _make_climb()
 _LEAVE = (
     _MESSAGES.update()
     .where(

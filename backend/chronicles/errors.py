@@ -1,4 +1,4 @@
-"""What can go wrong with chronicles."""
+"""Errors of chronicles."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from backend.errors import AppError, ConflictError, NotFoundError
 
 
 class ChronicleNotFoundError(NotFoundError):
-    """No such chronicle, or someone else's."""
+    """The chronicle does not exist or belongs to another user."""
 
-    slug, title = "chronicle-not-found", "No such chronicle"
+    slug, title = "chronicle-not-found", "Chronicle not found"
 
 
 class EventNotFoundError(NotFoundError):
-    """No such event in this chronicle."""
+    """The chronicle has no such event."""
 
-    slug, title = "event-not-found", "No such event in this chronicle"
+    slug, title = "event-not-found", "Event not found"
 
 
 class ChronicleFullError(ConflictError):
-    """A chronicle, or an account, holds as much as it may."""
+    """The chronicle or the account has reached its limit."""
 
-    slug, title = "chronicle-full", "There is no more room"
+    slug, title = "chronicle-full", "Chronicle limit reached"
 
 
 class ChronicleFileError(AppError):
-    """The file is broken, or is something else than a chronicle."""
+    """The file is damaged, or is not a chronicle."""
 
-    status, slug, title = 422, "unreadable-chronicle", "The chronicle could not be read"
+    status, slug, title = 422, "unreadable-chronicle", "The chronicle file could not be read"

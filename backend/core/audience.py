@@ -1,8 +1,8 @@
-"""Who may know a text of a campaign, and whose knowledge a prompt may hold.
+"""Audiences of campaign texts, and viewpoints that may read them.
 
-An audience is stored in one column: `gm` (the game master alone), `public` (everyone), or the ids
-of entities between blanks. A viewpoint asks: the game master may know everything, `public` what
-everyone may, an entity that and what names it. A value that cannot be read is for the game master.
+An audience is stored in one column: `gm` (the game master only), `public` (everyone), or entity ids
+separated by blanks. The viewpoint `gm` may know everything, `public` only public texts, and an
+entity public texts and those that name it. An unreadable value counts as `gm`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ GM: Literal["gm"] = "gm"
 PUBLIC: Literal["public"] = "public"
 
 Audience = Literal["gm", "public"] | Annotated[list[UUID], msgspec.Meta(max_length=50)]
-"""Who may know it: the game master alone, everyone, or the entities named."""
+"""The readers of a text: the game master only, everyone, or the listed entities."""
 
 Viewpoint = Literal["gm", "public"] | UUID
-"""Whose knowledge counts: the game master's, everyone's, or an entity's."""
+"""The reader of a prompt: the game master, everyone, or an entity."""
 
 ViewpointText = Annotated[
     str,
@@ -35,11 +35,11 @@ ViewpointText = Annotated[
         description="`gm`, `public`, or the id of an entity of the chat's campaign.",
     ),
 ]
-"""A viewpoint as the API takes it."""
+"""A viewpoint in API requests."""
 
 
 def read_viewpoint(text: str) -> Viewpoint:
-    """The viewpoint that a text names. Raises `ValidationError` for any other text."""
+    """Parse a viewpoint. Raises `ValidationError`."""
     if text == GM:
         return GM
     if text == PUBLIC:
@@ -47,18 +47,20 @@ def read_viewpoint(text: str) -> Viewpoint:
     try:
         return UUID(text)
     except ValueError as error:
-        raise ValidationError("viewpoint is `gm`, `public`, or the id of an entity.") from error
+        raise ValidationError(
+            "viewpoint must be `gm`, `public`, or the id of an entity."
+        ) from error
 
 
 def encode_audience(audience: Audience) -> str:
-    """An audience as its column holds it."""
+    """Return the column value of an audience."""
     if isinstance(audience, str):
         return audience
     return f" {' '.join(map(str, dict.fromkeys(audience)))} "
 
 
 def decode_audience(column: str) -> Audience:
-    """The audience that a column holds."""
+    """Return the audience of a column value."""
     if column == PUBLIC:
         return PUBLIC
     try:
@@ -68,20 +70,20 @@ def decode_audience(column: str) -> Audience:
 
 
 def list_entities(column: str) -> Sequence[UUID]:
-    """The entities that a stored audience names."""
+    """Return the entities of a column value; none for `gm` and `public`."""
     audience = decode_audience(column)
     return () if isinstance(audience, str) else audience
 
 
 def encode_viewpoint(viewpoint: Viewpoint) -> str:
-    """The stored audience of what is for a viewpoint alone."""
+    """Return the column value of a text that only this viewpoint may know."""
     return encode_audience([viewpoint]) if isinstance(viewpoint, UUID) else viewpoint
 
 
 def filter_known_to(
     viewpoint: Viewpoint, column: InstrumentedAttribute[str] | ColumnElement[str]
 ) -> ColumnElement[bool]:
-    """The condition that a viewpoint may know a row with this audience."""
+    """Return the SQL condition that a viewpoint may know a row."""
     if viewpoint == GM:
         return true()
     if isinstance(viewpoint, UUID):
@@ -90,7 +92,7 @@ def filter_known_to(
 
 
 def filter_known_to_all(listeners: str, column: InstrumentedAttribute[str]) -> ColumnElement[bool]:
-    """The condition that all of a stored audience may know a row with this one."""
+    """Return the SQL condition that all listeners of a column value may know a row."""
     audience = decode_audience(listeners)
     if isinstance(audience, str):
         return filter_known_to(audience, column)
@@ -98,7 +100,7 @@ def filter_known_to_all(listeners: str, column: InstrumentedAttribute[str]) -> C
 
 
 def may_know(viewpoint: Viewpoint, column: str) -> bool:
-    """Whether a viewpoint may know what has this stored audience."""
+    """True if a viewpoint may know a text with this column value."""
     if viewpoint == GM or column == PUBLIC:
         return True
     audience = decode_audience(column)
@@ -106,7 +108,7 @@ def may_know(viewpoint: Viewpoint, column: str) -> bool:
 
 
 def may_all_know(listeners: str, column: str) -> bool:
-    """Whether all of one stored audience may know what has the other."""
+    """True if all of `listeners`, a column value, may know a text with the value `column`."""
     audience = decode_audience(listeners)
     if isinstance(audience, str):
         return may_know(audience, column)
@@ -114,7 +116,7 @@ def may_all_know(listeners: str, column: str) -> bool:
 
 
 def intersect_audiences(columns: Sequence[str]) -> str:
-    """The stored audience of a text made from texts with these: those who may know all of them."""
+    """Return the column value for a text made from several: those who may know all of them."""
     limited = {column for column in columns if column != PUBLIC}
     if not limited:
         return PUBLIC
@@ -128,13 +130,13 @@ def intersect_audiences(columns: Sequence[str]) -> str:
 
 
 def make_keywords(column: str) -> tuple[str, ...]:
-    """A stored audience as words that points of an index are found by."""
+    """Return the index keywords of a column value."""
     audience = decode_audience(column)
     return (audience,) if isinstance(audience, str) else tuple(map(str, audience))
 
 
 def find_required_keywords(viewpoint: Viewpoint) -> tuple[str, ...]:
-    """Words of which a point must have one; none for the game master, who may know all."""
+    """Return keywords of which an index point needs one; empty for the game master."""
     if viewpoint == GM:
         return ()
     return (PUBLIC,) if viewpoint == PUBLIC else (PUBLIC, str(viewpoint))
@@ -155,22 +157,19 @@ def _no_name(_: UUID) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class AudienceMarks:
-    """Renders who knows a text with a limited audience, in words for a model.
+    """Renders the audience of a text in words for a model.
 
     Attributes:
         find_name: Returns the name of an entity, or None if the reader may not know it.
-        present: Those who hear what is said. A text that all of them know needs no mark. If it is
-            empty, every text that is not public gets one.
+        present: The entities in the scene. A text that all of them know needs no mark. If it is
+            empty, every text that is not public gets a mark.
     """
 
     find_name: Callable[[UUID], str | None] = _no_name
     present: frozenset[UUID] = frozenset()
 
     def words(self, audience: Audience | str) -> str:
-        """Return who knows a text with this audience; empty if it needs no mark.
-
-        The audience may be as a column holds it.
-        """
+        """Return the words for an audience or its column value; empty if it needs no mark."""
         if audience == PUBLIC:
             return ""
         listeners = decode_audience(audience) if isinstance(audience, str) else audience
@@ -188,18 +187,18 @@ class AudienceMarks:
         return f"known to {known} only"
 
     def mark(self, text: str, audience: Audience | str, *, within: Audience | str = PUBLIC) -> str:
-        """Return a text with its mark in front.
+        """Return a text with its mark in front, unless the surrounding text has the same mark.
 
-        There is none if the text around it has the same one; `within` is the audience of that.
+        `within` is the audience of the surrounding text.
         """
         words = self.words(audience) if text.strip() else ""
         return text if words == self.words(within) else put_mark(text, words)
 
 
 def put_mark(text: str, words: str) -> str:
-    """Return a text with who knows it before it; `words` may be empty."""
+    """Return a text with a mark of these words in front; without one if they are empty."""
     return f"({words}) {text}" if words else text
 
 
 NAMELESS_MARKS = AudienceMarks()
-"""Marks if no names are known, as in a chat of no campaign that uses a campaign's chronicle."""
+"""Marks without names, for example in a chat outside the campaign that uses its chronicle."""

@@ -1,21 +1,20 @@
-"""Code in a text that is still being written: between backticks, and in fenced blocks."""
+"""Markdown code in a text that is still growing: spans and fenced blocks."""
 
 from __future__ import annotations
 
 import re
 
 MIN_FENCE = 3
-"""Backticks at the beginning of a line that open a fenced block."""
+"""The fewest backticks at the start of a line that open a fenced block."""
 
 _PARTS = re.compile(r"`+|\n|[^`\n]+")
 
 
 class CodeSpans:
-    """The Markdown code that the end of a growing text is in.
+    """Tracks whether the end of a growing text is inside Markdown code. Linear in the text.
 
-    Linear in the text, however it is cut. A span between backticks ends with its line at the
-    latest, so that a single backtick affects one line. A fenced block ends at the next fence of at
-    least its length.
+    A span ends with its line at the latest, so that a single backtick affects one line. A fenced
+    block ends at the next fence of at least its length.
     """
 
     __slots__ = ("_begins_line", "_fence", "_run", "_span")
@@ -41,12 +40,12 @@ class CodeSpans:
                 self._begins_line = False
 
     def ends_in_fence(self) -> bool:
-        """True if the text so far ends in a fenced block. Its next character is no backtick."""
+        """True if the text so far ends in a fenced block. Call it before a non-backtick."""
         self._end_run()
         return self._fence > 0
 
     def ends_in_code(self) -> bool:
-        """True if the text so far ends in a fenced block or a span, likewise."""
+        """True if the text so far ends in a fence or a span. Call it before a non-backtick."""
         return self.ends_in_fence() or self._span > 0
 
     def _end_run(self) -> None:

@@ -1,14 +1,14 @@
-"""Threads for work over users' texts, beside the event loop that serves everybody.
+"""A thread pool for CPU-bound work on users' texts.
 
-Work that may take more than 10 ms of a processor goes through `CpuPool.run`: counting tokens,
-cutting texts, reading files, making terms, scanning lorebooks, sealing many rows. The default
-executor is left to work that must not wait: storing replies, files, drivers.
+Work that may take more than 10 ms goes through `CpuPool.run`: counting tokens, splitting texts,
+parsing files, scanning lorebooks, sealing many rows. The default executor is reserved for work that
+must not wait: storing replies, files, drivers.
 
-Python cannot stop a thread. So long loops call `check_stopped`, which ends work that no one waits
-for any more.
+Python cannot stop a thread. Long loops therefore call `check_stopped`, which ends work without a
+waiting caller.
 
-The work gets plain values, or rows that no session holds any more, which it only reads, and gives
-plain values back. Sessions, and rows that belong to one, stay on the loop.
+Work takes plain values or detached rows, which it only reads, and returns plain values. Sessions
+and attached rows stay on the event loop.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from backend.errors import BadRequestError, TooManyRequestsError, UnavailableErr
 T = TypeVar("T")
 
 INLINE_CHARACTERS = 4_000
-"""Characters that are worked on at once, on the loop: a millisecond of counting tokens, which is
-about the slowest work there is. A thread takes a tenth of that to be woken."""
+"""Texts up to this length are processed on the event loop: counting their tokens, the slowest work,
+takes a millisecond. Waking a thread takes 0.1 ms."""
 
 SEALED_FACTOR = 250
-"""So many bytes are sealed or opened in the time that counting one character takes."""
+"""Bytes that are sealed or opened in the time of counting one character's tokens."""
 
 MAX_WAITING = 32
-"""Pieces of one user's work that wait; more are refused."""
+"""Requests of one user that may wait; more are refused."""
 
 SLOW_SECONDS = 2.0
-"""Work that runs longer gives its place to others. Its user waits until it has ended."""
+"""After this time, another user's work may start as well. The slow user's next work still waits."""
 
 DEADLINE_SECONDS = 100.0
-"""Work that runs longer is stopped, and its caller gets an error, before a proxy that waits for 120
-seconds gives up. The largest import takes some ten seconds on an idle machine."""
+"""After this time, work is stopped and its caller gets an error, before a proxy's usual 120 seconds
+are over. The largest import takes about 10 seconds on an idle machine."""
 
 CLOSE_SECONDS = 5.0
 
 _THREADS = range(2, 5)
-"""At least two, so that one user's work never holds them all. They share one interpreter lock, so
-that more than a few only wait for each other, and keep the loop waiting."""
+"""At least two, so that one user's work never occupies them all. At most four, because they share
+the interpreter lock with the event loop."""
 
 _SPARE_THREADS = 4
-"""Threads that take the places of slow work. Each one that is busy can delay the loop by 5 ms."""
+"""Additional threads while slow work runs. Each busy thread can delay the event loop by 5 ms."""
 
 _stop: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar(
     "cpu_pool_stop", default=None
@@ -64,17 +64,17 @@ _stop: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar(
 client_gone: contextvars.ContextVar[asyncio.Future[None] | None] = contextvars.ContextVar(
     "client_gone", default=None
 )
-"""Done if the client of the request has closed the connection. None if work goes on then."""
+"""Done when the client of the request closes the connection. None if the work continues then."""
 
 
 class WorkStoppedError(Exception):
-    """Ends work if its caller was cancelled, or is past its deadline. No one catches it."""
+    """Ends work whose caller was cancelled or timed out. Do not catch it."""
 
 
 def check_stopped() -> None:
-    """Raise `WorkStoppedError` if no one waits for the running work any more.
+    """Raise `WorkStoppedError` if the running work has no waiting caller.
 
-    Call it in loops that can take more than a second. It takes 0.1 µs.
+    Call it in loops that can take more than a second. A call takes 0.1 µs.
     """
     stop = _stop.get()
     if stop is not None and stop.is_set():
@@ -82,10 +82,10 @@ def check_stopped() -> None:
 
 
 def resolve_structs(base: type[msgspec.Struct] = msgspec.Struct) -> None:
-    """Have msgspec resolve the fields of all imported structs, before threads use them.
+    """Make msgspec resolve the fields of all imported structs before threads use them.
 
-    It resolves a struct when it is first used. If another thread uses the struct meanwhile, the
-    process crashes (msgspec 0.22). The first call takes 20 ms, later ones less than 1 ms.
+    msgspec 0.22 resolves a struct at its first use, and crashes if two threads do so at the same
+    time. The first call takes 20 ms, later ones less than 1 ms.
     """
     for struct in base.__subclasses__():
         # A struct with a type that is not imported at run time is never decoded.
@@ -95,39 +95,39 @@ def resolve_structs(base: type[msgspec.Struct] = msgspec.Struct) -> None:
 
 
 class TooMuchWorkError(TooManyRequestsError):
-    """Too much of one user's work over texts waits already."""
+    """One user has too much work waiting in the pool."""
 
-    slug, title = "too-much-work", "Too much work at once"
+    slug, title = "too-much-work", "Too many text operations in progress"
 
     def __init__(self) -> None:
         super().__init__(
-            f"{MAX_WAITING} requests of yours wait for a processor. Wait until some are answered.",
+            f"{MAX_WAITING} of your requests are waiting. Try again when some are answered.",
             extra={"limit": MAX_WAITING},
             headers={"Retry-After": "1"},
         )
 
 
 class ClientGoneError(BadRequestError):
-    """The client closed the connection before the work on its text was done."""
+    """The client closed the connection before its work was done."""
 
     slug, title = "client-gone", "The client closed the connection"
 
 
 class WorkTimeoutError(UnavailableError):
-    """The work on a user's text took too long, and was stopped."""
+    """Work on a user's text took too long and was stopped."""
 
     slug, title = "work-timeout", "The work took too long"
 
     def __init__(self) -> None:
         super().__init__(
-            f"Working on your text took more than {DEADLINE_SECONDS:.0f} seconds. "
-            "Send less text at once, or try again later.",
+            f"Processing your text took more than {DEADLINE_SECONDS:.0f} seconds. "
+            "Send less text at a time, or try again later.",
             extra={"seconds": DEADLINE_SECONDS},
         )
 
 
 class _Share:
-    """What one user has waiting. Requests go before jobs."""
+    """The waiting work of one user. Requests precede jobs."""
 
     def __init__(self) -> None:
         self.requests: deque[asyncio.Future[None]] = deque()
@@ -139,14 +139,13 @@ class _Share:
 
 
 class CpuPool:
-    """A bounded number of threads, shared fairly: one piece of each user's work at a time.
+    """A bounded number of threads that runs one piece of work per user at a time.
 
-    Users whose work waits get their turns one after the other, however much each of them has
-    waiting. Slow work does not count: a few more threads take its place, so that the slow work of
-    some users does not stop the others. Use it from one event loop.
+    Waiting users take turns, however much work each of them has. While slow work runs, a few more
+    threads serve the other users. Use the pool from one event loop.
 
     Args:
-        threads: How many; as many as there are processors, within 2 and 4, where None.
+        threads: Number of threads. None: one for each processor, but 2 to 4.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -157,7 +156,7 @@ class CpuPool:
         self._threads = threads
         self._running: set[UUID] = set()
         self._slow: set[UUID] = set()
-        # In the order in which they get their turns.
+        # In the order of the users' turns.
         self._shares: OrderedDict[UUID, _Share] = OrderedDict()
         self._stops: dict[asyncio.Future[Any], threading.Event] = {}
         self._is_closed = False
@@ -170,24 +169,24 @@ class CpuPool:
         size: int | None = None,
         is_job: bool = False,
     ) -> T:
-        """Do `work` in a thread, when it is the user's turn, with the caller's context variables.
+        """Run `work` in a thread when it is the user's turn, with the caller's context variables.
 
-        If the caller is cancelled or its `client_gone`, work that waits is dropped. Work that has
-        begun goes on to its next `check_stopped`, and the user's next work waits until then.
+        If the caller is cancelled or its client disconnects, waiting work is dropped. Running work
+        ends at its next `check_stopped`, and the user's next work waits until then.
 
         Args:
-            user_id: Whose text it is.
-            work: Takes a bounded time. A call of its own into C that holds the interpreter lock
-                takes 50 ms at most: longer ones are to be cut.
-            size: Characters that it goes over, as far as known beforehand. Up to `INLINE_CHARACTERS` it is done
-                at once, in the caller's thread.
-            is_job: It is no request: it waits behind the user's requests, and is never refused, for
-                workers bound how many there are.
+            user_id: The owner of the text.
+            work: Takes a bounded time. A single call into C that keeps the interpreter lock may
+                take 50 ms at most.
+            size: Characters to process, if known. Up to `INLINE_CHARACTERS`, `work` runs at once
+                in the caller's thread.
+            is_job: True for background jobs, which wait until the user's requests are done. Jobs
+                are never refused, because the worker limits their number.
 
         Raises:
-            TooMuchWorkError: Too much of the user's waits already.
-            WorkTimeoutError: It ran for more than `DEADLINE_SECONDS`.
-            ClientGoneError: The client of the request has closed the connection.
+            TooMuchWorkError: Too many requests of the user are waiting.
+            WorkTimeoutError: The work took more than `DEADLINE_SECONDS`.
+            ClientGoneError: The client of the request closed the connection.
             UnavailableError: The pool is closed.
         """
         if size is not None and size <= INLINE_CHARACTERS:
@@ -220,15 +219,15 @@ class CpuPool:
         self._stops[future] = stop
         timer = loop.call_later(SLOW_SECONDS, self._give_place, user_id)
 
-        def ended(future: asyncio.Future[Any]) -> None:
+        def finish(future: asyncio.Future[Any]) -> None:
             timer.cancel()
             del self._stops[future]
-            # Asked for, so that nobody is told of an error that nobody waits for any more.
+            # Retrieved, because asyncio reports errors that are never retrieved.
             if not future.cancelled():
                 future.exception()
             self._leave(user_id)
 
-        future.add_done_callback(ended)
+        future.add_done_callback(finish)
         try:
             await asyncio.wait((future,), timeout=DEADLINE_SECONDS)
             if not future.done():
@@ -238,12 +237,12 @@ class CpuPool:
             stop.set()
 
     async def aclose(self) -> None:
-        """Take no more work. Waiting work fails; running work is stopped after a few seconds."""
+        """Close the pool. Waiting work fails; running work is stopped after `CLOSE_SECONDS`."""
         self._is_closed = True
         for share in self._shares.values():
             for waiter in (*share.requests, *share.jobs):
                 if not waiter.done():
-                    waiter.set_exception(_closed())
+                    waiter.set_exception(_make_closed_error())
         self._shares.clear()
         self._executor.shutdown(wait=False)
         if self._stops:
@@ -256,11 +255,11 @@ class CpuPool:
         return self._threads + min(len(self._slow), _SPARE_THREADS) - len(self._running)
 
     async def _enter(self, user_id: UUID, *, is_job: bool) -> None:
-        """Take a place, as soon as a thread is free and none has work of this user's."""
+        """Wait for a free thread while no work of this user runs."""
         if self._is_closed:
-            raise _closed()
+            raise _make_closed_error()
         if self._free and user_id not in self._running:
-            # A user waits for work of their own only: otherwise no thread would be free.
+            # If a thread is free, a user can only be waiting for their own work.
             self._running.add(user_id)
             return
         share = self._shares.setdefault(user_id, _Share())
@@ -275,11 +274,11 @@ class CpuPool:
             if waiter in queue:
                 queue.remove(waiter)
             elif not waiter.cancelled() and waiter.exception() is None:
-                self._leave(user_id)  # the place came at the same moment
+                self._leave(user_id)  # a thread became free at the same moment
             raise
 
     def _leave(self, user_id: UUID) -> None:
-        """Give a place back, and hand free ones on."""
+        """Release the user's thread, and start waiting work."""
         self._running.discard(user_id)
         self._slow.discard(user_id)
         self._hand_out()
@@ -290,7 +289,7 @@ class CpuPool:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Start waiting work as long as places are free."""
+        """Start waiting work while threads are free."""
         for waiting_id in list(self._shares):
             if not self._free:
                 return
@@ -298,7 +297,7 @@ class CpuPool:
                 self._hand_on(waiting_id, self._shares[waiting_id])
 
     def _hand_on(self, user_id: UUID, share: _Share) -> None:
-        """Let the first of a user's work begin that somebody still waits for."""
+        """Start the user's first waiting work whose caller still waits."""
         while share.waiting:
             waiter = share.waiting.popleft()
             if not waiter.done():
@@ -313,20 +312,20 @@ class CpuPool:
 
 SLICE_ITEMS = 200
 SLICE_BYTES = 1_000_000
-"""What is sealed and opened again in some 2 ms."""
+"""Sealing or opening this many bytes takes about 2 ms."""
 
 
 async def iterate_in_slices(
     items: Iterable[T], size: Callable[[T], int] = lambda _: 0
 ) -> AsyncIterator[T]:
-    """The items, with pauses in which the loop serves others.
+    """Yield the items, and let the event loop run other tasks between slices.
 
-    For what is done inside of a transaction, which must never wait for a thread: everybody who
-    writes to SQLite would wait with it.
+    Use it inside a transaction, which must not wait for a thread: all writers of SQLite would wait
+    as well.
 
     Args:
-        items: What is worked on, a few microseconds each.
-        size: Bytes that are sealed or opened for an item.
+        items: Each takes a few microseconds to process.
+        size: Returns the bytes that are sealed or opened for an item.
     """
     count = total = 0
     for item in items:
@@ -337,5 +336,5 @@ async def iterate_in_slices(
             await asyncio.sleep(0)
 
 
-def _closed() -> UnavailableError:
+def _make_closed_error() -> UnavailableError:
     return UnavailableError("The server is stopping. Send it again in a moment.")

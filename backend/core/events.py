@@ -1,9 +1,9 @@
-"""Who takes part in what happens, in the order in which they were added.
+"""Events between packages.
 
-A package that something happens in has a protocol of one method for it, such as
-`ChatCopied.chat_copied`. Every part that has a method of that name is called; those above that
-package inherit the protocol, so that types are checked. `container` makes the one list that all
-services share, and adds the parts as it makes them.
+A package declares each of its events as a protocol with one method, such as
+`ChatCopied.chat_copied`, and calls every participant that has this method. Packages above it
+inherit the protocol, so that types are checked. `container` makes one list of participants for all
+services.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ P = TypeVar("P")
 
 
 class Participants:
-    """The parts of the application, for the events of others."""
+    """The services that handle events, in the order in which they were added."""
 
     def __init__(self, *parts: object) -> None:
         self._parts = list(parts)
 
     def add(self, *parts: object) -> None:
-        """Let further parts take part."""
         self._parts += parts
 
-    def of(self, event: type[P]) -> Iterator[P]:
-        """Those who have the method of an event, a runtime-checkable protocol."""
+    def find_handlers(self, event: type[P]) -> Iterator[P]:
+        """Yield the participants that implement `event`, a runtime-checkable protocol."""
         return (part for part in self._parts if isinstance(part, event))

@@ -1,4 +1,4 @@
-"""Files that their owner alone can read."""
+"""Portable file names, and files that only their owner can read."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from backend.core.operating_system import sync_folder
 
 _STEM_LENGTH = 80
 _MAX_BYTES = 200
-"""Bytes of a name: most file systems end at 255, and an extension or a number is added."""
+"""Limit for the bytes of a name. Most file systems allow 255; an extension or a number is added."""
 
-# Separators of paths, and characters that Windows refuses in names.
+# Path separators, and characters that Windows does not allow in names.
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*]+')
 _DEVICES = re.compile(
     r"(?:con|prn|aux|nul|com[\d¹²³]|lpt[\d¹²³]|conin\$|conout\$) *(?:\.|$)", re.IGNORECASE
@@ -23,14 +23,14 @@ _EXTENSION = re.compile(r"\.[A-Za-z0-9]{1,10}$")
 
 
 def is_device(name: str) -> bool:
-    """True if Windows takes the name for a device, with or without an extension."""
+    """True if the name is a device on Windows, with or without an extension."""
     return _DEVICES.match(name) is not None
 
 
 def file_stem(name: str, *, fallback: str) -> str:
-    """Return `name` as a file's name without its extension: one line, no path, bounded length.
+    """Return `name` as a file name without extension: one line, no path, bounded length.
 
-    Names that nothing is left of, or that are devices, become `fallback`.
+    Device names, and names without an allowed character, become `fallback`.
     """
     words = " ".join(_readable(name).split())
     stem = _cut(words[:_STEM_LENGTH], _MAX_BYTES).strip(" .")
@@ -38,9 +38,9 @@ def file_stem(name: str, *, fallback: str) -> str:
 
 
 def portable_paths(paths: Iterable[str]) -> dict[str, str]:
-    """Return paths of an archive that every system can unpack, by the paths that are wanted.
+    """Map the paths of an archive to paths that every system can unpack.
 
-    Paths that are fine stay as they are, unless they differ only in case from one before them.
+    A portable path stays as it is, unless it differs only in case from an earlier one.
     """
     found: dict[str, str] = {}
     taken: set[str] = set()
@@ -65,13 +65,13 @@ def _portable_part(part: str) -> str:
 
 
 def _readable(text: str, *, instead: str = " ") -> str:
-    # Not printable are also the marks that turn the direction of writing, and so hide extensions.
+    # Marks for the direction of writing, which can hide extensions, are not printable either.
     printable = "".join(char if char.isprintable() else instead for char in text)
     return _FORBIDDEN.sub(instead, printable)
 
 
 def _cut(text: str, size: int) -> str:
-    """Return as many whole characters as fit into so many bytes."""
+    """Return as many whole characters as fit into `size` bytes."""
     data = text.encode(errors="replace")
     return text if len(data) <= size else data[:size].decode(errors="ignore")
 
@@ -82,7 +82,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def create_private(path: Path, text: str) -> None:
-    """Make the file, unless it is there by now: of processes that start together, one makes it."""
+    """Create the file unless it exists. If several processes start at once, one creates it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     _write(scratch, text)
@@ -96,7 +96,7 @@ def create_private(path: Path, text: str) -> None:
 
 
 def replace_private(path: Path, text: str) -> None:
-    """Replace the file as a whole: a crash leaves the old one or the new one."""
+    """Replace the file atomically."""
     path = path.resolve()
     scratch = path.with_name(path.name + ".new")
     scratch.unlink(missing_ok=True)
@@ -110,7 +110,7 @@ def replace_private(path: Path, text: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the file, and wait until it is on the disk."""
+    """Write the file, and wait until it is on disk."""
 
     def open_private(name: str, flags: int) -> int:
         return os.open(name, flags, 0o600)

@@ -1,4 +1,4 @@
-"""Limits on starting helper processes that do not run."""
+"""Growing pauses between starts of a helper process that fails."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from backend.core.logs import get_logger
 log = get_logger(__name__)
 
 FIRST_PAUSE_SECONDS = 4.0
-"""The pause after a start that failed. Each further failure in a row doubles it, so that there are
-at most five starts in a minute."""
+"""The pause after a failed start. Each further failure in a row doubles it, so that there are at
+most five starts in a minute."""
 
 MAX_PAUSE_SECONDS = 60.0
 
 STABLE_SECONDS = 60.0
-"""A process that ran for so long is started at once when it ends: it did not fail to start."""
+"""A process that ran for this time is restarted at once when it ends."""
 
 
 class HelperStarts:
-    """The time of a helper process's next start, after earlier ones failed. Thread-safe.
+    """Decides when a failing helper process may start again. Thread-safe.
 
-    A failure is a process that can't be started, does not become ready, or ends unexpectedly soon
-    after. One that ran is started again at once the first time, because that may be an accident.
-    The first pause in a row is logged, and so is the start that succeeds after it.
+    A process fails if it cannot be started, does not become ready, or ends soon after. The first
+    unexpected end is forgiven: the process restarts at once. The first pause in a row is logged,
+    and so is the next successful start.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,17 +36,17 @@ class HelperStarts:
         self._lock = threading.Lock()
 
     def describe(self) -> str:
-        """Say how the process is, in a few words."""
+        """Return the state of the process in words."""
         if self.is_failing:
-            return "its process does not start; it is tried again by itself"
-        return "its process runs" if self._ready_at else "its process starts when it is needed"
+            return "its process does not start; it is retried automatically"
+        return "its process runs" if self._ready_at else "its process starts on first use"
 
     def is_due(self) -> bool:
         """True if a start may be tried now."""
         return time.monotonic() >= self._next_start
 
     def note_success(self) -> None:
-        """Note that the process runs and is ready."""
+        """Record that the process is ready."""
         with self._lock:
             if self.is_failing:
                 log.info("helper.started", helper=self.name)
@@ -54,7 +54,7 @@ class HelperStarts:
             self._ready_at = time.monotonic()
 
     def note_failure(self, error: BaseException | None = None) -> None:
-        """Note that the process could not be started, or has ended unexpectedly."""
+        """Record that the process could not be started, or ended unexpectedly."""
         now = time.monotonic()
         with self._lock:
             ready_at, self._ready_at = self._ready_at, None

@@ -1,15 +1,15 @@
-"""Logs that have no room for a user's words.
+"""Logs that never contain users' texts.
 
-Three rules hold for every line, of ours and of libraries:
+Every line, of this code and of libraries, follows three rules:
 
-- Our own code logs an event by its name (`turn.failed`), with fields out of `FIELDS`, whose values
-  are numbers or single words. Anything else is left out and named under `dropped_fields`.
-- Of an exception come its type and the places it passed, never its message and never a variable:
-  both may quote what a user wrote.
-- Of a library come warnings and errors. Its message is shown only where it stands, letter for
-  letter, in the library's code; what was put into it is not.
+- This code logs named events (`turn.failed`) with fields from `FIELDS`, whose values are numbers or
+  single words. Other fields are dropped, and their names listed in `dropped_fields`.
+- An exception is logged by its type and its places in the code, without its message and variables,
+  because these may quote a user.
+- Libraries log warnings and errors. Their messages are shown only if they are constants of the
+  library's code, without their arguments.
 
-A module logs through a logger of its own:
+Each module has its own logger:
 
     log = get_logger(__name__)
     log.info("turn.finished", turn_id=turn.id, completion_tokens=usage.completion_tokens)
@@ -32,11 +32,11 @@ from types import TracebackType
 from typing import Any, Literal, TextIO, cast
 from uuid import UUID
 
-# Where rich is installed structlog imports it, with all of pygments: a tenth of a start and 11 MiB,
-# for tracebacks with variables, which are not to be logged.
+# If rich is installed, structlog imports it and pygments for tracebacks with variables, which must
+# not be logged. That takes 10% of a start and 11 MiB.
 _rich = sys.modules.get("rich")
 sys.modules["rich"] = cast("Any", None)
-import structlog  # noqa: E402  # not before rich is hidden
+import structlog  # noqa: E402  # after rich is hidden
 from structlog.contextvars import get_contextvars  # noqa: E402
 from structlog.typing import EventDict, FilteringBoundLogger, Processor  # noqa: E402
 
@@ -45,29 +45,29 @@ if _rich is not None:
     sys.modules["rich"] = _rich
 
 FIELDS = frozenset(
-    # where a line belongs
-    "logger_name request_id error_id user_id chat_id turn_id message_id character_id "  # noqa: SIM905  one name a line would say no more in forty
+    # identifiers
+    "logger_name request_id error_id user_id chat_id turn_id message_id character_id "  # noqa: SIM905  # a list would take forty lines
     "lorebook_id chronicle_id campaign_id job_id run_id api_key_id provider_id "
-    # a request
+    # requests
     "method path_template status problem duration_ms "
-    # a model's work
+    # models
     "provider model finish_reason prompt_file prompt_hash prompt_tokens completion_tokens "
     "cached_tokens thinking_tokens budget_tokens history_tokens retrieval_tokens "
-    # a job
+    # jobs
     "job_kind state attempt retry_after_s "
-    # how this installation runs
+    # the installation
     "address version python database revision key_version signal exit_code collection turns "
     "drain_seconds "
-    # what went wrong, and how much of anything
+    # errors and counts
     "error_type source count bytes chore helper".split()
 )
-"""Every field that our own code may log. A test holds the logging calls of the backend to it."""
+"""Every field that this code may log. A test checks the logging calls of the backend."""
 
 EVENT = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
-"""An event's name: two words or more with dots between, so that no single word passes for one."""
+"""The name of an event: two or more words with dots, so that no single word passes for one."""
 
 _WORD = re.compile(r"[!-~]{0,200}")
-"""Printable ASCII without a space: ids, addresses, slugs and versions pass, sentences do not."""
+"""Printable ASCII without spaces, such as ids, addresses, slugs and versions. No sentences."""
 
 _HEARD = {
     "uvicorn.error": (
@@ -80,10 +80,10 @@ _HEARD = {
     ),
     "alembic.runtime.migration": ("Running ",),
 }
-"""Lines heard below WARNING and in full, by logger: how they begin. Nothing in them is a user's."""
+"""Beginnings of lines below WARNING that are logged in full, by logger. They never quote a user."""
 
-_MOST_EXCEPTIONS = 8
-_MOST_FRAMES = 40
+_MAX_EXCEPTIONS = 8
+_MAX_FRAMES = 40
 _ROOT = Path(__file__).parents[2]
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -91,20 +91,20 @@ Format = Literal["auto", "json", "console"]
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """A logger for the module of that name; it may be made before `configure_logging`."""
+    """Return the logger of a module, also before `configure_logging`."""
     return cast("FilteringBoundLogger", structlog.get_logger(logger_name=name))
 
 
 def bind_request(request_id: str) -> AbstractContextManager[None]:
-    """Put `request_id` on every line logged inside the block, and in tasks started there."""
+    """Add `request_id` to all lines that the block and the tasks started in it log."""
     return structlog.contextvars.bound_contextvars(request_id=request_id)
 
 
 def configure_logging(level: Level, log_format: Format, *, stream: TextIO | None = None) -> None:
-    """Send every line of this process, ours and the libraries', to `stream` (standard error).
+    """Write every log line of this process to `stream` (default: standard error).
 
-    It takes over the root logger, the warnings and the hooks for uncaught exceptions: a program
-    calls it once, before it starts anything else. `auto` is `console` on a terminal, else `json`.
+    Replaces the handlers of all loggers, and the hooks for warnings and uncaught exceptions. Call
+    it once, at the start of a program. `auto` is `console` on a terminal, else `json`.
     """
     file = sys.stderr if stream is None else stream
     stamp, render = _rendering(log_format, on_terminal=file.isatty())
@@ -132,14 +132,14 @@ def configure_logging(level: Level, log_format: Format, *, stream: TextIO | None
 
 
 def describe_exception(error: BaseException) -> str:
-    """An exception's type and the places it passed, then the same of its causes, line by line.
+    """Return an exception's type and places, then those of its causes, one per line.
 
-    Places are `file:line:function`, the innermost last. Messages and variables stay out; of an
-    `OSError` the system's own words for its number come in, without the file it was about.
+    Places are `file:line:function`, the innermost last. Messages and variables are left out. For an
+    `OSError`, the system's text for its number is included, without the file's name.
     """
     lines: list[str] = []
     for number, (relation, each) in enumerate(_with_causes(error)):
-        if number == _MOST_EXCEPTIONS:
+        if number == _MAX_EXCEPTIONS:
             lines.append("and more")
             break
         errno = each.errno if isinstance(each, OSError) else None
@@ -149,24 +149,24 @@ def describe_exception(error: BaseException) -> str:
             f"  {_short_path(frame.f_code.co_filename)}:{line}:{frame.f_code.co_name}"
             for frame, line in traceback.walk_tb(each.__traceback__)
         ]
-        lines.extend(places[-_MOST_FRAMES:])
+        lines.extend(places[-_MAX_FRAMES:])
     return "\n".join(lines)
 
 
 def _keep_allowed(_logger: Any, _method: str, event_dict: EventDict) -> EventDict:
-    """The processor that stands before every other: what it leaves out, nothing later sees."""
+    """Drop fields that may not be logged. The first processor, so that no other sees them."""
     event = event_dict.pop("event", None)
     exc_info = event_dict.pop("exc_info", None)
     is_named = isinstance(event, str) and EVENT.fullmatch(event)
     return {
         "event": event if is_named else "log.unnamed",
-        **_allowed(event_dict),
+        **_filter_fields(event_dict),
         **_exception_fields(exc_info),
     }
 
 
-def _allowed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that may be logged, and under `dropped_fields` the names of the others."""
+def _filter_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that may be logged, and the names of the others as `dropped_fields`."""
     kept: dict[str, Any] = {}
     dropped: list[str] = []
     for name, given in fields.items():
@@ -189,7 +189,7 @@ def _is_plain(value: object) -> bool:
 def _exception_fields(
     exc_info: BaseException | tuple[Any, ...] | Literal[True] | None,
 ) -> dict[str, str]:
-    """`error_type` and `exception` for `exc_info` as `logging` takes it: error, triple or True."""
+    """Return `error_type` and `exception` for an `exc_info` argument of `logging`."""
     error: object = exc_info
     if isinstance(exc_info, tuple):
         error = exc_info[1]
@@ -201,7 +201,7 @@ def _exception_fields(
 
 
 def _with_causes(error: BaseException) -> Iterator[tuple[str, BaseException]]:
-    """The exception, then what it came of, each once and with a word on how they hang together."""
+    """Yield the exception and its causes, each once, with its relation to the one before."""
     seen: set[int] = set()
     queue = [("", error)]
     while queue:
@@ -227,7 +227,7 @@ def _type_name(error: BaseException) -> str:
 
 
 def _short_path(filename: str) -> str:
-    """A source file's path from its package on."""
+    """Return the path of a source file, relative to its package."""
     path = Path(filename)
     if "site-packages" in path.parts:
         return "/".join(path.parts[path.parts.index("site-packages") + 1 :])
@@ -237,7 +237,7 @@ def _short_path(filename: str) -> str:
 
 
 class _LibraryHandler(logging.Handler):
-    """Hands on what may be said of a record: which logger, how bad, and the words of the code."""
+    """Logs the records of libraries: logger, level, and messages that are constants."""
 
     def __init__(self, level: str, write: Callable[[EventDict], None]) -> None:
         super().__init__(level.upper())
@@ -252,24 +252,24 @@ class _LibraryHandler(logging.Handler):
         error = message if isinstance(message, BaseException) else record.exc_info
         self._write(
             {
-                **(_in_full(record) if is_heard else _in_words_of_the_code(record)),
+                **(_make_event(record) if is_heard else _make_literal_event(record)),
                 "logger_name": record.name,
                 "level": record.levelname.lower(),
-                **_allowed(get_contextvars()),
+                **_filter_fields(get_contextvars()),
                 **_exception_fields(error),
             }
         )
 
 
-def _in_full(record: logging.LogRecord) -> EventDict:
+def _make_event(record: logging.LogRecord) -> EventDict:
     try:
         message = record.getMessage()
-    except (TypeError, ValueError):  # the arguments don't fit the template
-        return _in_words_of_the_code(record)
+    except (TypeError, ValueError):  # the arguments do not fit the template
+        return _make_literal_event(record)
     return {"event": " ".join(message.split())}
 
 
-def _in_words_of_the_code(record: logging.LogRecord) -> EventDict:
+def _make_literal_event(record: logging.LogRecord) -> EventDict:
     if _is_literal(record):
         return {"event": " ".join(record.msg.split())}
     place = f"{_short_path(record.pathname)}:{record.lineno}:{record.funcName}"
@@ -277,10 +277,10 @@ def _in_words_of_the_code(record: logging.LogRecord) -> EventDict:
 
 
 def _is_literal(record: logging.LogRecord) -> bool:
-    """Whether the message is a constant of the function that logged it.
+    """True if the message is a constant of the function that logged it.
 
-    A template whose arguments come apart from it is; a text that was put together before is not.
-    The function still stands on the stack while its record is handled.
+    A template with separate arguments is a constant; a formatted string is not. The function is
+    still on the stack while its record is handled.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -303,7 +303,7 @@ def _rendering(log_format: Format, *, on_terminal: bool) -> tuple[Processor, Pro
 
 
 def _take_over_loggers(handler: logging.Handler) -> None:
-    """Make `handler` the only one of this process, whatever libraries have set up so far."""
+    """Make `handler` the only one of this process."""
     for logger in logging.Logger.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.handlers.clear()
@@ -315,7 +315,7 @@ def _take_over_loggers(handler: logging.Handler) -> None:
 
 
 def _take_over_hooks() -> None:
-    """What Python would print by itself: exceptions that nobody caught, and warnings."""
+    """Log uncaught exceptions and warnings, which Python would print."""
     log = get_logger("python")
 
     def excepthook(
@@ -332,7 +332,7 @@ def _take_over_hooks() -> None:
         filename: str,
         lineno: int,
         file: TextIO | None = None,  # noqa: ARG001  the signature that Python calls
-        line: str | None = None,  # noqa: ARG001  likewise
+        line: str | None = None,  # noqa: ARG001  # as above
     ) -> None:
         source = f"{_short_path(filename)}:{lineno}"
         log.warning("python.warning", error_type=category.__name__, source=source)

@@ -1,9 +1,9 @@
 """Functions that differ between operating systems.
 
-If the system has no such function, a call does nothing, so that callers need no cases. The linter
-keeps `fcntl`, `resource`, `os.fork` and the like out of all other modules.
+If a system lacks a function, the call does nothing. The linter forbids `fcntl`, `resource`,
+`os.fork` and similar imports in all other modules.
 
-Imports that helper processes do not need are in functions, because these processes start quickly.
+Imports that helper processes do not need are inside functions, because helpers must start quickly.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ _CONSOLE_ENDS = (2, 5, 6)  # Windows' CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT and CT
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, of Linux's prctl(2)
 
 _PASSED_ON = ("PYTHONPATH", "PYTHONHOME", "SYSTEMROOT")
-"""Variables that helper processes inherit: the places of Python's modules, and the one that Windows
-needs to start any program."""
+"""Environment variables that helper processes inherit: Python's module paths, and the variable that
+Windows needs to start a program."""
 
 
 def keep_files_private() -> None:
     """Let only the user read the files that this process writes.
 
-    Windows has no such setting: files have the rights of the folder that they are made in.
+    Windows has no such setting: files get the permissions of their folder.
     """
     if hasattr(os, "umask"):
         os.umask(_PRIVATE)
 
 
 HAS_FILE_MODES = os.name == "posix"
-"""False on Windows, where the rights of a folder decide who may read the files in it."""
+"""False on Windows, where the permissions of a folder apply to its files."""
 
 
 def is_readable_by_others(path: Path) -> bool:
-    """True if the file's mode lets other users read or write it. Windows has no such modes."""
+    """True if the file's mode lets other users read or write it. Always false on Windows."""
     return HAS_FILE_MODES and bool(path.stat().st_mode & _PRIVATE)
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk. Windows can't open folders."""
+    """Wait until the names in a folder are on disk. Windows cannot open folders."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -60,7 +60,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def forbid_core_dumps() -> None:
-    """Forbid core files: they would contain users' keys and texts in the clear."""
+    """Forbid core dumps, which would contain users' keys and decrypted texts."""
     _limit("RLIMIT_CORE", 0)
 
 
@@ -80,22 +80,22 @@ def _limit(name: str, value: int) -> bool:
 
 
 def lower_priority(niceness: int) -> None:
-    """Let other processes run first. On Windows `start_connected` does so."""
+    """Lower the priority of this process. On Windows, `start_connected` does this."""
     if hasattr(os, "nice"):
         os.nice(niceness)
 
 
 def set_alarm(seconds: float) -> None:
-    """End this process after so many seconds, even if it is deep in C; 0 clears the alarm.
+    """Kill this process after this many seconds, even during a call into C. 0 clears the alarm.
 
-    It ends processes that their parent has left behind. Windows has no alarms.
+    It ends processes whose parent was killed. Windows has no alarms.
     """
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process as soon as its parent ends. Only Linux can."""
+    """Let the kernel kill this process when its parent ends. Linux only."""
     if sys.platform == "linux":
         import ctypes  # noqa: PLC0415
 
@@ -107,7 +107,7 @@ STOP_SIGNALS: tuple[signal.Signals, ...] = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGBREAK")  # the last is Windows': Ctrl-Break
     if hasattr(signal, name)
 )
-"""The signals by which people and service managers end a process."""
+"""Signals that ask a process to stop."""
 
 
 def ignore_stop_signals() -> None:
@@ -150,9 +150,9 @@ def console_watched(receive: Callable[[int], object]) -> Generator[None]:
 
 
 def allow_address_again(listener: socket.socket) -> None:
-    """Let a server that restarts listen at once, where connections of the last one linger.
+    """Let a restarted server listen while connections of the previous one are still closing.
 
-    On Windows that option lets two servers share a port, and another keeps others out.
+    On Windows this option would let two servers share a port, so another option is set.
     """
     import socket  # noqa: PLC0415
 
@@ -162,25 +162,25 @@ def allow_address_again(listener: socket.socket) -> None:
 
 
 def helper_command(module: str) -> list[str]:
-    """Return the command that calls `main` of a module in another process.
+    """Return the command that runs the function `main` of a module in another process.
 
-    Not `-m`: runpy is slower to import than a helper's own modules.
+    It does not use `-m`, because importing runpy takes longer than importing a helper.
     """
     return [sys.executable, "-P", "-c", f"from {module} import main; main()"]
 
 
 def helper_options() -> dict[str, Any]:
-    """Return options for starting a helper: almost no environment, so no keys and no passwords."""
+    """Return options for starting a helper, with an environment without keys and passwords."""
     environment = {
         name: value
         for name in _PASSED_ON
-        if (value := os.environ.get(name))  # Python's own, and no settings
+        if (value := os.environ.get(name))  # Python's variables, not settings
     }
     options: dict[str, Any] = {"env": environment}
     if sys.platform == "win32":
         import subprocess  # noqa: PLC0415
 
-        # A separate console, which is never shown: it gets no Ctrl-C.
+        # A separate, invisible console, so that Ctrl-C does not reach the helper.
         options["creationflags"] = subprocess.CREATE_NO_WINDOW
     return options
 
@@ -188,16 +188,16 @@ def helper_options() -> dict[str, Any]:
 def start_connected(
     module: str,
 ) -> tuple[subprocess.Popen[bytes], socket.socket, socket.socket]:
-    """Start a helper of low priority that has a socket to this process.
+    """Start a helper process with low priority and a socket to this process.
 
-    A socket is the only connection that every system can wait for with a timeout.
+    Only sockets can be read with a timeout on every system.
 
     Returns:
-        The process, this end of the socket, and the helper's end: keep it open until the helper has
-        sent something, because Windows hands it over only then.
+        The process, this end of the socket, and the helper's end. Keep the latter open until the
+        helper has sent something, because Windows transfers it only then.
 
     Raises:
-        OSError: If the process can't be started.
+        OSError: The process cannot be started.
     """
     import socket  # noqa: PLC0415
     import subprocess  # noqa: PLC0415
@@ -222,7 +222,7 @@ def start_connected(
         ours.close()
         theirs.close()
         raise
-    find_usage(process.pid)  # imports psutil for 30 ms, while the helper starts
+    find_usage(process.pid)  # importing psutil takes 30 ms, while the helper starts
     if sys.platform == "win32" and process.stdin:
         with contextlib.suppress(OSError), process.stdin as pipe:  # OSError: it has ended already
             pipe.write(theirs.share(process.pid))
@@ -230,7 +230,7 @@ def start_connected(
 
 
 def find_usage(process_id: int) -> tuple[float, int] | None:
-    """Return processor time in seconds and bytes of memory of a process; None if it has ended."""
+    """Return CPU seconds and memory bytes of a process, or None if it has ended."""
     import psutil  # noqa: PLC0415
 
     try:
@@ -252,10 +252,10 @@ def connect_to_parent() -> socket.socket:
 
 @contextlib.contextmanager
 def stop_signals(receive: Callable[[int], None]) -> Generator[None]:
-    """Call `receive` in the event loop with the number of each such signal, until the block ends.
+    """Call `receive` in the event loop with the number of each stop signal, until the block ends.
 
-    If the console is closed, the number is that of SIGTERM.
-    Enter it in the main thread, where Python handles signals.
+    Closing the console counts as SIGTERM. Enter the block in the main thread, because Python
+    handles signals there.
     """
     loop = asyncio.get_running_loop()
 

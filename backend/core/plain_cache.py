@@ -1,4 +1,4 @@
-"""Users' texts in the clear, kept in memory while they are used."""
+"""A cache of users' decrypted texts."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class _Kept(NamedTuple, Generic[V]):
 class PlainCache(Generic[V]):
     """The most recently used values, by id. Thread-safe.
 
-    A value is dropped when it was not used for `seconds`, when its user signs out (`forget`), and
-    when there is no room.
+    A value is dropped after `seconds` without use, when its user signs out (`forget`), or to make
+    room for others.
 
     Args:
-        most: Size of all values together. A larger value is not kept.
-        seconds: How long a value stays without use.
-        clock: Seconds, monotonic.
+        most: Maximum size of all values together. A larger value is not stored.
+        seconds: Time after which an unused value is dropped.
+        clock: Returns monotonic seconds.
 
     Attributes:
-        size: Size of all kept values.
+        size: Size of all stored values.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PlainCache(Generic[V]):
         self.size = 0
 
     def get(self, user_id: UUID, key: UUID) -> V | None:
-        """The value of that id, if it is the user's."""
+        """Return the value if it belongs to the user, else None."""
         with self._lock:
             self._sweep()
             kept = self._kept.get(key)
@@ -54,7 +54,7 @@ class PlainCache(Generic[V]):
             return kept.value
 
     def put(self, user_id: UUID, key: UUID, value: V, *, size: int) -> None:
-        """Keep a value, in place of the one of that id. Its size counts as 1 at least."""
+        """Store or replace a value. Its size counts as at least 1."""
         with self._lock:
             self._drop(key)
             if size > self._most:
@@ -72,7 +72,7 @@ class PlainCache(Generic[V]):
                 self._drop(key)
 
     def sweep(self) -> None:
-        """Drop what was not used for `seconds`, as `get` and `put` do: for a quiet server."""
+        """Drop unused values, as `get` and `put` do. Needed while there are no requests."""
         with self._lock:
             self._sweep()
 

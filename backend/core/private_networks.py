@@ -1,4 +1,4 @@
-"""Networks that are no part of the public internet, such as those at home."""
+"""Private networks, such as those at home."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def contains_address(networks: Iterable[Network], text: str) -> bool:
         address = ip_address(text)
     except ValueError:
         return False
-    # A socket for both versions of IP shows IPv4 addresses inside IPv6 ones.
+    # A dual-stack socket reports IPv4 addresses as mapped IPv6 addresses.
     address = getattr(address, "ipv4_mapped", None) or address
     return any(address in network for network in networks)
 
 
 def parse_private(text: str) -> Network:
-    """Return a network that is written `192.168.1.0/24`.
+    """Parse a network such as `192.168.1.0/24`.
 
-    Raises `ValueError` if it is none, or if part of it is public.
+    Raises `ValueError` if it is invalid, or if part of it is public.
     """
     network = ip_network(text)
     for each in PRIVATE:
         if each.version == network.version and network.subnet_of(each):  # type: ignore[arg-type]
             return network
-    raise ValueError(f"{text} is no private network")
+    raise ValueError(f"{text} is not a private network")

@@ -1,7 +1,7 @@
-"""Why something is in a prompt, or is not: what was decided as data, and the same in words.
+"""Reasons why an item is in a prompt or was left out, as data and in words.
 
-What decides gives a `Reason`; the record of a prompt keeps it, and the API shows it. Only what
-people read is made into a sentence, by `render_reasons`.
+Code that decides returns a `Reason`. The record of the prompt stores it, and the API returns it.
+`render_reasons` turns reasons into sentences for people.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 ReasonKind = Literal[
-    # Where a section comes from.
+    # Sources of sections.
     "default",
     "settings",
     "chat_settings",
@@ -29,7 +29,7 @@ ReasonKind = Literal[
     "next",
     "impersonate",
     "suggestions",
-    # What brought a memory or an entry of a lorebook in.
+    # Reasons to include a memory or a lorebook entry.
     "key",
     "secondary_key",
     "semantic",
@@ -41,7 +41,7 @@ ReasonKind = Literal[
     "sticky",
     "activate",
     "keep_activate_after_match",
-    # What kept an entry out.
+    # Reasons to leave out a lorebook entry.
     "disabled",
     "trigger",
     "character_filter",
@@ -66,7 +66,7 @@ ReasonKind = Literal[
     "note_not_due",
     "outlet_unread",
     "block_off",
-    # What there was no room for.
+    # Limits of the budget.
     "budget",
     "budget_left",
     "book_budget",
@@ -78,7 +78,7 @@ ReasonKind = Literal[
     "summary_too_old",
     "in_history",
     "not_listed",
-    # What a search found and did not bring up.
+    # Reasons to leave out a search result.
     "not_near",
     "repeats",
     "max_items",
@@ -101,12 +101,12 @@ FoundInKind = Literal[
 
 
 class FoundIn(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a key was found in.
+    """The text that contains an activation key.
 
     Attributes:
-        kind: What kind of text it is.
-        number: Of a message, from 1; of an entry, the step of recursion.
-        title: Of an entry.
+        kind: Kind of the text.
+        number: Position of the message, from 1; for an entry, the recursion step.
+        title: Title of the entry.
     """
 
     kind: FoundInKind
@@ -128,15 +128,15 @@ MatchKind = Literal[
 
 
 class Match(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One signal of a search that speaks for what it found.
+    """One search signal that supports a result.
 
     Attributes:
-        kind: What is near: the text itself, the lines around it, a question that it answers, its
-            scene, an event or a fact that was made from it, who says it, when.
-        strength: How much of what is enough by itself there is, from 1 on all of it. Of a scene and
-            an event how near it is against the best one; of who and when always 1.
-        words: Which words it has of those that were asked for, where texts are shown.
-        name: Who says it.
+        kind: The part that matches: the text, the lines around it, its scene, an event or a fact
+            made from it, its speaker, or its time. `question` occurs only in old records.
+        strength: Score relative to the threshold; 1 or more is sufficient alone. For a scene or an
+            event, relative to the best one; for speaker and time always 1.
+        words: Query words in the text, if texts are shown.
+        name: The speaker.
     """
 
     kind: MatchKind
@@ -146,21 +146,21 @@ class Match(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One reason. Which fields are set goes by its kind.
+    """One reason. Its kind determines which other fields are set.
 
     Attributes:
-        kind: What decided.
-        key: The key that was said, as it was written.
-        found_in: What it was said in.
-        name: Of a group, a lorebook, an outlet, an entity, or the limit that macros went beyond;
-            why the state block has its form; which terms of a glossary found room.
-        winner: The title of the entry that came in instead.
-        count: Messages, replies or tokens left; the level of recursion; the last message of a
-            summary, or the one that something followed from, from 1; the most that macros may do.
-        chance: How often the entry comes in, in per cent.
-        score: What a search made of it, from 0 to 1 about; how much it has of what it takes.
-        rank: Where the search has it, or what it repeats, from 1.
-        signals: What of the search speaks for it.
+        kind: The rule that decided.
+        key: The activation key, as written.
+        found_in: The text that contains the key.
+        name: Name of a group, lorebook, outlet, entity or exceeded macro limit; the form of the
+            state block; the glossary terms that fit.
+        winner: Title of the entry that was chosen instead.
+        count: Messages, replies or tokens left; recursion level; macro limit; position of a
+            message, from 1: the last one of a summary, or the cause of a change.
+        chance: Probability of the entry in per cent.
+        score: Search score, about 0 to 1, or its share of the threshold.
+        rank: Position in the search results, or of the repeated result, from 1.
+        signals: Search signals that support the result.
     """
 
     kind: ReasonKind
@@ -181,7 +181,7 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "glossary": "glossary, {name} terms",
     "state": "state block: {name}",
     "named": "named: {name}",
-    "followed": "what message {count} changed, as it is now",
+    "followed": "changed by message {count}, in its current state",
     "key": "key {key}{place}",
     "secondary_key": "secondary key {key}{place}",
     "semantic": "semantic {score:.2f}, rank {rank}",
@@ -193,7 +193,7 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "delay": "delay, {messages} to go",
     "cooldown": "cooldown, {messages} left",
     "recursion_level": "recursion, waits for level {count}",
-    "recursion_excluded": "recursion, excluded from it",
+    "recursion_excluded": "excluded from recursion",
     "dont_activate": "decorator @@dont_activate",
     "dont_activate_after_match": "decorator @@dont_activate_after_match",
     "is_greeting": "decorator @@is_greeting",
@@ -207,7 +207,7 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "inactive": "not on the active path",
     "empty": "empty content",
     "macros": "macros: more than {count:,} {name}",
-    "no_key": "no key was said",
+    "no_key": "no key matched",
     "note_not_due": "author's note, not due",
     "block_off": "the preset has no such block, or it is off",
     "outlet_unread": 'no field reads the outlet "{name}"',
@@ -220,12 +220,12 @@ _WORDS: Final[Mapping[ReasonKind, str]] = {
     "summary_too_old": "summary through message {count}: does not reach the oldest kept message",
     "in_history": "already in history",
     "not_listed": "not listed",
-    "not_near": "too far from what was asked, {score:.0%} of what it takes",
-    "repeats": "says the same as rank {rank}",
+    "not_near": "not relevant enough ({score:.0%} of the threshold)",
+    "repeats": "repeats rank {rank}",
     "max_items": "more memories than `max_items`",
-    "not_current": "on another branch, hidden, switched off, or replaced",
+    "not_current": "on another branch, hidden, disabled, or replaced",
 }
-"""What is said of each kind. Those that are missing are the word itself."""
+"""The words of each kind; the kind itself for those that are missing."""
 
 _PLACES: Final[Mapping[FoundInKind, str]] = {
     "line": "the line",
@@ -241,51 +241,51 @@ _PLACES: Final[Mapping[FoundInKind, str]] = {
 
 
 _MATCHES: Final[Mapping[MatchKind, str]] = {
-    "meaning": "is about the same",
-    "words": "has its words",
-    "meaning_around": "the lines around it are about this",
-    "words_around": "the lines around it have its words",
-    "question": "a question that this line answers",
-    "scene": "the scene is about it",
-    "event": "what came of it is about this",
-    "speaker": "{name} says it",
-    "time": "said in the time that was asked for",
+    "meaning": "similar meaning",
+    "words": "contains the words",
+    "meaning_around": "nearby lines have a similar meaning",
+    "words_around": "nearby lines contain the words",
+    "question": "answers a similar question",
+    "scene": "its scene matches",
+    "event": "an event made from it matches",
+    "speaker": "{name} is the speaker",
+    "time": "from the requested time",
 }
 
-NEARLY = 2.0
-"""Strength from which a text says nearly what was asked."""
+NEARLY_SAME_STRENGTH = 2.0
+"""Strength from which a text is called nearly the same."""
 
 
 def render_reasons(reasons: Iterable[Reason]) -> str:
-    """The reasons in English, with semicolons between."""
-    return "; ".join(map(_told, reasons))
+    """Return the reasons in English, separated by semicolons."""
+    return "; ".join(map(_render_reason, reasons))
 
 
 def render_matches(matches: Iterable[Match]) -> str:
-    """What speaks for something that was found, in English, with commas between."""
-    return ", ".join(map(_told_match, matches))
+    """Return the search signals in English, separated by commas."""
+    return ", ".join(map(_render_match, matches))
 
 
-def _told_match(match: Match) -> str:
+def _render_match(match: Match) -> str:
     if match.words:
         noun = "word" if len(match.words) == 1 else "words"
-        return f"has the {noun} " + ", ".join(f'"{word}"' for word in match.words)
-    if match.kind == "meaning" and match.strength >= NEARLY:
-        return "says nearly the same"
+        return f"contains the {noun} " + ", ".join(f'"{word}"' for word in match.words)
+    if match.kind == "meaning" and match.strength >= NEARLY_SAME_STRENGTH:
+        return "nearly the same meaning"
     if match.kind == "meaning" and match.strength < 1:
-        return "is a little about it"
+        return "slightly similar meaning"
     return _MATCHES[match.kind].format(name=match.name)
 
 
-def _told(reason: Reason) -> str:
-    words = _told_kind(reason)
+def _render_reason(reason: Reason) -> str:
+    words = _render_kind(reason)
     return f"{words}: {render_matches(reason.signals)}" if reason.signals else words
 
 
-def _told_kind(reason: Reason) -> str:
+def _render_kind(reason: Reason) -> str:
     key, count = reason.key, reason.count or 0
     return _WORDS.get(reason.kind, reason.kind).format(
-        key=key if key.startswith("/") else f'"{key}"',  # a regex stands between its slashes
+        key=key if key.startswith("/") else f'"{key}"',  # a regex is written between slashes
         place=f" in {_place(reason.found_in)}" if reason.found_in else "",
         name=reason.name,
         winner=reason.winner,

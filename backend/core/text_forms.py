@@ -1,4 +1,4 @@
-"""Unicode's normal forms, in linear time whatever the text is."""
+"""Unicode normalization in linear time."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Literal
 import regex  # type: ignore[import-untyped]  # it has no types
 
 MAX_MARKS = 30
-"""Marks in a row that belong together. Unicode's stream-safe format has the same limit (UAX #15,
-section 13): no language stacks more than a few."""
+"""Combining marks in a row that are normalized together: the limit of Unicode's stream-safe text
+format (UAX #15, section 13). No language uses more than a few."""
 
 _TOO_MANY = regex.compile(rf"\p{{M}}{{{MAX_MARKS}}}(?=\p{{M}})")
 
 
 def normalize(form: Literal["NFC", "NFKC"], text: str) -> str:
-    """`text` in a normal form.
+    """Return `text` in a normal form.
 
-    Python sorts the marks on a letter by insertion, with the interpreter's lock held: 100,000 of
-    them take ten seconds. So a run of marks is cut after every `MAX_MARKS`, and each part is
-    brought into the form by itself.
+    Python sorts the marks of a letter by insertion while it keeps the interpreter lock: 100,000
+    marks take 10 seconds. Therefore each run of marks is split after `MAX_MARKS`, and the parts are
+    normalized separately.
     """
     if text.isascii():
         return text

@@ -1,4 +1,4 @@
-"""Base class and column types of every table, and what statements need on both databases."""
+"""Base class and column types of all tables, and helpers for statements on both databases."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from backend.database.types import Id, UtcTime
 T = TypeVar("T")
 
 MAX_PARAMETERS = 5_000
-"""Ids in one statement: both databases take some 32,000 parameters."""
+"""Maximum number of ids in a statement. Both databases allow about 32,000 parameters."""
 
 ROWS_PER_PAGE = 500
-"""Rows of a long result that are made on the event loop without a pause: some 5 ms."""
+"""Rows of a long result that are created without a pause. They take about 5 ms."""
 
 UNSYNCHRONIZED = {"synchronize_session": False}
-"""Of a statement: rows that the session has in memory are not followed up."""
+"""Option of a bulk statement: do not update the rows that the session has loaded."""
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -38,17 +38,17 @@ NAMING = {
 
 
 def new_id() -> UUID:
-    """A UUIDv7: unique everywhere, and later ones sort later."""
+    """Return a UUIDv7. Later ids sort after earlier ones."""
     return uuid7()
 
 
 def now() -> datetime:
-    """The time, aware, in UTC."""
+    """Return the current time in UTC, with time zone."""
     return datetime.now(UTC)
 
 
 class Base(DeclarativeBase):
-    """Base of every table. Columns named `sealed_*` hold blobs that `vault.sealing` made."""
+    """Base of all tables. Columns named `sealed_*` contain blobs of `vault.sealing`."""
 
     metadata = MetaData(naming_convention=NAMING)
     type_annotation_map = {  # noqa: RUF012  # SQLAlchemy's own declaration
@@ -59,40 +59,40 @@ class Base(DeclarativeBase):
 
 
 PrimaryId = Annotated[UUID, mapped_column(primary_key=True, default=new_id)]
-OwnerId = Annotated[UUID, mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)]
-ListedOwnerId = Annotated[UUID, mapped_column(ForeignKey("users.id", ondelete="CASCADE"))]
-"""For tables that are listed page by page: they have an index on owner and id together."""
+OwnerId = Annotated[UUID, mapped_column(Id, ForeignKey("users.id", ondelete="CASCADE"), index=True)]
+ListedOwnerId = Annotated[UUID, mapped_column(Id, ForeignKey("users.id", ondelete="CASCADE"))]
+"""For tables that are listed in pages. They have an index on owner and id."""
 
 CreatedAt = Annotated[datetime, mapped_column(default=now)]
 UpdatedAt = Annotated[datetime, mapped_column(default=now)]
-"""When a user's text in the row last changed: services set it, flags and sums leave it alone."""
+"""The time of the last change of a user's text in the row. Services set it; flags do not count."""
 
 
 def get_table(model: type[Base]) -> Table:
-    """A model's table: a statement of it leaves the ORM out."""
+    """Return a model's table, for statements without the ORM."""
     return cast("Table", model.__table__)
 
 
 def split_chunks(items: Sequence[T], size: int = MAX_PARAMETERS) -> Iterator[Sequence[T]]:
-    """Items in their order, as many at a time as one statement takes."""
+    """Split items into parts of the maximum size of one statement."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
 def skip_index(column: InstrumentedAttribute[UUID] | ColumnElement[UUID]) -> ColumnElement[UUID]:
-    """A column of ids, for a condition on rows that are looked up by their own ids.
+    """Return an expression for an id column that SQLite cannot use an index for.
 
-    SQLite prefers the index of an owner or a container to a list of ids, and reads all rows that
-    it finds there: 4 ms where a user has 10,000 messages. It uses no index for an expression.
+    Use it for owners and containers if rows are found by their ids. Otherwise SQLite may prefer the
+    owner's index and read all its rows: 4 ms for 10,000 messages.
     """
-    # Said here: a foreign key has the type of what it points at, once that is imported.
+    # The type is explicit, because that of a foreign key may not be known yet.
     return func.coalesce(column, column, type_=Id())
 
 
 async def stream_rows(session: AsyncSession, query: Select[*tuple[Any, ...]]) -> AsyncIterator[Any]:
-    """Read rows some hundred at a time, with pauses in which the loop serves others.
+    """Yield rows in pages, and let the event loop run other tasks between them.
 
-    Nothing else is asked of the session until the last row has come.
+    Do not use the session for other statements until the last row.
     """
     result = await session.stream(query.execution_options(yield_per=ROWS_PER_PAGE))
     async for page in result.partitions():
@@ -110,10 +110,10 @@ async def upsert(
     update: tuple[str, ...] = (),
     count_up: tuple[str, ...] = (),
 ) -> None:
-    """Insert a row, or at least one, or, where its `key` is taken, change the row that has it.
+    """Insert one row or several, or update the rows that have the same `key`.
 
-    That one gets the new values of the columns `update`, and one more in those of `count_up`.
-    Without either it is left alone.
+    An existing row gets the new values of the columns `update`, and those of `count_up` are
+    increased by one. Without these columns it stays unchanged.
     """
     dialect = session.get_bind().dialect.name
     await session.execute(_upsert(dialect, table, key, update, count_up), values)
@@ -127,7 +127,7 @@ def _upsert(
     update: tuple[str, ...],
     count_up: tuple[str, ...],
 ) -> Any:
-    """Built once: building it costs more than running it."""
+    """Build the statement. Cached, because building takes longer than running it."""
     table = get_table(model)
     statement = (postgresql if dialect == "postgresql" else sqlite).insert(table)
     changes = {name: statement.excluded[name] for name in update}

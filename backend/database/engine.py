@@ -1,4 +1,4 @@
-"""Engines and transactions, on SQLite and on PostgreSQL."""
+"""Engines and transactions on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -33,17 +33,16 @@ from backend.errors import AppError, ConflictError, UnavailableError
 log = get_logger(__name__)
 
 MIGRATION_LOCK_SECONDS = 3600.0
-"""How long a process waits for its turn while another changes the tables of the same SQLite file;
-PostgreSQL's lock has no end. A process that is killed lets go of either at once."""
+"""Time to wait while another process migrates the same SQLite file. On PostgreSQL the wait has no
+limit. A killed process releases its lock at once."""
 POSTGRES_PORT = 5432
 TRY_AGAIN = "Try again in a moment."
 RETRY_AFTER_SECONDS = 1
-"""Seconds after which a request that the database did not carry out may be sent again."""
+"""`Retry-After` of requests that the database could not execute."""
 
 UNAVAILABLE_STATES = ("08", "25P03", "25P04", "40", "53", "55P03", "57", "58")
-"""Beginnings of SQLSTATEs (PostgreSQL manual, appendix A): the server can't be reached, a
-transaction or a lock waited for too long, one of two transactions was given up for the other, there
-is no room, the work was ended by an order, the disk is faulty."""
+"""Prefixes of SQLSTATEs (PostgreSQL manual, appendix A): connection failures, timeouts of
+transactions and locks, deadlocks, missing resources, operator intervention, system errors."""
 
 UNAVAILABLE_CODES = frozenset(
     {
@@ -56,11 +55,11 @@ UNAVAILABLE_CODES = frozenset(
         sqlite3.SQLITE_PROTOCOL,
     }
 )
-"""Primary result codes of a SQLite file that can't be used as things are. A damaged file, or one
-that is no database, is not among them: waiting mends neither."""
+"""Primary result codes of SQLite for errors that may go away. Those of a damaged file are not
+included."""
 
 OVERTAKEN_STATES = ("23503", "23505")
-"""SQLSTATEs of a row that is referred to and is gone, and of a value that is taken."""
+"""SQLSTATEs of violated foreign keys and unique constraints."""
 
 OVERTAKEN_CODES = frozenset(
     {
@@ -69,61 +68,60 @@ OVERTAKEN_CODES = frozenset(
         sqlite3.SQLITE_CONSTRAINT_UNIQUE,
     }
 )
-"""Extended result codes of the same on SQLite."""
+"""Extended result codes of SQLite for the same errors."""
 
 DAMAGED_STATES = ("XX001", "XX002")
 """SQLSTATEs of damaged data and of a damaged index."""
 
 DAMAGED_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-"""Primary result codes of a damaged SQLite file, and of a file that is no database."""
+"""Primary result codes of a damaged SQLite file, and of a file that is not a database."""
 
 
 EffectNote = Callable[[AsyncSession], Awaitable[None]]
 EFFECT_NOTE: ContextVar[EffectNote | None] = ContextVar("effect_note", default=None)
-"""What a request wants to be written down in each transaction that changes something for it."""
+"""A callback that adds a request's own record to each of its writing transactions."""
 
 
 _AFTER_COMMIT = "after_commit"
 _LOCK = 7_241_905_113
-"""The advisory lock that a process takes on PostgreSQL while it changes the tables."""
+"""The advisory lock of migrations on PostgreSQL."""
 
 
 def after_commit(session: AsyncSession, call: Callable[[], None]) -> None:
-    """Have `call` called once the transaction of `Database.write` is committed."""
+    """Call `call` after the transaction of `Database.write` is committed."""
     session.info.setdefault(_AFTER_COMMIT, []).append(call)
 
 
 class DatabaseUnavailableError(UnavailableError):
-    """The database does not answer; nothing was half done."""
+    """The database does not respond. The transaction changed nothing."""
 
-    slug, title = "database-unavailable", "The database does not answer"
+    slug, title = "database-unavailable", "The database does not respond"
 
 
 class OvertakenError(ConflictError):
-    """Another request deleted a row that this one refers to, or came first; nothing was stored.
+    """A concurrent request deleted a row that this one refers to, or created the same row.
 
-    Services look first, so it is raised only by requests of one moment.
+    Services check before they write, so this happens only to requests at the same time.
     """
 
     slug, title = "overtaken", "Another request came first"
 
 
 class DatabaseDamagedError(AppError):
-    """The database's file is damaged, or is no database."""
+    """The database file is damaged, or is not a database."""
 
     slug, title = "database-damaged", "The database is damaged"
 
 
 class Database:
-    """Transactions against one database.
+    """Transactions on one database.
 
-    `write()` is a transaction that will change something, `read()` one that will not. On PostgreSQL
-    they share their connections; a writer's statements each see what is committed by then, a
-    reader's all see one moment. SQLite takes one writer at a time: there, writers queue for the
-    one writing connection of this process (`BEGIN IMMEDIATE`, with a busy timeout for other
-    processes), and readers have connections of their own that never wait for a writer (WAL).
-    `log` is that write-ahead log. `process_id` is this process to the others that share the
-    database: `lease_owner` of what it holds.
+    `write()` begins a writing transaction, `read()` a read-only one. On PostgreSQL they share one
+    connection pool; writers use READ COMMITTED, and readers REPEATABLE READ. SQLite allows one
+    writer at a time: writers share one connection (`BEGIN IMMEDIATE`, with a busy timeout for other
+    processes), and readers have a separate pool and never wait for a writer (WAL).
+
+    `process_id` identifies this process as the owner of leases.
     """
 
     def __init__(self, url: str, *, pool_size: int = 10) -> None:
@@ -140,7 +138,7 @@ class Database:
             self._writer = _sqlite_engine(url, self._opened, begin="BEGIN IMMEDIATE", pool_size=1)
         else:
             self._writer = _postgres_engine(self.url, self.process_id, pool_size=pool_size)
-            # The same pool. Both options go out with BEGIN: they cost no message of their own.
+            # The same pool. Both options are part of BEGIN and need no additional message.
             self._reader = self._writer.execution_options(
                 isolation_level="REPEATABLE READ", postgresql_readonly=True
             )
@@ -150,28 +148,28 @@ class Database:
 
     @property
     def engine(self) -> AsyncEngine:
-        """The engine that may write: for tools."""
+        """The writing engine, for tools."""
         return self._writer
 
     def make_separate_engine(self) -> AsyncEngine:
-        """Make an engine for PostgreSQL that never waits for a free connection of the pool.
+        """Make an engine for PostgreSQL with one connection that is not in the pool.
 
-        It has one connection, for one task. Each statement is a transaction.
+        Each statement is a transaction.
         """
         engine = _postgres_engine(self.url, self.process_id, pool_size=1)
         return engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @property
     def place(self) -> str:
-        """The place of this database for the operator."""
+        """The location of this database, for messages."""
         return find_place(self.url)
 
     @contextlib.asynccontextmanager
     async def write(self) -> AsyncGenerator[AsyncSession]:
-        """A transaction that commits at the end of the block, or rolls back.
+        """Begin a writing transaction that is committed at the end of the block.
 
-        Raises `DatabaseUnavailableError` when the database can't be reached, and `OvertakenError`
-        when another transaction came first.
+        Raises `DatabaseUnavailableError`, and `OvertakenError` if a concurrent transaction came
+        first.
         """
         note = EFFECT_NOTE.get()
         async with translate_errors(), self._write_sessions() as session:
@@ -179,30 +177,30 @@ class Database:
             if note is not None:
                 await note(session)
             await session.commit()
-        self.log.written()
+        self.log.note_commit()
         for call in session.info.get(_AFTER_COMMIT, ()):
             call()
 
     @contextlib.asynccontextmanager
     async def trial(self) -> AsyncGenerator[AsyncSession]:
-        """A transaction that may write and is rolled back at the end of the block.
+        """Begin a writing transaction that is rolled back at the end of the block.
 
-        Raises `DatabaseUnavailableError` when the database can't be reached.
+        Raises `DatabaseUnavailableError`.
         """
         async with translate_errors(), self._write_sessions() as session:
             yield session
 
     @contextlib.asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncSession]:
-        """A transaction for reading: one consistent view, and never in a writer's way."""
-        # Closing ends the transaction: there is nothing to commit.
+        """Begin a read-only transaction with a consistent view. It never blocks a writer."""
+        # Closing the session ends the transaction.
         async with translate_errors(), self._read_sessions() as session:
             yield session
 
     async def change_tables(self, work: Callable[[Connection], None]) -> None:
-        """Do `work` in one transaction, after that of any other process that does the same.
+        """Run `work` in one transaction, while no other process changes the tables.
 
-        In a thread on SQLite: some hundred statements, and no trip for each.
+        On SQLite it runs in a thread, because it executes hundreds of statements.
         """
         if self.is_sqlite:
             await asyncio.to_thread(self._change_tables, work)
@@ -230,10 +228,9 @@ class Database:
             engine.dispose()
 
     async def optimize(self) -> None:
-        """Have SQLite look at what is in its tables, a few ms; PostgreSQL does so by itself.
+        """Update SQLite's statistics, which takes a few ms. PostgreSQL has autovacuum.
 
-        Without statistics it takes "these ids, of this user" for a reason to read everything of the
-        user's.
+        Without statistics, SQLite reads all rows of a user for a query on a few ids.
         """
         if not self.is_sqlite:
             return
@@ -242,12 +239,12 @@ class Database:
             await session.execute(text("ANALYZE"))
 
     async def ping(self) -> None:
-        """Raise `DatabaseUnavailableError` unless the database answers."""
+        """Raise `DatabaseUnavailableError` unless the database responds."""
         async with self.read() as session:
             await session.execute(text("SELECT 1"))
 
     async def check(self) -> None:
-        """Raise `DatabaseDamagedError` for a damaged SQLite file; reads all of it."""
+        """Raise `DatabaseDamagedError` if the SQLite file is damaged. Reads the whole file."""
         if not self.is_sqlite:
             return
         async with self.read() as session:
@@ -255,23 +252,22 @@ class Database:
                 raise DatabaseDamagedError
 
     async def dispose(self) -> None:
-        """Close every connection."""
         await self._writer.dispose()
         if self.is_sqlite:
             await self._reader.dispose()
-        # The pools forget a connection whose first statements were cancelled, and do not wait for
-        # one that a task still has.
+        # A pool forgets a connection if its first statements were cancelled, and does not wait for
+        # connections in use.
         for connection in tuple(self._opened):
             await connection.close()
 
 
 def name_client(process_id: UUID) -> str:
-    """Return the name of a process in PostgreSQL's list of connections."""
+    """Return the application name of a process on PostgreSQL."""
     return f"talekeeper {process_id}"
 
 
 def find_place(url: URL | str) -> str:
-    """Return the place of a database for the operator: host and port, or the path of a file."""
+    """Return the location of a database: host and port, or the path of its file."""
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite":
         return parsed.database or ":memory:"
@@ -281,7 +277,7 @@ def find_place(url: URL | str) -> str:
 
 @contextlib.asynccontextmanager
 async def translate_errors() -> AsyncGenerator[None]:
-    """Distinguish a database that is down or damaged, and a race, from a wrong statement.
+    """Translate errors of drivers and SQLAlchemy that are not faults of a statement.
 
     Raises `DatabaseUnavailableError`, `DatabaseDamagedError` and `OvertakenError`.
     """
@@ -292,8 +288,8 @@ async def translate_errors() -> AsyncGenerator[None]:
     except StaleDataError as error:
         raise _make_overtaken_error(error) from error
     except DBAPIError as error:
-        state = getattr(error.orig, "sqlstate", None) or ""  # asyncpg's errors have it
-        code = getattr(error.orig, "sqlite_errorcode", None) or 0  # sqlite3's
+        state = getattr(error.orig, "sqlstate", None) or ""  # asyncpg
+        code = getattr(error.orig, "sqlite_errorcode", None) or 0  # sqlite3
         primary = code & 0xFF
         if state in DAMAGED_STATES or primary in DAMAGED_CODES:
             raise DatabaseDamagedError from error
@@ -313,9 +309,9 @@ def _make_unavailable_error() -> DatabaseUnavailableError:
 
 
 def _make_overtaken_error(error: Exception) -> OvertakenError:
-    # Callers may expect it, or it may be a fault of ours that only looks like a race.
+    # Logged, because a fault in this code can look like a race.
     log.info("database.overtaken", exc_info=error)
-    return OvertakenError("Look at what is there now, and send the request again if it still fits.")
+    return OvertakenError("Read the resource again, and repeat the request if it is still needed.")
 
 
 def _postgres_engine(url: URL, process_id: UUID, *, pool_size: int) -> AsyncEngine:
@@ -324,7 +320,7 @@ def _postgres_engine(url: URL, process_id: UUID, *, pool_size: int) -> AsyncEngi
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_timeout=30,
-        pool_use_lifo=True,  # the connection used last has its statements prepared
+        pool_use_lifo=True,  # the most recently used connection has prepared statements
         pool_recycle=1800,
         hide_parameters=True,
         connect_args={"server_settings": {"application_name": name_client(process_id)}},
@@ -335,14 +331,13 @@ def _postgres_engine(url: URL, process_id: UUID, *, pool_size: int) -> AsyncEngi
         try:
             return dialect.connect(*args, **options)
         except OSError as error:
-            # Here, and only here, any of them is about the database: a name that is not known, a
-            # network without a route, a socket that is no longer there.
+            # Only here, every OSError is about the database, such as an unknown host.
             raise _make_unavailable_error() from error
 
     @event.listens_for(engine.sync_engine, "checkout")
     def _check_out(connection: Any, _record: Any, _proxy: Any) -> None:
         if connection.driver_connection.is_closed():
-            # The server ended it while it was idle. The pool opens another one.
+            # The server closed the idle connection. The pool opens a new one.
             raise DisconnectionError
 
     return engine
@@ -356,9 +351,9 @@ def _sqlite_engine(
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=60,
-        pool_use_lifo=True,  # the connection used last has the pages in its cache
+        pool_use_lifo=True,  # the most recently used connection has the pages in its cache
         hide_parameters=True,
-        # The driver's own transaction handling is off: "begin" below is the only one.
+        # Disables the driver's transaction handling: `_begin` below begins transactions.
         connect_args={
             "isolation_level": None,
             "timeout": sqlite_connection.BUSY_TIMEOUT_MS / 1000,

@@ -1,4 +1,4 @@
-"""Bringing the database's tables to the form that the code expects."""
+"""Database migrations with Alembic."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-HEAD = "2026_11_22"
-"""Newest revision: known here so that a start needs no Alembic when nothing is to be done."""
+HEAD = "2026_11_23"
+"""The newest revision. A constant, so that a start without migrations need not import Alembic."""
 
 
 class SchemaError(AppError):
-    """The tables are not those of this version of Talekeeper."""
+    """The database schema does not belong to this version of Talekeeper."""
 
-    status, slug, title = 503, "schema-mismatch", "The database is of another version"
+    status, slug, title = 503, "schema-mismatch", "The database belongs to another version"
 
 
 async def current_revision(database: Database) -> str | None:
-    """The revision that the tables are at; None for an empty database."""
+    """Return the revision of the tables, or None for an empty database."""
 
     def read(connection: Connection) -> str | None:
         if not inspect(connection).has_table("alembic_version"):
@@ -39,10 +39,10 @@ async def current_revision(database: Database) -> str | None:
 
 
 async def upgrade(database: Database, target: str = "head") -> bool:
-    """Bring the tables up to `target`; whether there was anything to do.
+    """Upgrade the tables to `target`. Return False if there was nothing to do.
 
-    Replicas that start together take turns. Raises `SchemaError` when the database is newer than
-    this version.
+    Replicas that start at the same time wait for each other. Raises `SchemaError` if the database
+    is newer than this version.
     """
     if target == "head" and await current_revision(database) == HEAD:
         return False
@@ -51,12 +51,12 @@ async def upgrade(database: Database, target: str = "head") -> bool:
 
 
 async def downgrade(database: Database, target: str) -> None:
-    """Take the tables back to `target` (`base` is none at all). Data of newer columns is lost."""
+    """Downgrade the tables to `target` (`base`: no tables). Data of newer columns is lost."""
     await _run(database, target, down=True)
 
 
 async def _run(database: Database, target: str, *, down: bool) -> None:
-    from alembic import command  # noqa: PLC0415  # slow to import, and seldom needed
+    from alembic import command  # noqa: PLC0415  # slow to import and rarely needed
     from alembic.util import CommandError  # noqa: PLC0415  # as above
 
     def run(connection: Connection) -> None:
@@ -71,19 +71,20 @@ async def _run(database: Database, target: str, *, down: bool) -> None:
             await database.change_tables(run)
     except CommandError as error:
         raise SchemaError(
-            f"From revision {revision or 'base'} there is no way to {target}; {HEAD} is the newest."
+            f"There is no migration from revision {revision or 'base'} to {target}. "
+            f"The newest revision is {HEAD}."
         ) from error
 
 
 def refuse_unknown(revision: str | None, database: Database) -> None:
-    """Raise `SchemaError` if this version does not know the revision that the tables are at."""
+    """Raise `SchemaError` if this version does not know the revision of the tables."""
     if revision is None or _is_known(revision):
         return
     raise SchemaError(
-        f"The database {database.place} is at revision {revision}. Talekeeper "
-        f"{backend.__version__} does not know it ({HEAD} is its newest), and changed nothing. If "
-        "a newer Talekeeper wrote it, install that one again. Otherwise put a backup of this "
-        "version in its place, or start with another database and bring your exports in there."
+        f"The database {database.place} has revision {revision}, which Talekeeper "
+        f"{backend.__version__} does not know (its newest is {HEAD}). Nothing was changed. If a "
+        "newer Talekeeper wrote it, install that version again. Otherwise restore a backup of "
+        "this version, or start with another database and import your exports."
     )
 
 
@@ -99,8 +100,8 @@ def _is_known(revision: str) -> bool:
 
 
 def alembic_config() -> Config:
-    """Alembic's configuration, for the commands above and for making new revisions."""
-    from alembic.config import Config  # noqa: PLC0415  # slow to import, and seldom needed
+    """Return Alembic's configuration."""
+    from alembic.config import Config  # noqa: PLC0415  # slow to import and rarely needed
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))

@@ -1,4 +1,4 @@
-"""Further tries of the steps of a start, while PostgreSQL is not up yet or busy."""
+"""Retries of the steps of a start while PostgreSQL is not available yet."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds between the tries of one step."""
+"""Seconds between the attempts of one step."""
 
 
 async def persist(database: Database, chore: str, step: Callable[[], Awaitable[T]]) -> T:
-    """Do a step of a start; repeat it if PostgreSQL does not answer or another process came first.
+    """Run a step of a start. Retry if PostgreSQL does not respond or another process came first.
 
-    A step that fails stores nothing. On SQLite there is one try, because SQLite itself waits for
-    other programs. Raises the error of the last try.
+    A failed step stores nothing. On SQLite there is one attempt, because SQLite itself waits for
+    other programs. Raises the error of the last attempt.
     """
     for attempt, seconds in enumerate(() if database.is_sqlite else DELAYS, start=1):
         try:

@@ -1,7 +1,7 @@
-"""Heartbeats of the processes that share a database, and the end of a lost process's leases.
+"""Heartbeats of the processes that share a database. The leases of a lost process end early.
 
-Work that only one process may do is a row with a lease. `lease_owner` is the process, `lease_until`
-the time after which others may take the row. If the process is lost, its leases end early.
+Exclusive work is a row with a lease: `lease_owner` is the process, and after `lease_until` another
+process may take the row.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ log = get_logger(__name__)
 
 BEAT_SECONDS = 0.5
 LOST_AFTER = timedelta(seconds=2)
-"""A process that did not renew its row for this long, by the database's clock, is lost."""
+"""A process is lost if its row is older than this, by the database's clock."""
 
 LOCK_MS = 1_000
-"""Longest wait for a row of a lost process. After that the transaction is tried again."""
+"""Maximum wait for a row of a lost process. Then the transaction is retried."""
 
 
 class Process(Base):
-    """A process that runs turns or jobs on PostgreSQL. `seen_at` is by the database's clock."""
+    """A process that runs turns or jobs on PostgreSQL. `seen_at` is the database's time."""
 
     __tablename__ = "processes"
 
@@ -55,7 +55,7 @@ class Process(Base):
 
 @dataclass(frozen=True, slots=True)
 class Leases:
-    """A table of leased rows. `condition` is true of every row with a lease."""
+    """A table with leases. `condition` selects its leased rows."""
 
     table: Table
     condition: ColumnElement[bool] | TextClause
@@ -67,7 +67,7 @@ _INSERT = insert(get_table(Process)).values(id=bindparam("id"), seen_at=func.clo
 _BEAT = _INSERT.on_conflict_do_update(
     index_elements=[_ROW.id], set_={"seen_at": _INSERT.excluded.seen_at}
 ).returning(
-    # Not worth a wait for the disk: a row that a crash of PostgreSQL loses is written again.
+    # No wait for the disk, because a lost row is written again.
     func.set_config("synchronous_commit", "off", True)  # noqa: FBT003  # PostgreSQL's own function
 )
 _LOOK = select(_ROW.id, _IS_LOST.label("is_lost"))
@@ -78,17 +78,17 @@ _DISCONNECT = text(
 
 
 class Processes:
-    """This process among those that share its database.
+    """Heartbeats of this process, and detection of lost processes.
 
-    On PostgreSQL each process renews its row twice a second, on a separate connection, and reads
-    the rows of the others. The first one to find a lost process ends its leases. On SQLite there is
-    one process at a time, so every lease that it finds at its start belongs to an ended process.
+    On PostgreSQL each process renews its row twice a second on a separate connection, and reads the
+    rows of the others. The first process that finds a lost one ends its leases. SQLite has one
+    process at a time: at its start, all leases belong to ended processes.
 
     Args:
-        database: The database that the processes share.
+        database: The shared database.
         leases: All tables with leases.
-        on_loss: Is called after leases were ended, by this process or by another one.
-        clock: Seconds, of which only differences count.
+        on_loss: Called after this or another process has ended leases.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Processes:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Take over from earlier processes. On PostgreSQL, begin to send heartbeats."""
+        """Take over from earlier processes. On PostgreSQL, begin with heartbeats."""
         if self._database.is_sqlite:
             async with self._database.write() as session:
                 await self._end_leases(session, owners=None)
@@ -123,7 +123,7 @@ class Processes:
             ]
 
     async def aclose(self) -> None:
-        """Give up all leases of this process, and delete its row."""
+        """End all leases of this process, and delete its row."""
         if not self._tasks:
             return
         for task in self._tasks:
@@ -133,7 +133,7 @@ class Processes:
             async with self._database.write() as session:
                 await session.execute(delete(Process).where(_ROW.id == self._database.process_id))
                 await self._end_leases(session, owners=[self._database.process_id])
-        except Exception as error:  # the others will miss its heartbeat
+        except Exception as error:  # the others will notice the missing heartbeat
             log.warning("process.not_deleted", exc_info=error)
 
     async def _beat(self, engine: AsyncEngine) -> None:
@@ -144,7 +144,7 @@ class Processes:
                     async with asyncio.timeout(LOST_AFTER.total_seconds()):
                         await self._renew(engine)
                     is_seen = True
-                except Exception as error:  # the next beat tries again
+                except Exception as error:  # the next heartbeat tries again
                     if is_seen:
                         log.warning("process.heartbeat_failed", exc_info=error)
                     is_seen = False
@@ -154,7 +154,7 @@ class Processes:
                 await engine.dispose()
 
     async def _renew(self, engine: AsyncEngine) -> None:
-        """Renew the row of this process, and compare those of the others with the last time."""
+        """Renew the row of this process, and find changes in the rows of the others."""
         async with engine.connect() as connection:
             await connection.execute(_BEAT, {"id": self._database.process_id})
             rows = (await connection.execute(_LOOK)).all()
@@ -165,10 +165,10 @@ class Processes:
         self._others = others
 
     def _is_steady(self) -> bool:
-        """Note a heartbeat. True if none has been late for `LOST_AFTER`.
+        """Record a heartbeat. Return True if none was late during the last `LOST_AFTER`.
 
-        After a pause of the database or of this machine, all rows are old. The other processes then
-        get the time to renew theirs.
+        After a pause of the database or of this machine, all rows are old, and the other processes
+        need time to renew theirs.
         """
         at = self._clock()
         if at - self._seen_at > 2 * BEAT_SECONDS:
@@ -177,7 +177,7 @@ class Processes:
         return at - self._steady_since >= LOST_AFTER.total_seconds()
 
     async def _recover(self) -> None:
-        """Take over from lost processes. A separate task, so that heartbeats never wait for it."""
+        """Take over from lost processes. A separate task, so that it never delays heartbeats."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -190,9 +190,9 @@ class Processes:
                 self._news.set()
 
     async def _end_lost(self, lost: Collection[UUID]) -> None:
-        """Delete the rows of lost processes and end their leases, in one transaction.
+        """Delete the rows of lost processes and end their leases in one transaction.
 
-        A stopped process may hold locks on its rows, so its connections are closed first.
+        First closes their connections, because a stopped process may hold locks on its rows.
         """
         if not lost:
             return
@@ -207,7 +207,7 @@ class Processes:
             log.warning("process.lost", count=len(ended))
 
     async def _end_leases(self, session: AsyncSession, *, owners: Collection[UUID] | None) -> None:
-        """End the leases of some processes; of all if `owners` is None."""
+        """End the leases of these processes, or of all if `owners` is None."""
         at = now()
         for leases in self._leases:
             row = leases.table.c

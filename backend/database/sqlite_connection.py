@@ -1,9 +1,9 @@
-"""SQLite's connection, in a thread of its own: one trip there for a statement and its rows.
+"""A connection to SQLite in a separate thread, with one thread switch per statement.
 
-aiosqlite alone makes a trip each for the cursor, the statement, the rows and the cursor's end, and
-three for the beginning of a transaction. Waking a thread costs more than most statements do. So
-does the way back through the event loop, which runs other tasks first. A statement therefore blocks
-the event loop for a moment, and is awaited only if it takes longer.
+aiosqlite switches threads for the cursor, the statement, the rows and closing the cursor, and three
+times for the beginning of a transaction. Waking a thread takes longer than most statements, and so
+does the way back through the event loop, which first runs other tasks. A statement therefore blocks
+the event loop for up to `MAX_BLOCKING_SECONDS`, and is awaited only if it takes longer.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any, Self
 import aiosqlite
 
 BUSY_TIMEOUT_MS = 30_000
-"""How long a writer waits for one of another process."""
+"""Time to wait for a writer of another process."""
 
 READING = "BEGIN"
-"""How a transaction begins that only reads."""
+"""The statement that begins a read-only transaction."""
 
 FIRST_ROWS = 200
-"""Rows that come with a statement's own trip; a larger result takes another."""
+"""Rows that are fetched together with the statement. A larger result needs another switch."""
 
 MAX_BLOCKING_SECONDS = 0.0005
-"""Longest time in seconds that a statement blocks the event loop. Most of a turn's statements take
-a tenth of it."""
+"""Maximum time in seconds that a statement blocks the event loop. Most statements of a turn take a
+tenth of it."""
 
 
 class SqliteConnection(aiosqlite.Connection):
-    """What SQLAlchemy's dialect for aiosqlite takes for its connection."""
+    """A connection with the interface of aiosqlite that SQLAlchemy uses."""
 
     def __init__(
         self, connector: Callable[[], sqlite3.Connection], opened: set[SqliteConnection]
@@ -45,9 +45,9 @@ class SqliteConnection(aiosqlite.Connection):
         self._is_writing = False
 
     async def _connect(self) -> Self:
-        """Open the file; if that fails, wait until the thread has ended.
+        """Open the file. If that fails, wait until the thread has ended.
 
-        Its last word goes to the event loop, which a command that failed closes at once.
+        The thread uses the event loop at its end, but a failed command closes the loop at once.
         """
         try:
             await super()._connect()
@@ -62,7 +62,7 @@ class SqliteConnection(aiosqlite.Connection):
         self._tx.put_nowait((None, partial(self._conn.create_function, *arguments, **options)))
 
     def stop(self) -> asyncio.Future[Any] | None:
-        """Close the connection after the statements that are queued."""
+        """Close the connection after the queued statements."""
         self._opened.discard(self)
         return super().stop()
 
@@ -72,18 +72,18 @@ class SqliteConnection(aiosqlite.Connection):
             await super().close()
 
     def begin(self, statement: str) -> None:
-        """Begin a transaction when its first statement comes, in the same trip."""
+        """Begin a transaction together with its first statement."""
         self._opening, self._is_writing = statement, statement != READING
 
     async def commit(self) -> None:
-        """End the transaction, if it has begun."""
+        """Commit the transaction if it has begun."""
         self._opening = None
         if self._has_begun:
             await super().commit()
             self._has_begun = False
 
     async def rollback(self) -> None:
-        """Take the transaction back, if it has begun. SQLAlchemy's pool asks for it every time."""
+        """Roll the transaction back if it has begun. SQLAlchemy's pool always calls this."""
         self._opening = None
         if not self._has_begun:
             return
@@ -91,26 +91,26 @@ class SqliteConnection(aiosqlite.Connection):
         if self._is_writing:
             await super().rollback()
         else:
-            # Nothing is taken back, and what comes next on this connection comes after it.
+            # No need to wait: later statements of this connection run after it.
             self._tx.put_nowait((None, self._conn.rollback))
 
     def cursor(self) -> SqliteCursor:  # type: ignore[override]
-        """Without a trip."""
+        """Return a cursor, without a thread switch."""
         return SqliteCursor(self)
 
     async def run(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
-        """Do some work in the thread, within the transaction."""
+        """Run `work` in the thread, within the transaction."""
         opening, self._opening = self._opening, None
         self._has_begun = self._has_begun or opening is not None
         if not self._running:
-            raise ValueError("no active connection")  # SQLAlchemy knows it by these words
-        trip = _Trip(partial(_run, self._conn, opening, work))
-        self._tx.put_nowait((None, trip))
-        return await trip.result()
+            raise ValueError("no active connection")  # SQLAlchemy looks for these words
+        call = _ThreadCall(partial(_run, self._conn, opening, work))
+        self._tx.put_nowait((None, call))
+        return await call.result()
 
 
-class _Trip:
-    """Work on its way to the connection's thread, and what comes back."""
+class _ThreadCall:
+    """A call in the connection's thread, and its result."""
 
     __slots__ = ("_error", "_is_under_way", "_loop", "_result", "_waiter", "_work")
 
@@ -124,18 +124,18 @@ class _Trip:
         self._loop = asyncio.get_running_loop()
 
     def __call__(self) -> None:
-        """Do the work, in the thread."""
+        """Run the work, in the thread."""
         try:
             self._result = self._work()
-        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+        except BaseException as error:  # noqa: BLE001  # `result` raises it
             self._error = error
-        # First the lock, then the waiter. `result` does the opposite, so one sees the other.
+        # First the lock, then the waiter. `result` uses the opposite order, so one sees the other.
         self._is_under_way.release()
         if self._waiter is not None:
             self._loop.call_soon_threadsafe(_wake, self._waiter)
 
     async def result(self) -> Any:
-        """What came back, or raise it."""
+        """Return the result, or raise the error."""
         if not self._is_under_way.acquire(timeout=MAX_BLOCKING_SECONDS):
             self._waiter = self._loop.create_future()
             if self._is_under_way.locked():
@@ -145,7 +145,7 @@ class _Trip:
         try:
             raise self._error
         finally:
-            self._error = None  # it refers to this frame, and so to itself
+            self._error = None  # its traceback refers to this frame
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
@@ -154,7 +154,7 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 class SqliteCursor:
-    """A statement's result: what SQLAlchemy asks of a driver's cursor, and no more."""
+    """The result of a statement, with the part of a cursor's interface that SQLAlchemy uses."""
 
     def __init__(self, connection: SqliteConnection) -> None:
         self.description: Any = None
@@ -169,7 +169,7 @@ class SqliteCursor:
         return self
 
     async def execute(self, statement: str, parameters: Iterable[Any] = ()) -> Self:
-        """Run a statement, and read its first rows."""
+        """Run a statement, and fetch its first rows."""
 
         def work(connection: sqlite3.Connection) -> None:
             cursor = connection.execute(statement, parameters)  # type: ignore[arg-type]
@@ -180,8 +180,6 @@ class SqliteCursor:
         return self
 
     async def executemany(self, statement: str, parameters: Iterable[Iterable[Any]]) -> Self:
-        """Run a statement many times."""
-
         def work(connection: sqlite3.Connection) -> None:
             self._take(connection.executemany(statement, parameters), is_read=True)  # type: ignore[arg-type]
 
@@ -189,11 +187,10 @@ class SqliteCursor:
         return self
 
     async def fetchall(self) -> list[Any]:
-        """The rows that are left."""
         return await self.fetchmany(-1)
 
     async def fetchmany(self, size: int) -> list[Any]:
-        """The next rows, as many as that; all of them where `size` is negative."""
+        """Return the next `size` rows; all of them if `size` is negative."""
         rows, self._rows = self._rows, []
         rest, missing = self._rest, size - len(rows)
         if rest is not None and size < 0:
@@ -205,7 +202,6 @@ class SqliteCursor:
         return rows
 
     async def close(self) -> None:
-        """Let go of what was not read."""
         rest, self._rest = self._rest, None
         if rest is not None:
             await self._connection.run(lambda _: rest.close())
@@ -222,9 +218,10 @@ def connect(
     opened: set[SqliteConnection],
     **options: Any,
 ) -> SqliteConnection:
-    """Make a connection that opens when it is awaited, with the arguments of `sqlite3.connect`.
+    """Make a connection with the arguments of `sqlite3.connect`. It opens when it is awaited.
 
-    `configure` prepares it in its thread. `opened` contains it until it is closed.
+    `configure` is called in the connection's thread. `opened` contains the connection until it is
+    closed.
     """
 
     def open_file() -> sqlite3.Connection:

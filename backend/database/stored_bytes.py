@@ -1,12 +1,12 @@
-"""Triggers that note how many bytes of texts each user stores, for migrations to set up.
+"""Triggers that count the bytes that each user stores. Migrations create them.
 
-Every insert, change and delete of a counted row adds a line to `storage_ledger`, in the same
-transaction and whatever caused it: a cascade, a bulk statement, another process. The sum of a
-user's lines is what the user stores. Lines are added and never changed, so two transactions of one
-user do not wait for each other.
+Every insert, update and delete of a counted row adds a row to `storage_ledger` in the same
+transaction, also for cascades, bulk statements and other processes. The sum of a user's ledger rows
+is the user's storage. Ledger rows are only inserted, so transactions of one user do not block each
+other.
 """
 
-# ruff: noqa: S608  # tables and columns are named by our own migrations
+# ruff: noqa: S608  # the names of tables and columns come from migrations
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 import sqlalchemy as sa
 
 ROW_BYTES = 200
-"""What a row counts beside its texts: its other columns and its place in indexes, about."""
+"""Estimated bytes of a row without its texts: its other columns and index entries."""
 
 
 def count_table(connection: sa.Connection, table: str, columns: Sequence[str]) -> None:
-    """Count a table's rows from now on: `ROW_BYTES` and the lengths of these columns.
+    """Begin to count a table's rows: `ROW_BYTES` and the lengths of these columns.
 
-    The table names its owner in `user_id`.
+    The table needs a column `user_id`.
     """
     setup = _postgresql if connection.dialect.name == "postgresql" else _sqlite
     for statement in setup(table, columns):
@@ -29,7 +29,7 @@ def count_table(connection: sa.Connection, table: str, columns: Sequence[str]) -
 
 
 def stop_counting(connection: sa.Connection, table: str) -> None:
-    """Count a table no more. What its rows counted has to be taken off the ledger by a recount."""
+    """Stop counting a table. Recount the ledger afterwards."""
     is_postgres = connection.dialect.name == "postgresql"
     for event in ("insert", "update", "delete"):
         on = f" ON {table}" if is_postgres else ""
@@ -42,7 +42,7 @@ _INSERT = "INSERT INTO storage_ledger (user_id, bytes)"
 
 
 def _size(row: str, columns: Sequence[str]) -> str:
-    """An expression for what a row counts; `row` is `NEW.` or `OLD.`."""
+    """Return the SQL expression for a row's bytes. `row` is `NEW.` or `OLD.`."""
     lengths = (f"coalesce(length({row}{column}), 0)" for column in columns)
     return " + ".join([str(ROW_BYTES), *lengths])
 
@@ -58,7 +58,7 @@ def _sqlite(table: str, columns: Sequence[str]) -> Iterator[str]:
         WHEN ({new}) <> ({old})
         BEGIN {_INSERT} VALUES (NEW.user_id, ({new}) - ({old})); END
     """
-    # With its account gone a user has no ledger, and needs none.
+    # The ledger of a deleted user is deleted as well.
     yield f"""
         CREATE TRIGGER {table}_stored_delete AFTER DELETE ON {table}
         WHEN EXISTS (SELECT 1 FROM users WHERE id = OLD.user_id)
@@ -67,9 +67,9 @@ def _sqlite(table: str, columns: Sequence[str]) -> Iterator[str]:
 
 
 def _postgresql(table: str, columns: Sequence[str]) -> Iterator[str]:
-    """One line a statement where rows come and go, one a row where a text changes its length.
+    """Yield triggers per statement for inserts and deletes, and per row for updates.
 
-    A trigger can't have both a list of columns and all the rows of a statement.
+    A trigger cannot have a list of columns and a transition table at the same time.
     """
     new, old, size = _size("NEW.", columns), _size("OLD.", columns), _size("", columns)
     yield f"""

@@ -1,4 +1,4 @@
-"""Column types that are the same on SQLite and on PostgreSQL."""
+"""Column types for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -11,26 +11,23 @@ from sqlalchemy.types import TypeEngine
 
 
 class Id(TypeDecorator[UUID]):
-    """A UUID: PostgreSQL's own type, 16 bytes on SQLite (SQLAlchemy's `Uuid` takes 32 there)."""
+    """A UUID: `uuid` on PostgreSQL, 16 bytes on SQLite (32 with SQLAlchemy's `Uuid`)."""
 
     impl = Uuid
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """The database's type."""
         return dialect.type_descriptor(Uuid() if dialect.name == "postgresql" else BINARY(16))
 
     def process_bind_param(self, value: UUID | None, dialect: Dialect) -> Any:
-        """A value on its way in."""
         return value if value is None or dialect.name == "postgresql" else value.bytes
 
     def process_result_value(self, value: Any, dialect: Dialect) -> UUID | None:
-        """A value on its way out."""
         return value if value is None or dialect.name == "postgresql" else UUID(bytes=value)
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A moment. SQLite forgets the zone: what comes out is aware all the same, in UTC."""
+    """A time in UTC. Values have a time zone, although SQLite does not store it."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -40,11 +37,11 @@ class UtcTime(TypeDecorator[datetime]):
         value: datetime | None,
         dialect: Dialect,  # noqa: ARG002  # the base class's
     ) -> datetime | None:
-        """A value on its way in. Raises `ValueError` for one without a zone."""
+        """Convert a value to UTC. Raises `ValueError` if it has no time zone."""
         if value is None:
             return None
         if value.tzinfo is None:
-            raise ValueError("A moment needs a time zone.")
+            raise ValueError("The time needs a time zone.")
         return value.astimezone(UTC)
 
     def process_result_value(
@@ -52,5 +49,4 @@ class UtcTime(TypeDecorator[datetime]):
         value: datetime | None,
         dialect: Dialect,  # noqa: ARG002  # the base class's
     ) -> datetime | None:
-        """A value on its way out."""
         return value if value is None or value.tzinfo else value.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""SQLite's write-ahead log, and how it is emptied."""
+"""Emptying SQLite's write-ahead log, which contains deleted texts."""
 
 from __future__ import annotations
 
@@ -13,43 +13,42 @@ from backend.database.sqlite_connection import BUSY_TIMEOUT_MS
 log = get_logger(__name__)
 
 EMPTY_INTERVAL_SECONDS = 5.0
-"""Seconds after which the log is emptied, if something was written."""
+"""Interval in which the log is emptied if something was written."""
 BUSY_MS = 100
-"""How long one try waits for readers, and writers for the try."""
+"""Maximum time that one attempt waits for readers. Writers wait for the attempt."""
 RETRY_PAUSES_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.4)
-"""Seconds between the tries of `empty_now`."""
+"""Pauses between the attempts of `empty_now`."""
 
 
 class WriteAheadLog:
-    """SQLite's write-ahead log, which keeps what was deleted until it is emptied.
+    """SQLite's write-ahead log.
 
-    A row that is deleted is overwritten in the database file (`secure_delete`), but the pages that
-    were written before it lie in the log for as long as nothing takes their place, which may be for
-    days. Emptied, its pages go into the database file, and its own file is cut to nothing.
+    A deleted row is overwritten in the database file (`secure_delete`), but older pages can remain
+    in the log for days. Emptying the log moves its pages to the database file and truncates it.
 
     Args:
-        writer: The engine with the one connection that writes; None on PostgreSQL, where nothing
-            here does anything.
+        writer: The engine with the writing connection. None on PostgreSQL: then all methods do
+            nothing.
     """
 
     def __init__(self, writer: AsyncEngine | None) -> None:
         self._writer = writer
-        # There may be a log that an earlier process left.
+        # An earlier process may have left a log.
         self._has_frames = writer is not None
 
-    def written(self) -> None:
-        """Note that a transaction was committed."""
+    def note_commit(self) -> None:
+        """Record that a transaction was committed."""
         self._has_frames = self._writer is not None
 
     async def empty(self) -> bool:
-        """Empty the log, unless a reader still needs it; whether it is empty.
+        """Empty the log unless a reader still needs it. Return True if it is empty.
 
-        It takes the writer's place for some milliseconds, and `BUSY_MS` at most.
+        Blocks writers for a few milliseconds, at most `BUSY_MS`.
         """
         if self._writer is None or not self._has_frames:
             return True
         async with self._writer.connect() as connection:
-            # Not by way of the connection itself, which would begin a transaction.
+            # The driver's connection, because SQLAlchemy's would begin a transaction.
             driver = (await connection.get_raw_connection()).driver_connection
             if driver is None:
                 return False
@@ -66,9 +65,9 @@ class WriteAheadLog:
         return not is_busy
 
     async def empty_now(self) -> bool:
-        """Empty the log before going on, with a few tries; whether it is empty.
+        """Empty the log, with several attempts. Return True if it is empty.
 
-        Raises nothing: what was to be erased is committed, and `keep_empty` goes on trying.
+        Logs errors instead of raising them, because `keep_empty` tries again later.
         """
         for pause in (*RETRY_PAUSES_SECONDS, None):
             try:
@@ -81,10 +80,7 @@ class WriteAheadLog:
         return False
 
     async def keep_empty(self) -> None:
-        """Empty the log every few seconds in which something was written, until cancelled.
-
-        Cancelled, it tries once more.
-        """
+        """Empty the log every few seconds until cancelled, and once more then."""
         try:
             while True:
                 await asyncio.sleep(EMPTY_INTERVAL_SECONDS)

@@ -1,4 +1,4 @@
-"""The work behind the reply: its runs, rebuilding chronicles, and rolling summaries."""
+"""Routes of background work: its runs, rebuilds, rolling summaries, scenes and compactions."""
 
 from typing import Any
 from uuid import UUID
@@ -26,7 +26,9 @@ from backend.enrichment.errors import (
     SummaryNotFoundError,
 )
 from backend.enrichment.schemas import (
+    CompactionView,
     EnrichmentView,
+    NewCompaction,
     NewRebuild,
     NewSummary,
     RebuildEstimate,
@@ -34,7 +36,7 @@ from backend.enrichment.schemas import (
     SummaryView,
     UndoView,
 )
-from backend.enrichment.service import EnrichmentService, SceneService
+from backend.enrichment.service import CompactionService, EnrichmentService, SceneService
 from backend.enrichment.summaries.service import SummaryService
 from backend.errors import PreconditionFailedError
 from backend.http.schemas import PREVIEWS, RAISES, STORES, Page, PageSize, PlaceCursor, make_etag
@@ -43,17 +45,47 @@ from backend.lorebooks.errors import LorebookFullError
 from backend.quotas.definitions import QUEUED_JOBS, TOKENS_PER_DAY
 from backend.quotas.service import Quotas
 
+
+class CompactionController(Controller):
+    """`POST /campaigns/{campaign_id}/compact`: bring a campaign up to date by hand."""
+
+    path = "/campaigns/{campaign_id:uuid}/compact"
+    tags = ("Campaigns",)
+
+    @post(
+        status_code=202,
+        opt={RAISES: (CampaignNotFoundError, ChatNotFoundError, ChronicleNotEnabledError)},
+        operation_id="compactCampaign",
+        summary="Bring a campaign up to date",
+    )
+    async def compact(
+        self,
+        campaign_id: FromPath[UUID],
+        data: JSONBody[NewCompaction],
+        identity: NamedDependency[Identity],
+        compactions: NamedDependency[CompactionService],
+        quotas: NamedDependency[Quotas],
+    ) -> CompactionView:
+        """Let a model read the unread messages of a chat, and update the campaign.
+
+        The work follows in a job, which the chat's runs and jobs show. Only messages since the
+        owner's consent are read.
+        """
+        await quotas.check(QUEUED_JOBS, identity.user_id)
+        return await compactions.compact(identity, campaign_id, data)
+
+
 TAGS = ("Chronicles",)
 SceneView = VIEWS["scene"]
 
 
 class EnrichmentController(Controller):
-    """What the agent did behind a chat's replies."""
+    """`GET /chats/{chat_id}/enrichment`: the background work of a chat."""
 
     path = "/chats/{chat_id:uuid}/enrichment"
     tags = TAGS
 
-    @get(opt={RAISES: (ChatNotFoundError,)}, summary="Look at the work behind the replies")
+    @get(opt={RAISES: (ChatNotFoundError,)}, summary="Read the status of background tasks")
     async def get_enrichment(
         self,
         chat_id: FromPath[UUID],
@@ -62,15 +94,15 @@ class EnrichmentController(Controller):
         limit: PageSize = 20,
         after: FromQuery[UUID | None] = None,
     ) -> EnrichmentView:
-        """How the work stands, and what was done: each run with what it read, wrote and took.
+        """Return the state of the work, and its runs with their messages, effects and tokens.
 
-        Newest first, the rolling summary's runs among them.
+        The newest runs come first. Runs of the rolling summary are included.
         """
         return await enrichment.overview(identity, chat_id, limit=limit, after=after)
 
 
 class RunController(Controller):
-    """Runs of the agent."""
+    """`/enrichment/runs/{run_id}`: one run, and undoing it."""
 
     path = "/enrichment/runs/{run_id:uuid}"
     tags = TAGS
@@ -82,7 +114,7 @@ class RunController(Controller):
         identity: NamedDependency[Identity],
         enrichment: NamedDependency[EnrichmentService],
     ) -> RunView:
-        """What a run read and wrote, and what it took."""
+        """Return the messages, the effects and the tokens of a run."""
         return await enrichment.get(identity, run_id)
 
     @post(
@@ -107,16 +139,16 @@ class RunController(Controller):
         enrichment: NamedDependency[EnrichmentService],
         force: FromQuery[bool] = False,  # noqa: FBT002  # a query parameter
     ) -> UndoView:
-        """Take back all that a run wrote, at once: what it made goes, all else is as it was.
+        """Undo everything that a run wrote, in one transaction.
 
-        What was changed since is left as it is, and named in the answer; with `force` it is taken
-        back, too, also of a run that was undone before. What the run read is not read again.
+        Items that were changed since are kept and listed in the answer. With `force` they are
+        undone, too, even if the run was undone before. The messages of the run are not read again.
         """
         return await enrichment.undo(identity, run_id, force=force)
 
 
 class RebuildController(Controller):
-    """Writing a chronicle anew."""
+    """`/chronicles/{chronicle_id}/rebuild`: rebuild a chronicle from a chat."""
 
     path = "/chronicles/{chronicle_id:uuid}/rebuild"
     tags = TAGS
@@ -149,12 +181,11 @@ class RebuildController(Controller):
         quotas: NamedDependency[Quotas],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002  # a query parameter
     ) -> Response[JobView]:
-        """Have the agent read a chat from the start, and put what it finds in place of the old.
+        """Let the agent read a chat from the start, and replace the chronicle's entries by it.
 
-        It replaces what it wrote itself and nobody has changed, batch by batch; all else stays.
-        Follow the job, or stop it: what is done by then stays. Each batch is a run of its own, to
-        be undone. With `dry_run` nothing is done and no model is asked: 200 with what it would
-        take.
+        It replaces only its own unchanged items, batch by batch. If you stop
+        the job, finished batches are kept. Each batch is a run that can be undone. With `dry_run`
+        nothing is changed and no model is asked: the answer is 200 with the estimated cost.
         """
         if dry_run:
             estimate: Any = await enrichment.estimate_rebuild(identity, chronicle_id, data)
@@ -166,7 +197,7 @@ class RebuildController(Controller):
     @get(
         opt={RAISES: (ChronicleNotFoundError, RebuildNotFoundError)},
         operation_id="getRebuild",
-        summary="Look at the last rebuild",
+        summary="Read the last rebuild",
     )
     async def latest(
         self,
@@ -174,12 +205,12 @@ class RebuildController(Controller):
         identity: NamedDependency[Identity],
         enrichment: NamedDependency[EnrichmentService],
     ) -> JobView:
-        """The job of the chronicle's last rebuild, for a day after it is done."""
+        """Return the job of the last rebuild, for a day after its end."""
         return await enrichment.latest_rebuild(identity, chronicle_id)
 
 
 class SummaryController(Controller):
-    """Rolling summaries of chats."""
+    """`/chats/{chat_id}/summary` and `/chats/{chat_id}/summaries`: rolling summaries."""
 
     path = "/chats/{chat_id:uuid}"
     tags = ("Summaries",)
@@ -196,11 +227,11 @@ class SummaryController(Controller):
         summaries: NamedDependency[SummaryService],
         viewpoint: FromQuery[ViewpointText] = GM,
     ) -> Response[SummaryView]:
-        """What is summarised of the active path: the summary that goes furthest.
+        """Return the summary that covers most of the active path.
 
-        It follows the path: of what was swiped away, edited or deleted nothing is summarised.
-        `viewpoint` is whose it is. In a campaign with hidden information each audience has its own
-        once something happened that not all know; a public one that goes further stands behind it.
+        It never covers messages that were swiped away, edited or deleted. In a campaign with hidden
+        information, an audience has its own summary from the first event that not everyone knows.
+        Its text includes a public summary that covers more.
         """
         seen = read_viewpoint(viewpoint)
         return _tagged(await summaries.get(identity, chat_id, viewpoint=seen))
@@ -215,7 +246,7 @@ class SummaryController(Controller):
                 PreconditionFailedError,
             ),
         },
-        summary="Write the summary",
+        summary="Replace the summary",
     )
     async def put_summary(
         self,
@@ -226,10 +257,10 @@ class SummaryController(Controller):
         summaries: NamedDependency[SummaryService],
         viewpoint: FromQuery[ViewpointText | None] = None,
     ) -> Response[SummaryView]:
-        """Say it in other words. The next summary builds on these.
+        """Replace the text of the current summary. Later summaries continue it.
 
-        Without a summary, or for one that goes further than the current one does, name the last
-        message that it covers. With `viewpoint` it is that one's own; `public` is for everyone.
+        Without a summary, or for one that covers more, name the last message that it covers. With
+        `viewpoint` the summary belongs to that audience; `public` is for everyone.
         """
         view = await summaries.put(
             identity,
@@ -243,7 +274,7 @@ class SummaryController(Controller):
     @delete(
         "/summary",
         opt={RAISES: (ChatNotFoundError, SummaryNotFoundError, PreconditionFailedError)},
-        summary="Drop the summary",
+        summary="Delete the summary",
     )
     async def delete_summary(
         self,
@@ -253,10 +284,7 @@ class SummaryController(Controller):
         summaries: NamedDependency[SummaryService],
         viewpoint: FromQuery[ViewpointText] = GM,
     ) -> None:
-        """Drop the current summary; the one before it, if any, is the current one again.
-
-        `viewpoint` is whose summary it is.
-        """
+        """Delete the current summary. The one before it becomes the current one."""
         if_match, seen = request.headers.get("if-match"), read_viewpoint(viewpoint)
         await summaries.delete(identity, chat_id, if_match=if_match, viewpoint=seen)
 
@@ -270,10 +298,10 @@ class SummaryController(Controller):
         after: PlaceCursor = None,
         viewpoint: FromQuery[ViewpointText] = GM,
     ) -> Page[SummaryView]:
-        """Summaries along the active path, newest first; the page begins above position `after`.
+        """Return the summaries along the active path, the newest first, above position `after`.
 
-        The first is the current one; the next one down takes its place when it goes. They are those
-        for `viewpoint`, and public ones.
+        The first one is the current one. The list contains summaries of `viewpoint` and public
+        ones.
         """
         return await summaries.list_page(
             identity, chat_id, limit=limit, before=after, viewpoint=read_viewpoint(viewpoint)
@@ -281,7 +309,7 @@ class SummaryController(Controller):
 
 
 class SceneController(Controller):
-    """Scenes of campaigns, beside what `/campaigns/{campaign_id}/scenes` does with all items."""
+    """`POST /campaigns/{campaign_id}/scenes/{scene_id}/close`: end a scene."""
 
     path = "/campaigns/{campaign_id:uuid}/scenes/{scene_id:uuid}"
     tags = ("Campaigns",)
@@ -310,11 +338,11 @@ class SceneController(Controller):
         quotas: NamedDependency[Quotas],
         message_id: FromQuery[UUID | None] = None,
     ) -> Response[SceneView]:  # type: ignore[valid-type]
-        """End a scene, and have it compressed: a summary, key moments, and what follows from them.
+        """End a scene, and compress it into a summary, key moments and their consequences.
 
-        That is done after this answer, and belongs to the scene's last message. With `message_id`
-        the scene is over while that message is told; without one, always. A scene that is over
-        already is compressed as far as it is not.
+        The compression follows in a job and belongs to the scene's last message. With `message_id`
+        the scene is closed only while that message is on the active path. A closed scene is
+        compressed as far as it is not yet.
         """
         await quotas.check(QUEUED_JOBS, identity.user_id)
         closed: Any = await scenes.close(

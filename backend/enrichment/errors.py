@@ -1,4 +1,4 @@
-"""What can go wrong with the work behind the reply."""
+"""Errors of background work."""
 
 from __future__ import annotations
 
@@ -6,54 +6,54 @@ from backend.errors import AppError, ConflictError, NotFoundError
 
 
 class RunNotFoundError(NotFoundError):
-    """No such run, or someone else's."""
+    """The run does not exist or belongs to another user."""
 
-    slug, title = "run-not-found", "No such run"
+    slug, title = "run-not-found", "Run not found"
 
 
 class RunUndoneError(ConflictError):
-    """It was undone before."""
+    """The run was undone before."""
 
-    slug, title = "run-already-undone", "The run was undone already"
+    slug, title = "run-already-undone", "The run was already undone"
 
 
 class NothingToUndoError(ConflictError):
-    """The run has written nothing."""
+    """The run wrote nothing."""
 
-    slug, title = "nothing-to-undo", "The run has written nothing"
+    slug, title = "nothing-to-undo", "The run has nothing to undo"
 
 
 class RunReplacedError(ConflictError):
-    """A later rebuild replaced what the run wrote: `run_id` is the one to undo first."""
+    """A later rebuild, `run_id`, has replaced the run's items and must be undone first."""
 
-    slug, title = "run-replaced", "A rebuild has replaced what the run wrote"
+    slug, title = "run-replaced", "A rebuild has replaced the results of the run"
 
 
 class ChronicleNotEnabledError(ConflictError):
-    """The chat's owner has not agreed to have it written down."""
+    """The owner of the chat has not consented to the chronicle."""
 
-    slug, title = "chronicle-not-enabled", "The chat does not keep a chronicle"
+    slug, title = "chronicle-not-enabled", "The chronicle is switched off for this chat"
 
 
 class OtherChronicleError(AppError):
-    """The chat keeps another chronicle, or none."""
+    """The chat uses another chronicle or none."""
 
-    status, slug, title = 422, "chat-has-other-chronicle", "The chat keeps another chronicle"
+    status, slug, title = 422, "chat-has-other-chronicle", "The chat uses another chronicle"
 
 
 class RebuildUnderWayError(ConflictError):
-    """The chronicle is being rebuilt already: `job_id` is the job."""
+    """The chronicle is being rebuilt by the job `job_id`."""
 
-    slug, title = "rebuild-under-way", "The chronicle is being rebuilt already"
+    slug, title = "rebuild-under-way", "The chronicle is already being rebuilt"
 
 
 class RebuildNotFoundError(NotFoundError):
-    """The chronicle was not rebuilt, or too long ago to tell."""
+    """The chronicle was not rebuilt recently."""
 
-    slug, title = "rebuild-not-found", "No rebuild of this chronicle"
+    slug, title = "rebuild-not-found", "Rebuild not found"
 
 
 class SummaryNotFoundError(NotFoundError):
-    """Nothing of the chat's active path is summarised."""
+    """The active path has no summary."""
 
-    slug, title = "summary-not-found", "There is no summary"
+    slug, title = "summary-not-found", "Summary not found"

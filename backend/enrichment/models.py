@@ -1,4 +1,4 @@
-"""Tables of the work behind the reply: how far it has come, what it did, and the summaries."""
+"""Tables of background work: read marks, runs and rolling summaries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ RunKind = Literal[
     "scene",
     "compaction",
     "chapter",
-    "questions",
     "rephrasing",
     "suggestions",
 ]
@@ -28,9 +27,9 @@ RunState = Literal["done", "failed", "undone"]
 
 
 class EnrichmentMark(Base):
-    """A watermark: with this message (`id`), everything on the path down to it has been read.
+    """A watermark: the path down to the message `id` has been read.
 
-    It follows the message tree: what counts is the deepest one on the active path.
+    It follows the message tree. The deepest mark on the active path counts.
     """
 
     __tablename__ = "enrichment_marks"
@@ -45,13 +44,13 @@ class EnrichmentMark(Base):
 
 
 class EnrichmentRun(Base):
-    """One run of the work behind the reply: what it cost, and, sealed, what it read and wrote.
+    """One run of a background task: its cost, and, sealed, its messages and effects.
 
-    It read the path from `from_position` to `to_position`. Tokens are as the provider reported
-    them. `delay_ms` is from what caused its job, a reply mostly, to the end of the run.
-    `campaign_id` is the campaign that the chat was a session of. `error` is the slug of what went
-    wrong. A run that failed has written nothing. Of its tokens those of `triage_` are another
-    model's, `triage_model`; null where one model did it all.
+    It read the path from `from_position` to `to_position`. Tokens are as reported by the provider.
+    `delay_ms` is the time from the creation of the job to the end of the run. `campaign_id` is the
+    campaign of the chat at that time. `error` is the slug of an error. A failed run has written
+    nothing. `triage_` columns are the share of another model, `triage_model`; null if there was
+    one.
     """
 
     __tablename__ = "enrichment_runs"
@@ -94,9 +93,9 @@ RUN_DETAIL = Column("enrichment_runs", "sealed_detail")
 
 
 class ChatSummary(Base):
-    """A rolling summary of the path down to and with a message, as an audience may know it.
+    """A rolling summary of the path down to a message, for one audience.
 
-    It follows the tree.
+    It follows the message tree.
     """
 
     __tablename__ = "chat_summaries"

@@ -1,27 +1,78 @@
-"""What a stored reply sets off behind it, in the transaction that stores it."""
+"""Queue background work in the transaction that stores a reply."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 from uuid import UUID, uuid5
 
+import msgspec
 from sqlalchemy import ColumnElement, Update, and_, bindparam, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.paths import clear_marks
-from backend.campaigns.scenes.scenes import count_beat, end_left_scenes, find_ended_scenes
 from backend.chats.events import ConsentWithdrawn
-from backend.chats.models import Chat, Message
-from backend.chats.questions import read_questions_again
+from backend.chats.models import Chat
 from backend.chats.schemas import ChatSettings
 from backend.database.base import UNSYNCHRONIZED, now
+from backend.database.engine import Database
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.models import EnrichmentMark
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
 from backend.memory.indexing.outbox import KeyHolder
+
+POLL_SECONDS = 0.1
+
+
+class UnfinishedJob(NamedTuple):
+    """State and number of attempts of a job that is queued or running."""
+
+    state: str
+    attempts: int
+
+
+_JobsByLane = Mapping[UUID | None, Sequence[UnfinishedJob]]
+"""Unfinished jobs by lane."""
+
+
+class SummaryWatch:
+    """Polls the unfinished jobs of one kind for all turns that wait for a summary.
+
+    One query in `POLL_SECONDS` serves all of them.
+    """
+
+    def __init__(self, database: Database, kind: str) -> None:
+        self._database = database
+        self._query = select(Job.lane, Job.state, Job.attempts).where(
+            Job.lane.in_(bindparam("lanes", expanding=True)),
+            Job.kind == kind,
+            Job.state.in_(["queued", "running"]),
+        )
+        self._lanes: set[UUID] = set()
+        self._next: asyncio.Task[_JobsByLane] | None = None
+
+    async def poll(self, lane: UUID) -> Sequence[UnfinishedJob]:
+        """Return the unfinished jobs of a lane, as of the next query."""
+        self._lanes.add(lane)
+        if self._next is None:
+            self._next = asyncio.create_task(self._poll())
+        found = await asyncio.shield(self._next)
+        return found.get(lane, ())
+
+    async def _poll(self) -> _JobsByLane:
+        await asyncio.sleep(POLL_SECONDS)
+        # A turn that asks from here on waits for the query after this one.
+        lanes, self._lanes, self._next = self._lanes, set(), None
+        found: defaultdict[UUID | None, list[UnfinishedJob]] = defaultdict(list)
+        async with self._database.read() as session:
+            for lane, state, attempts in await session.execute(self._query, {"lanes": list(lanes)}):
+                found[lane].append(UnfinishedJob(state, attempts))
+        return found
+
 
 TURN = "enrichment.turn"
 REBUILD = "enrichment.rebuild"
@@ -30,52 +81,58 @@ GLOSSARY = "enrichment.glossary"
 SCENE = "enrichment.scene"
 CHAPTER = "enrichment.chapter"
 COMPACTION = "enrichment.compaction"
-QUESTIONS = "enrichment.questions"
 
-NEED_CONSENT = (TURN, REBUILD, GLOSSARY, COMPACTION, QUESTIONS)
+NEED_CONSENT = (TURN, REBUILD, GLOSSARY, COMPACTION)
 """Kinds of jobs that read a chat only while its chronicle is switched on."""
 
-SUMMARY_WAIT = 30.0
-WORKER_WAIT = 5.0
+SUMMARY_SECONDS = 30.0
+"""The longest time that a turn waits for a summary that is being written."""
+
+WORKER_SECONDS = 5.0
+"""The longest time that a turn waits for a worker to begin with a summary."""
+
+_NAMESPACE = UUID("5d1f2d1e-3f0a-5c55-8a57-6a0c3c1b9e42")
 
 
-def _call(*which: ColumnElement[bool]) -> Update:
-    """Have jobs taken now that were put off, and those that run again if they are put off.
+def _run_now(*conditions: ColumnElement[bool]) -> Update:
+    """Build the statement that makes postponed jobs due, and running ones if they are postponed.
 
-    One that writes at this very moment is left alone: it may wait for rows that the caller holds.
+    Jobs that failed keep their waiting time. Locked rows are skipped, because their worker may
+    itself wait for rows that the caller has locked.
     """
-    running = select(Job.id).where(*which, Job.state == "running")
-    # What has failed waits for its time.
-    is_put_off = and_(Job.state == "queued", Job.attempts == 0)
+    running = select(Job.id).where(*conditions, Job.state == "running")
+    unlocked = running.with_for_update(skip_locked=True)
+    is_postponed = and_(Job.state == "queued", Job.attempts == 0)
     return (
         update(Job)
-        .where(*which, or_(is_put_off, Job.id.in_(running.with_for_update(skip_locked=True))))
+        .where(*conditions, or_(is_postponed, Job.id.in_(unlocked)))
         .values(run_after=bindparam("at"))
     )
 
 
-_GO_ON = _call(Job.dedupe_key == bindparam("job"))
-_COMPACT_NOW = _call(Job.lane == bindparam("in_lane"), Job.kind == COMPACTION)
-
-_LANES = UUID("5d1f2d1e-3f0a-5c55-8a57-6a0c3c1b9e42")
+_SUMMARISE_NOW = _run_now(Job.dedupe_key == bindparam("job"))
+_COMPACT_NOW = _run_now(Job.lane == bindparam("in_lane"), Job.kind == COMPACTION)
 
 
 def lane_of(container_id: UUID) -> UUID:
-    """The lane of the work behind a chronicle, or a chat: apart from that of its index jobs.
+    """Return the lane of the jobs that write into a chronicle, a campaign or a chat.
 
-    Whatever writes into one chronicle does so one after the other, from whichever chat.
+    It differs from the lane of the container's index jobs.
     """
-    return uuid5(_LANES, str(container_id))
+    return uuid5(_NAMESPACE, str(container_id))
 
 
 class EnrichmentOutbox(ConsentWithdrawn):
-    """Puts work behind the reply into the queue, where the chat's owner has agreed to it."""
+    """Queues background work of a chat. Work that needs its owner's consent is not queued without.
+
+    In a `per_job` account each job carries the key of the `holder`.
+    """
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
         self._summaries = SummaryWatch(queue.database, SUMMARY)
 
-    async def replied(
+    async def follow_reply(
         self,
         session: AsyncSession,
         holder: KeyHolder,
@@ -87,138 +144,85 @@ class EnrichmentOutbox(ConsentWithdrawn):
         count_unit: str,
         is_summary_due: bool = False,
     ) -> None:
-        """A reply was stored. Tokens are counted in `count_unit`, the chat's of the prompt.
+        """Queue the study of a stored reply, and a summary if one is due.
 
-        With `is_summary_due` so many rounds of a campaign are told that its summary goes on.
-        Without consent there is no job: this is where the opt-in is enforced. A campaign's summary
-        goes by the campaign's settings.
+        Tokens are in `count_unit`, the chat's unit for the prompt. `is_summary_due` says that a
+        campaign has had enough rounds since its last summary.
         """
         if chat.chronicle_enabled and chat.chronicle_id is not None:
             await self.study(session, holder, chat.id, chat.chronicle_id)
-        wanted = settings.summary.enabled and is_nearly_full(path_tokens, history_budget)
-        if wanted or is_summary_due:
+        is_wanted = settings.summary.enabled and is_nearly_full(path_tokens, history_budget)
+        if is_wanted or is_summary_due:
             await self.summarise(
                 session, holder, chat.id, history_budget=history_budget, count_unit=count_unit
             )
 
+    async def study(
+        self, session: AsyncSession, holder: KeyHolder, chat_id: UUID, chronicle_id: UUID
+    ) -> None:
+        """Queue the agent for the messages that it has not read."""
+        await self._enqueue(session, holder, TURN, chronicle_id, chat_id)
+
+    async def study_later(self, session: AsyncSession, chat: Chat) -> None:
+        """Queue the agent without a key, after a crash. The job waits until the user is seen."""
+        if chat.chronicle_enabled and chat.chronicle_id is not None:
+            job = _job(TURN, chat.user_id, chat.chronicle_id, chat.id)
+            await self._queue.enqueue(session, job)
+
+    async def study_again(self, session: AsyncSession, message_id: UUID) -> None:
+        """Mark a reply as unread, because it is being continued."""
+        mark = delete(EnrichmentMark).where(EnrichmentMark.id == message_id)
+        await session.execute(mark.execution_options(synchronize_session=False))
+        await clear_marks(session, None, message_id)
+
     async def read_terms(
         self, session: AsyncSession, holder: KeyHolder, chat: Chat, reply_id: UUID
     ) -> None:
-        """Have the terms found that a stored reply coins. Without consent there is no job.
+        """Queue the search for new glossary terms in a stored reply.
 
-        Two replies of one campaign are read one after the other, so that neither proposes what the
-        other does.
+        Replies of one campaign are read one after the other, so that no term is proposed twice.
         """
-        if not chat.chronicle_enabled or chat.campaign_id is None:
-            return
-        await self._queue.enqueue(
-            session,
-            NewJob(
-                kind=GLOSSARY,
-                user_id=holder.sealer.user_id,
-                lane=lane_of(chat.campaign_id),
-                payload={"chat_id": str(chat.id), "message_id": str(reply_id)},
-                dedupe_key=f"{GLOSSARY}/{reply_id}",
-            ),
-            key=self._queue.grant(holder.sealer, holder.key_mode),
-        )
+        if chat.chronicle_enabled and chat.campaign_id is not None:
+            await self._enqueue(
+                session, holder, GLOSSARY, chat.campaign_id, chat.id, reply_id, message_id=reply_id
+            )
 
-    async def count_beat(
-        self,
-        session: AsyncSession,
-        holder: KeyHolder,
-        chat: Chat,
-        reply: Message,
-        *,
-        turn_id: UUID,
-        lead_id: UUID | None = None,
+    async def compress_scenes(
+        self, session: AsyncSession, holder: KeyHolder, chat: Chat, scene_ids: Iterable[UUID]
     ) -> None:
-        """Count a finished reply as a beat of its campaign's open scene, which may then be due.
+        """Queue the compression of the parts of scenes that belong to this chat.
 
-        `lead_id` is the character whom the chat's story follows.
-        """
-        for scene_id in await count_beat(
-            session, holder.sealer, chat, reply, turn_id=turn_id, lead_id=lead_id
-        ):
-            await self.compress(session, holder, chat, scene_id)
-
-    async def end_scenes(
-        self,
-        session: AsyncSession,
-        holder: KeyHolder,
-        chat: Chat,
-        reply: Message,
-        *,
-        turn_id: UUID,
-    ) -> None:
-        """End the scenes that the players have left, and have all compressed that a turn ended."""
-        await end_left_scenes(session, holder.sealer, chat, reply, turn_id=turn_id)
-        for scene_id in await find_ended_scenes(session, chat, turn_id=turn_id):
-            await self.compact(session, holder, chat)
-            await self.compress(session, holder, chat, scene_id)
-
-    async def compress(
-        self, session: AsyncSession, holder: KeyHolder, chat: Chat, scene_id: UUID
-    ) -> None:
-        """Have a scene compressed, as far as this chat tells it.
-
-        In the lane of the campaign: what one scene leaves behind, the next one is compared with.
+        The lane is the campaign's, because each scene is compared with what the last one left.
         """
         if chat.campaign_id is None:
             return
-        await self._queue.enqueue(
-            session,
-            NewJob(
-                kind=SCENE,
-                user_id=holder.sealer.user_id,
-                lane=lane_of(chat.campaign_id),
-                payload={"chat_id": str(chat.id), "scene_id": str(scene_id)},
-                dedupe_key=f"{SCENE}/{scene_id}/{chat.id}",
-            ),
-            key=self._queue.grant(holder.sealer, holder.key_mode),
-        )
+        for scene_id in scene_ids:
+            name = f"{scene_id}/{chat.id}"
+            await self._enqueue(
+                session, holder, SCENE, chat.campaign_id, chat.id, name, scene_id=scene_id
+            )
 
     async def make_chapters(self, session: AsyncSession, holder: KeyHolder, chat: Chat) -> None:
-        """Have old scenes that a chat has told made into chapters, where they are many."""
-        if chat.campaign_id is None:
-            return
-        await self._queue.enqueue(
-            session,
-            NewJob(
-                kind=CHAPTER,
-                user_id=holder.sealer.user_id,
-                lane=lane_of(chat.campaign_id),
-                payload={"chat_id": str(chat.id)},
-                dedupe_key=f"{CHAPTER}/{chat.id}",
-            ),
-            key=self._queue.grant(holder.sealer, holder.key_mode),
-        )
+        """Queue the combination of old scenes into chapters."""
+        if chat.campaign_id is not None:
+            await self._enqueue(session, holder, CHAPTER, chat.campaign_id, chat.id)
 
     async def compact(self, session: AsyncSession, holder: KeyHolder, chat: Chat) -> UUID | None:
-        """Have a campaign brought up to date with what a chat has told since it was read.
+        """Queue a compaction of the chat's unread messages, and resume one that is postponed.
 
-        Without consent there is no job. The id of the new one; where one waits already, None: that
-        one goes on now, but for one that failed, which waits for its time. One that runs takes the
-        new one's place should it be put off, and goes on at once.
+        Returns the id of the new job, or None if there is none: without consent, or because a job
+        waits already.
         """
         if not chat.chronicle_enabled or chat.campaign_id is None:
             return None
-        job = NewJob(
-            kind=COMPACTION,
-            user_id=holder.sealer.user_id,
-            lane=lane_of(chat.campaign_id),
-            payload={"chat_id": str(chat.id)},
-            dedupe_key=f"{COMPACTION}/{chat.id}",
-        )
-        key = self._queue.grant(holder.sealer, holder.key_mode)
-        job_id = await self._queue.enqueue(session, job, key=key)
-        await self.go_on(session, chat)
+        job_id = await self._enqueue(session, holder, COMPACTION, chat.campaign_id, chat.id)
+        await self.resume_compactions(session, chat)
         return job_id
 
-    async def go_on(self, session: AsyncSession, chat: Chat) -> None:
-        """Let the compactions of a chat's campaign go on that wait for an action to be over.
+    async def resume_compactions(self, session: AsyncSession, chat: Chat) -> None:
+        """Make compactions due that were postponed until an action is over.
 
-        One may have seen the action while it was on, and be about to wait.
+        A running one is included, because it may be about to be postponed.
         """
         if chat.campaign_id is not None:
             values = {"in_lane": lane_of(chat.campaign_id), "at": now()}
@@ -233,140 +237,87 @@ class EnrichmentOutbox(ConsentWithdrawn):
         history_budget: int,
         count_unit: str,
     ) -> None:
-        """Have a chat's summary brought as far as its history needs it."""
-        await self._queue.enqueue(
-            session,
-            NewJob(
-                kind=SUMMARY,
-                user_id=holder.sealer.user_id,
-                lane=lane_of(chat_id),
-                payload={
-                    "chat_id": str(chat_id),
-                    "history_budget": history_budget,
-                    "count_unit": count_unit,
-                },
-                dedupe_key=f"{SUMMARY}/{chat_id}",
-            ),
-            key=self._queue.grant(holder.sealer, holder.key_mode),
-        )
+        """Queue the extension of a chat's summary, as far as its history needs it."""
+        needs = {"history_budget": history_budget, "count_unit": count_unit}
+        await self._enqueue(session, holder, SUMMARY, chat_id, chat_id, **needs)
 
     async def summarise_now(
         self, holder: KeyHolder, chat_id: UUID, *, history_budget: int, count_unit: str
     ) -> bool:
-        """The same for a turn that waits for it; whether it was done.
+        """Extend a chat's summary while a turn waits. Return True if it was done.
 
-        Waits for one attempt: `WORKER_WAIT` seconds until it begins, `SUMMARY_WAIT` for its end.
+        Waits for one attempt: `WORKER_SECONDS` until it begins, `SUMMARY_SECONDS` for its end.
         """
         lane = lane_of(chat_id)
         async with self._queue.database.write() as session:
             await self.summarise(
                 session, holder, chat_id, history_budget=history_budget, count_unit=count_unit
             )
-            # One that a turn has cut off waits for a while.
-            await _bring_forward(session, f"{SUMMARY}/{chat_id}")
+            # A job that a turn has interrupted is postponed.
+            values = {"job": f"{SUMMARY}/{chat_id}", "at": now()}
+            await session.execute(_SUMMARISE_NOW, values, execution_options=UNSYNCHRONIZED)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WORKER_WAIT) as limit:
+            async with asyncio.timeout(WORKER_SECONDS) as limit:
                 has_begun = False
                 while True:
-                    waiting = await self._summaries.look(lane)
+                    waiting = await self._summaries.poll(lane)
                     if not waiting:
                         return True
                     if not any(row.state == "running" or not row.attempts for row in waiting):
                         return False
                     if not has_begun and any(row.state == "running" for row in waiting):
                         has_begun = True
-                        limit.reschedule(asyncio.get_running_loop().time() + SUMMARY_WAIT)
+                        limit.reschedule(asyncio.get_running_loop().time() + SUMMARY_SECONDS)
         return False
 
-    async def study(
-        self, session: AsyncSession, holder: KeyHolder, chat_id: UUID, chronicle_id: UUID
-    ) -> None:
-        """Have the agent read what a chat said since it read last."""
-        job = _study(holder.sealer.user_id, chat_id, chronicle_id)
-        key = self._queue.grant(holder.sealer, holder.key_mode)
-        await self._queue.enqueue(session, job, key=key)
-
-    async def write_questions(
-        self,
-        session: AsyncSession,
-        holder: KeyHolder,
-        chat: Chat,
-        *,
-        positions: tuple[int, int] | None = None,
-    ) -> None:
-        """Have the questions written that a chat's lines answer, once some have come together.
-
-        With `positions` those of all lines from the first to the last, as far as they lack them.
-        Without consent there is no job.
-        """
-        if not chat.chronicle_enabled:
-            return
-        payload: dict[str, Any] = {"chat_id": str(chat.id)}
-        name = f"{QUESTIONS}/{chat.id}"
-        if positions is not None:
-            payload["positions"] = positions
-            name += "/all"
-        await self._queue.enqueue(
-            session,
-            NewJob(
-                kind=QUESTIONS,
-                user_id=holder.sealer.user_id,
-                # A lane of its own: a turn may wait for the summary in the chat's.
-                lane=_question_lane(chat.id),
-                payload=payload,
-                dedupe_key=name,
-            ),
-            key=self._queue.grant(holder.sealer, holder.key_mode),
-        )
-
     async def consent_withdrawn(self, session: AsyncSession, chat: Chat) -> None:
-        """End the jobs that read a chat with its owner's consent, and run just now.
+        """Stop the running jobs that need the owner's consent.
 
-        Those that wait end by themselves, before they ask a model.
+        Queued jobs check the consent before they ask a model.
         """
         containers = [each for each in (chat.chronicle_id, chat.campaign_id) if each]
         await self._queue.stop_running(
             session,
             chat.user_id,
-            lanes=[*map(lane_of, containers), _question_lane(chat.id)],
+            lanes=[lane_of(each) for each in containers],
             kinds=NEED_CONSENT,
             payload={"chat_id": str(chat.id)},
             error=ChronicleNotEnabledError.slug,
         )
 
-    async def continued(self, session: AsyncSession, message_id: UUID) -> None:
-        """A reply goes on that may have been read: it is read anew, as a whole."""
-        mark = delete(EnrichmentMark).where(EnrichmentMark.id == message_id)
-        await session.execute(mark.execution_options(synchronize_session=False))
-        await read_questions_again(session, message_id)
-        await clear_marks(session, None, message_id)
-
-    async def left(self, session: AsyncSession, chat: Chat) -> None:
-        """The same where a crash cut a reply off and nobody has the key at hand: it waits."""
-        if chat.chronicle_enabled and chat.chronicle_id is not None:
-            await self._queue.enqueue(session, _study(chat.user_id, chat.id, chat.chronicle_id))
-
-
-def _question_lane(chat_id: UUID) -> UUID:
-    return uuid5(_LANES, f"{QUESTIONS}/{chat_id}")
-
-
-async def _bring_forward(session: AsyncSession, dedupe_key: str) -> None:
-    """Let a job that was put off be taken now, unless it was put off because it failed."""
-    values = {"job": dedupe_key, "at": now()}
-    await session.execute(_GO_ON, values, execution_options=UNSYNCHRONIZED)
+    async def _enqueue(
+        self,
+        session: AsyncSession,
+        holder: KeyHolder,
+        kind: str,
+        container_id: UUID,
+        chat_id: UUID,
+        name: object = None,
+        **payload: object,
+    ) -> UUID | None:
+        """Queue a job, unless one of its kind and `name` waits. The name defaults to the chat."""
+        job = _job(kind, holder.sealer.user_id, container_id, chat_id, name, **payload)
+        key = self._queue.grant(holder.sealer, holder.key_mode)
+        return await self._queue.enqueue(session, job, key=key)
 
 
-def _study(user_id: UUID, chat_id: UUID, chronicle_id: UUID) -> NewJob:
+def _job(
+    kind: str,
+    user_id: UUID,
+    container_id: UUID,
+    chat_id: UUID,
+    name: object = None,
+    **payload: object,
+) -> NewJob:
     return NewJob(
-        kind=TURN,
+        kind=kind,
         user_id=user_id,
-        lane=lane_of(chronicle_id),
-        payload={"chat_id": str(chat_id)},
-        dedupe_key=f"{TURN}/{chat_id}",
+        lane=lane_of(container_id),
+        payload=msgspec.to_builtins({"chat_id": chat_id, **payload}),
+        dedupe_key=f"{kind}/{name or chat_id}",
     )
 
 
 def is_nearly_full(path_tokens: int, history_budget: int) -> bool:
-    """Whether the history is about to lose its beginning, or has lost it already."""
+    """True if the path takes at least 80% of the history budget."""
     return 5 * path_tokens >= 4 * history_budget

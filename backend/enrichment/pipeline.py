@@ -1,19 +1,17 @@
-"""The lifecycle of the work behind the reply: load, propose, apply, record.
+"""The lifecycle of a background job: load, propose, apply, record.
 
-A job is a `Task`: the agent that reads what is new, a rebuild, the rolling summary, the glossary
-of a campaign, one of its scenes, or a chapter of them. It goes on run by run until nothing is left.
-Each run
+A job is a `Task`: the agent that reads new messages, a rebuild, the rolling summary, the glossary
+of a campaign, a scene, or a chapter. It works run by run until nothing is left. Each run
 
-1. loads what is to be read, in a transaction that only reads;
-2. proposes: the model is asked, and no transaction is open. Turns come first: at a server that
-   answers few requests at the same time, the run waits for them, and one that comes interrupts it;
-3. applies what was proposed, if the chat is still as it was read, and records itself, in one
-   transaction. What asked no model and wrote nothing leaves no record. What one run wrote stays,
-   whatever becomes of the next.
+1. loads its messages, in a transaction that only reads; 2. proposes: asks the model, without an
+open transaction. Turns come first: at a server that
+   answers few requests at the same time, the run waits for them, and a new turn interrupts it;
+3. applies its proposal and records itself in one transaction, if the chat is unchanged. A run that
+   asked no model and wrote nothing is not recorded. Later runs do not affect it.
 
-A run that fails has written nothing, and is recorded with what it cost; then the task says what
-comes next. A run that a turn interrupted begins again later. It is not a failure. `undo`
-takes back what a run wrote.
+A run that fails writes nothing. Its cost is recorded, and the task decides how to continue. A run
+that a turn interrupted begins again later and does not count as a failure. `runs.undo` undoes a
+run.
 """
 
 from __future__ import annotations
@@ -49,11 +47,16 @@ from backend.enrichment.reader import (
     STRETCH_TOKENS,
     ModelTask,
     Reader,
-    RunBudget,
     find_reader,
     naming_setting,
 )
-from backend.enrichment.runs.store import RunDetail, record_failure, record_success, seal_detail
+from backend.enrichment.runs.store import (
+    RunDetail,
+    build_run,
+    record_failure,
+    record_success,
+    seal_detail,
+)
 from backend.errors import AppError
 from backend.generation.model import (
     ModelBlockedError,
@@ -71,9 +74,9 @@ from backend.http.schemas import MAX_INTEGER, ShownProblem
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.models import Job
 from backend.jobs.running import UNEXPECTED_SLUG, RunningJob
+from backend.llm.answers import RunBudget, ask
 from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
-from backend.llm.slot_rules import Rank, SlotUse
-from backend.llm.slot_rules import SlotWork as SlotWork
+from backend.llm.slot_rules import Rank, SlotUse, SlotWork
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.prompts import PromptLibrary
@@ -88,41 +91,42 @@ SKIPPABLE_ERRORS = (
     ModelEmptyReplyError,
     ModelMalformedAnswerError,
 )
-"""What lines may call forth for ever: nothing that comes after them would be read."""
+"""Errors that some messages may cause every time. Without an exception, the task could never read
+any later message."""
 
 MAX_BLOCKED_ATTEMPTS = 3
-"""From this attempt on, lines at which the model fails like that are passed over."""
+"""From this attempt on, messages that cause one of `SKIPPABLE_ERRORS` are skipped."""
 
 MIN_STRETCH_TOKENS = 250
-"""With fewer tokens of lines a prompt that is too long is too long because of its instructions."""
+"""Below this, a prompt that is too long is too long because of its instructions."""
 
-_DROPPED = 3
-"""Times in a row that a path may change while a model works on it, until the job waits."""
+_MAX_PATH_CHANGES = 3
+"""The job waits if the path has changed so often in a row while a model was working."""
 _WAIT_SECONDS = 30.0
 
-_PATIENCE = 2.0
-"""Seconds that a job waits for its model's server. Then others use its place among the workers."""
-_AFTER_TURN = 4.0
-"""Seconds until a job looks again whether the turns are over."""
+_PATIENCE_SECONDS = 2.0
+"""Seconds that a job waits for the model's server before it frees its worker."""
+_RETRY_SECONDS = 4.0
+"""Seconds until a job that a turn has interrupted is tried again."""
 
 
 class PathChangedError(AppError):
-    """The lines are not as they were read any more: nothing of the run is written."""
+    """The messages have changed since they were read, so the run writes nothing."""
 
-    slug, title = "path-changed", "The chat went another way meanwhile"
+    slug, title = "path-changed", "The chat has changed"
 
 
 class EventsChangedError(PathChangedError):
-    """Other work has written events like those of the run, of the same lines: it begins again."""
+    """Another job has recorded similar events of the same messages, so the run begins again."""
 
-    slug, title = "events-changed", "The same lines were written down at the same time"
+    slug, title = "events-changed", "The same messages were recorded at the same time"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
-    """One run: what is read, by whom, and what that may cost.
+class RunWork:
+    """The messages, the reader and the token budget of one run.
 
-    `ends_job`: nothing is left after it, so that the job ends in the transaction that it writes in.
+    `ends_job` says that nothing is left after the run. The job then ends in the same transaction.
     """
 
     reader: Reader
@@ -138,9 +142,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class RunRecovery:
-    """What comes after a run that failed: the next one, unless something is raised, or it is over.
+    """The way on after a failed run: the next run, an error, or the end of the job.
 
-    `note` is for people.
+    `note` is shown to the user.
     """
 
     raises: Exception | None = None
@@ -150,7 +154,7 @@ class RunRecovery:
 
 @dataclass(frozen=True, slots=True)
 class EnrichmentRuntime:
-    """What tasks work with. `draw` gives numbers from [0, 1), for the waits between tries."""
+    """The services of tasks. `draw` returns numbers from [0, 1) for the waits between attempts."""
 
     database: Database
     user_models: UserModels
@@ -165,20 +169,20 @@ class EnrichmentRuntime:
     draw: Callable[[], float] = random.random
 
 
-W = TypeVar("W", bound=Work)
+W = TypeVar("W", bound=RunWork)
 P = TypeVar("P")
 A = TypeVar("A", bound=msgspec.Struct)
 
 
 class Task(ABC, Generic[W, P]):
-    """One attempt at a job: `run` is the lifecycle, the rest is what kinds of work differ in."""
+    """One attempt at a job. `run` is the lifecycle; subclasses implement its steps."""
 
     kind: RunKind
     task: ClassVar[ModelTask] = "agent"
     json_task: ClassVar[ModelTask | None] = None
-    """Whose model is asked for JSON, where it is not the task's."""
+    """The model task that is asked for JSON, if it differs from `task`."""
     use: ClassVar[SlotUse] = "campaign"
-    """Names the task to a turn that waits for its model."""
+    """The name of the work for a turn that waits for its model."""
 
     def __init__(self, runtime: EnrichmentRuntime, job: RunningJob) -> None:
         self.runtime = runtime
@@ -189,22 +193,22 @@ class Task(ABC, Generic[W, P]):
 
     @abstractmethod
     async def load(self, session: AsyncSession, chat: Chat) -> W | None:
-        """What is to be read now; None where nothing is left.
+        """Load the next run. Return None if nothing is left.
 
-        Raises `ChronicleNotEnabledError` and `OtherChronicleError` where it may not be read any
-        more, and `RetryLaterError` where the user's tokens for the day are spent.
+        Raises `ChronicleNotEnabledError` and `OtherChronicleError` if the chat may no longer be
+        read, and `RetryLaterError` if the user's daily tokens are used up.
         """
 
     @abstractmethod
     async def propose(self, work: W) -> P:
-        """Ask the model. Raises `UnknownModelError`, and `ModelError` as it left the model."""
+        """Ask the model. Raises `UnknownModelError` and `ModelError`."""
 
     @abstractmethod
     async def apply(self, session: AsyncSession, chat: Chat, work: W, proposal: P) -> RunDetail:
-        """Write what was proposed. `chat` is locked. Raises `PathChangedError`."""
+        """Write the proposal. `chat` is locked. Raises `PathChangedError`."""
 
     def output_tokens(self, work: W) -> int:  # noqa: ARG002  # for kinds of work that write more
-        """Return the tokens that one answer may have, without thoughts."""
+        """Return the limit of tokens for one answer, without thinking."""
         return OUTPUT_TOKENS
 
     async def recover(
@@ -213,9 +217,9 @@ class Task(ABC, Generic[W, P]):
         work: W,  # noqa: ARG002  # for kinds of work that divide it
         error: Exception,
     ) -> RunRecovery:
-        """What comes after a failure, in the transaction that records it.
+        """Decide how to continue after a failure, in the transaction that records it.
 
-        Another attempt, where that may help; else the work is over.
+        By default the job is retried if that may help, and ends otherwise.
         """
         match error:
             case PathChangedError():
@@ -230,31 +234,31 @@ class Task(ABC, Generic[W, P]):
                 return RunRecovery(raises=error)
 
     async def fold_campaign(self) -> None:
-        """Fold what was changed of the chat's campaign while no key was at hand."""
+        """Fold campaign changes that were stored while the user's key was not available."""
         async with self.runtime.database.write() as session:
             chat = await session.get(Chat, self.chat_id)
             if chat is not None and chat.campaign_id is not None:
                 await find_campaign(session, self.sealer, chat.campaign_id, lock=True)
 
     async def run(self) -> None:
-        """Go on until nothing is left. What was written stays when it is broken off.
+        """Execute runs until nothing is left. Earlier runs are kept if a later one fails.
 
-        Raises `RetryLaterError` where the user's tokens for the day are spent, the provider says
-        when to come back, turns need the model, or the chat changes all the time; else what
-        `recover` says.
+        Raises `RetryLaterError` if the user's daily tokens are used up, the provider names a time,
+        turns need the model, or the chat changes too often. Raises the error that `recover`
+        returns.
         """
         changes = 0
         while not self.job.is_over and (work := await self._load()) is not None:
             try:
                 proposal = await self._propose_in_turn(work)
             except ModelContextOverflowError as error:
-                if self._reads_less(work):
+                if self._reduce_stretch(work):
                     continue
-                if not await self._goes_on(work, error):
+                if not await self._handle_failure(work, error):
                     return
                 continue
             except Exception as error:  # noqa: BLE001  # it is recorded; what then, `recover` says
-                if not await self._goes_on(work, error):
+                if not await self._handle_failure(work, error):
                     return
                 continue
             try:
@@ -262,26 +266,26 @@ class Task(ABC, Generic[W, P]):
                 changes = 0
             except PathChangedError as error:
                 changes += 1
-                if not await self._goes_on(work, error):
+                if not await self._handle_failure(work, error):
                     return
-                if changes == _DROPPED:
+                if changes == _MAX_PATH_CHANGES:
                     raise RetryLaterError(
-                        "The chat changes too fast.", after=_WAIT_SECONDS
+                        "The chat changes too often.", after=_WAIT_SECONDS
                     ) from error
 
-    async def reader(self, session: AsyncSession, chat: Chat) -> Reader:
-        """Return the reader of the chat. It reads less at a time once a prompt was refused."""
+    async def load_reader(self, session: AsyncSession, chat: Chat) -> Reader:
+        """Return the reader of the chat. It reads less at a time after a prompt was refused."""
         runtime = self.runtime
         reader = await find_reader(
             session, runtime.user_models, runtime.settings, self.sealer, chat, self.task
         )
         return replace(reader, stretch_tokens=min(reader.stretch_tokens, self._most_tokens))
 
-    def _reads_less(self, work: W) -> bool:
-        """Have the next run read half as much; False if that would be too little.
+    def _reduce_stretch(self, work: W) -> bool:
+        """Halve the messages of the next run. Return False if that would be too little.
 
-        The next reader knows the window that was learned from the refusal. That alone may not help,
-        because the instructions do not get shorter with the window.
+        The next reader also knows the window size that the refusal revealed. That alone may not
+        help, because the instructions do not get shorter with the window.
         """
         self._most_tokens = work.reader.stretch_tokens // 2
         return self._most_tokens >= MIN_STRETCH_TOKENS
@@ -289,25 +293,21 @@ class Task(ABC, Generic[W, P]):
     async def ask(self, work: W, prompt: Prompt, schema: Mapping[str, Any], answer: type[A]) -> A:
         """Return the model's answer as a struct, and count its tokens.
 
-        Raises `ModelMalformedAnswerError` if it is none, and other errors of the model's.
+        Raises `ModelMalformedAnswerError` if the answer does not fit, and other errors of the
+        model.
         """
         model = work.reader.model
+        sampling = work.reader.build_sampling(model, self.output_tokens(work))
+        value = await ask(model, prompt, schema, sampling=sampling, budget=work.budget)
         try:
-            sampling = work.reader.sampling_of(model, self.output_tokens(work))
-            said = await model.structured(prompt, schema, sampling)
-        except (ModelMalformedAnswerError, ModelDeclinedError):
-            work.budget.take(None, prompt, "")
-            raise
-        work.budget.take(said.usage, prompt, str(said.value))
-        try:
-            return msgspec.convert(said.value, answer)
+            return msgspec.convert(value, answer)
         except msgspec.ValidationError as error:
             raise ModelMalformedAnswerError(
-                f"The model was asked for a {self.kind} and wrote something else."
+                f"The model did not return a {self.kind} in the requested format."
             ) from error
 
-    def note(self, work: Work) -> str:
-        """What people are told of who wrote: that it was the demo model."""
+    def build_note(self, work: RunWork) -> str:
+        """Return the note for the user that the demo model did the work; empty for other models."""
         model = work.reader.model
         return DEMO_NOTE if model.spec.provider == "demo" else ""
 
@@ -319,7 +319,7 @@ class Task(ABC, Generic[W, P]):
             chat_id=self.chat_id,
         )
         limits = work.reader.limits
-        async with self.runtime.slots.hold(limits, asking, patience=_PATIENCE):
+        async with self.runtime.slots.hold(limits, asking, patience=_PATIENCE_SECONDS):
             return await self.propose(work)
 
     async def _note_interruption(self, work: W, error: AppError) -> None:
@@ -327,15 +327,17 @@ class Task(ABC, Generic[W, P]):
         if not work.budget.calls:
             return
         async with self.job.step() as session:
-            chat = await self.locked_chat(session)
+            chat = await self.lock_chat(session)
             if chat is not None:
                 detail = RunDetail(message_ids=list(work.message_ids))
-                await record_failure(session, self.sealer, self._row(chat, work, detail, error))
+                await record_failure(
+                    session, self.sealer, self._build_run(chat, work, detail, error)
+                )
             else:
                 await self._note_tokens(session, work)
 
     async def _note_tokens(self, session: AsyncSession, work: W) -> None:
-        """Note the tokens of a run whose chat was deleted while the model worked."""
+        """Count the tokens of a run if its chat was deleted while the model worked."""
         spent = work.budget.prompt_tokens + work.budget.completion_tokens
         await add_tokens_if_account(session, self.sealer.user_id, spent)
 
@@ -350,7 +352,7 @@ class Task(ABC, Generic[W, P]):
             return None
 
     async def _note_reason(self, session: AsyncSession, error: AppError) -> None:
-        """Have the job say why it is over, if its row is kept."""
+        """Store the error in the job, if its row is kept."""
         await session.execute(
             update(Job)
             .where(Job.id == self.job.id)
@@ -360,25 +362,26 @@ class Task(ABC, Generic[W, P]):
 
     async def _write(self, work: W, proposal: P) -> None:
         async with self.job.finish() if work.ends_job else self.job.step() as session:
-            chat = await self.locked_chat(session)
+            chat = await self.lock_chat(session)
             if chat is None:
                 raise PathChangedError
             detail = await self.apply(session, chat, work, proposal)
-            run = self._row(chat, work, detail)
+            run = self._build_run(chat, work, detail)
             if run.calls or detail.effects:
                 await record_success(session, run)
         self._log(work, run, count=len(detail.effects))
 
-    async def _goes_on(self, work: W, error: Exception) -> bool:
-        """Record a failure, the same one again in one row. False where the job is over.
+    async def _handle_failure(self, work: W, error: Exception) -> bool:
+        """Record a failure. Return False if the job is over.
 
-        Raises `RetryLaterError` if turns need the model, which is not a failure.
+        A repeated failure updates its row. Raises `RetryLaterError` if turns need the model, which
+        is not a failure.
         """
         if isinstance(error, ModelBusyError | SlotTakenError):
             await self._note_interruption(work, error)
-            raise RetryLaterError(error.title, after=_AFTER_TURN) from error
+            raise RetryLaterError(error.title, after=_RETRY_SECONDS) from error
         async with self.job.step() as session:
-            chat = await self.locked_chat(session)
+            chat = await self.lock_chat(session)
             recovery = await self.recover(session, work, error)
             if recovery.is_over and isinstance(error, AppError):
                 await self._note_reason(session, error)
@@ -391,7 +394,7 @@ class Task(ABC, Generic[W, P]):
                     note=note,
                     problem=await self._show_problem(session, error),
                 )
-                run = self._row(chat, work, detail, error)
+                run = self._build_run(chat, work, detail, error)
                 self._log(work, await record_failure(session, self.sealer, run), count=0)
             else:
                 await self._note_tokens(session, work)
@@ -404,45 +407,40 @@ class Task(ABC, Generic[W, P]):
         return not recovery.is_over
 
     async def _show_problem(self, session: AsyncSession, error: Exception) -> ShownProblem | None:
-        """Return the part of a failure that the user may see; None for a fault of ours."""
+        """Return the error as the user may see it; None for an internal error."""
         if not isinstance(error, AppError):
             return None
         user = await session.get_one(User, self.sealer.user_id)
         return ShownProblem.from_error(error, for_administrator=user.is_administrator)
 
-    async def locked_chat(self, session: AsyncSession) -> Chat | None:
-        """The chat, kept as it is for the length of the transaction; None when it is gone."""
+    async def lock_chat(self, session: AsyncSession) -> Chat | None:
+        """Return the chat, locked until the end of the transaction; None if it was deleted."""
         try:
             return await get_chat(session, self.chat_id, owner_id=self.sealer.user_id, lock=True)
         except ChatNotFoundError:
             return None
 
-    def _row(
+    def _build_run(
         self, chat: Chat, work: W, detail: RunDetail, error: Exception | None = None
     ) -> EnrichmentRun:
         delay_ms = round((now() - self.job.created_at).total_seconds() * 1000)
         slug = error.slug if isinstance(error, AppError) else UNEXPECTED_SLUG
-        return EnrichmentRun(
-            id=work.run_id,
-            user_id=self.sealer.user_id,
-            chat_id=self.chat_id,
-            chronicle_id=work.chronicle_id,
-            campaign_id=chat.campaign_id,
-            job_id=self.job.id,
-            kind=self.kind,
-            state="failed" if error else "done",
+        return build_run(
+            chat,
+            self.kind,
             model=work.reader.model_id,
-            from_position=work.from_position,
-            to_position=work.to_position,
-            **work.budget.columns(work.reader.model_id),
-            duration_ms=round((time.monotonic() - work.begun) * 1000),
-            delay_ms=min(delay_ms, MAX_INTEGER),  # a job may wait for its key for months
+            positions=(work.from_position, work.to_position),
+            budget=work.budget,
+            seconds=time.monotonic() - work.begun,
             error=slug if error else None,
+            id=work.run_id,
+            chronicle_id=work.chronicle_id,
+            job_id=self.job.id,
+            delay_ms=min(delay_ms, MAX_INTEGER),  # a job can wait months for its key
             sealed_detail=seal_detail(self.sealer, work.run_id, detail),
         )
 
     def _log(self, work: W, run: EnrichmentRun, *, count: int) -> None:
-        """A line for a run that is over; `count` is how much it wrote."""
         log.info(
             "enrichment.finished",
             job_kind=self.job.kind,

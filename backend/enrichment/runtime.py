@@ -1,4 +1,4 @@
-"""The work behind the reply, put together."""
+"""Construction of the background tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from backend.enrichment.outbox import (
     CHAPTER,
     COMPACTION,
     GLOSSARY,
-    QUESTIONS,
     REBUILD,
     SCENE,
     SUMMARY,
@@ -26,7 +25,6 @@ from backend.enrichment.pipeline import EnrichmentRuntime, Task
 from backend.enrichment.summaries.task import SummaryTask
 from backend.enrichment.tasks.chapter import ChapterTask
 from backend.enrichment.tasks.glossary import GlossaryTask
-from backend.enrichment.tasks.questions import QuestionTask
 from backend.enrichment.tasks.rebuild import RebuildTask
 from backend.enrichment.tasks.scene import SceneTask
 from backend.enrichment.tasks.turn import TurnTask
@@ -51,7 +49,7 @@ def open_enrichment(  # noqa: PLR0913  # everything that it puts together
     clock: StoryClock,
     names: SnapshotCache,
 ) -> EnrichmentRuntime:
-    """What tasks work with. They ask `user_models` for models and look into `memory`."""
+    """Return the services of tasks."""
     agent = Agent(prompts, memory.search, database, memory.embedder_of, settings, pool)
     return EnrichmentRuntime(
         database, user_models, settings, prompts, agent, memory.outbox, outbox, slots, clock, names
@@ -59,7 +57,7 @@ def open_enrichment(  # noqa: PLR0913  # everything that it puts together
 
 
 def job_kinds(runtime: EnrichmentRuntime) -> dict[str, JobKind]:
-    """What is done for each kind of job."""
+    """Return the handlers of all kinds of jobs."""
     return {
         TURN: JobKind(partial(_run, TurnTask, runtime), stoppable=True),
         REBUILD: JobKind(partial(_run, RebuildTask, runtime), keep=True, stoppable=True),
@@ -68,7 +66,6 @@ def job_kinds(runtime: EnrichmentRuntime) -> dict[str, JobKind]:
         SCENE: JobKind(partial(_run, SceneTask, runtime), stoppable=True),
         CHAPTER: JobKind(partial(_run, ChapterTask, runtime), stoppable=True),
         COMPACTION: JobKind(partial(_run, CompactionTask, runtime), stoppable=True),
-        QUESTIONS: JobKind(partial(_run, QuestionTask, runtime), stoppable=True),
     }
 
 

@@ -1,4 +1,4 @@
-"""Shapes of the API of the work behind the reply, rolling summaries among it."""
+"""API schemas of background work and rolling summaries."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -15,13 +15,13 @@ from backend.jobs.schemas import JobView
 
 Position = Annotated[int, msgspec.Meta(ge=0, le=2_000_000_000)]
 
-WrittenKind = EffectKind | Literal["summary_written", "questions_written"]
+WrittenKind = EffectKind | Literal["summary_written"]
 
 KeptBecause = Literal["edited", "changed", "gone"]
 
 
 class WrittenView(msgspec.Struct, kw_only=True, frozen=True):
-    """Something that a run wrote, changed or removed. `container_id` is its chronicle or book."""
+    """An item that a run wrote, changed or deleted. `container_id` is its chronicle or lorebook."""
 
     what: WrittenKind
     id: UUID
@@ -30,13 +30,13 @@ class WrittenView(msgspec.Struct, kw_only=True, frozen=True):
     because: str
 
     @classmethod
-    def of(cls, effect: RunEffect) -> "WrittenView":
-        """The view of an effect."""
+    def from_effect(cls, effect: RunEffect) -> "WrittenView":
+        """Return the view of an effect."""
         return make_struct(cls, effect)
 
 
 class RefusedView(msgspec.Struct, kw_only=True, frozen=True):
-    """A call of the model's that came to nothing, and what the model was told."""
+    """A refused tool call, and the message that the model received."""
 
     tool: str
     reason: str
@@ -44,12 +44,12 @@ class RefusedView(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RunView(msgspec.Struct, kw_only=True, frozen=True):
-    """One run of the agent, the summary, or other work behind the reply.
+    """One run of background work, such as the agent or the summary.
 
-    It read the path from `from_position` to `to_position`: `message_ids`; `memory_ids` is what was
-    near. `why` is the reason for going on or not; `kinds` are those of events that triage expects,
-    or a reply's tags. Tokens are as the provider reported them. `error` is the last part of the
-    `type` that the problem would have as an answer; `problem` has its words.
+    It read the path from `from_position` to `to_position`: `message_ids`. `memory_ids` are the
+    search results that it was shown. `why` is the reason to record something or nothing. `kinds`
+    are the event kinds of the triage, or the tags of a reply. Tokens are as reported by the
+    provider. `error` is the last part of a problem's `type`; `problem` has its texts.
     """
 
     id: UUID
@@ -78,30 +78,25 @@ class RunView(msgspec.Struct, kw_only=True, frozen=True):
     can_undo: bool
 
     @classmethod
-    def of(cls, row: EnrichmentRun, detail: RunDetail) -> "RunView":
-        """The view of a row and of what was sealed in it."""
+    def from_run(cls, row: EnrichmentRun, detail: RunDetail) -> "RunView":
+        """Return the view of a run's row and of its decrypted details."""
         shown = ("why", "significant", "kinds", "note", "problem", "message_ids", "memory_ids")
         return make_struct(
             cls,
             row,
             **{name: getattr(detail, name) for name in shown},
-            written=[WrittenView.of(effect) for effect in detail.effects],
+            written=[WrittenView.from_effect(effect) for effect in detail.effects],
             refused=[make_struct(RefusedView, each) for each in detail.refused],
-            can_undo=row.state == "done"
-            and (bool(detail.effects) or row.kind == "summary" or _has_questions(row, detail)),
+            can_undo=row.state == "done" and (bool(detail.effects) or row.kind == "summary"),
         )
 
 
-def _has_questions(row: EnrichmentRun, detail: RunDetail) -> bool:
-    return row.kind == "questions" and detail.significant
-
-
 class EnrichmentView(msgspec.Struct, kw_only=True, frozen=True):
-    """The work behind a chat's replies: how it stands, and its runs, newest first.
+    """The background work of a chat: its state, and its runs with the newest first.
 
-    `model` is the one that would be asked now. `pending` is how many messages wait to be read.
-    `job` is the one that waits or runs for this chat, or gave up (`dead`) and left them unread.
-    Tokens are of the last 24 hours, of all of the user's chats; at `tokens_per_day` the work waits.
+    `model` is the model that would be asked now. `pending` counts unread messages. `job` is the job
+    of this chat that waits, runs or gave up (`dead`). Tokens are those of the last 24 hours in all
+    chats of the user. The work waits when they reach `tokens_per_day`.
     """
 
     enabled: bool
@@ -116,9 +111,9 @@ class EnrichmentView(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class KeptView(msgspec.Struct, kw_only=True, frozen=True):
-    """What undoing left alone.
+    """An item that an undo has kept.
 
-    `edited` was changed by a person since, `changed` by a later run, and `gone` is no longer there.
+    It was `edited` by a person, `changed` by a later run, or is already `gone`.
     """
 
     id: UUID
@@ -127,16 +122,16 @@ class KeptView(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class UndoView(msgspec.Struct, kw_only=True, frozen=True):
-    """What was taken back, and what was not."""
+    """The items that were undone, and those that were kept."""
 
     undone: list[WrittenView]
     kept: list[KeptView]
 
 
 class NewRebuild(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The chat that a chronicle is rebuilt from, and which stretch of its active path.
+    """The chat, and the range of its active path, to rebuild a chronicle from.
 
-    Positions count from 0; absent is the beginning and the end.
+    Positions count from 0. By default the range is the whole path.
     """
 
     chat_id: UUID
@@ -145,16 +140,16 @@ class NewRebuild(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
 
 
 class AmountRange(msgspec.Struct, kw_only=True, frozen=True):
-    """Between these."""
+    """A range of amounts."""
 
     least: int
     most: int
 
 
 class RebuildEstimate(msgspec.Struct, kw_only=True, frozen=True):
-    """What a rebuild would take. Tokens are estimates; a provider may count differently.
+    """The estimated cost of a rebuild. A provider may count tokens differently.
 
-    `least` is where nothing of note happened, `most` where every batch takes all calls it may.
+    `least` applies if there is nothing to record, `most` if every batch makes all its calls.
     """
 
     messages: int
@@ -173,10 +168,10 @@ SummaryText = Annotated[str, msgspec.Meta(max_length=MAX_SUMMARY_CHARS)]
 class SummaryView(msgspec.Struct, kw_only=True, frozen=True):
     """A summary of a chat's active path, from its beginning through a message.
 
-    `model` wrote it; null where a person did, where that is no longer known, or where no model
-    would sum up the lines and they were passed over. `edited`: a person wrote or changed it.
-    `is_used`: the next prompt would have it. `audience` says whom it is for: `public` if all
-    messages that it covers are, else `gm`; with hidden information whoever it was written for.
+    `model` wrote it. It is null if a person did, if it is no longer known, or if no model
+    summarised the lines and they were skipped. `edited`: a person wrote or changed it. `is_used`:
+    the next prompt contains it. `audience` is `public` if all its messages are, else `gm`; with
+    hidden information it is the audience that it was written for.
     """
 
     text: str
@@ -191,8 +186,8 @@ class SummaryView(msgspec.Struct, kw_only=True, frozen=True):
     updated_at: datetime
 
     @classmethod
-    def of(cls, summary: StoredSummary, *, is_used: bool) -> "SummaryView":
-        """The view of what is stored."""
+    def from_summary(cls, summary: StoredSummary, *, is_used: bool) -> "SummaryView":
+        """Return the view of a stored summary."""
         return make_struct(
             cls,
             summary,
@@ -205,10 +200,30 @@ class SummaryView(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class NewSummary(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What a summary is to say.
+    """The text of a summary.
 
-    `through_message_id` is the last message that it covers. Absent, the current summary is changed.
+    `through_message_id` is the last message that it covers. Without it, the current summary is
+    changed.
     """
 
     text: SummaryText
     through_message_id: UUID | None = None
+
+
+class NewCompaction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The chat of the campaign to read."""
+
+    chat_id: UUID
+
+
+class CompactionView(msgspec.Struct, kw_only=True):
+    """The queued compaction.
+
+    `messages` counts the messages to read; with 0 there is nothing to do. `job_id` is null if a job
+    was waiting, which reads them, too. `waits`: an action or a fight is on, and the job waits for
+    its end.
+    """
+
+    messages: Annotated[int, msgspec.Meta(ge=0)]
+    job_id: UUID | None
+    waits: bool

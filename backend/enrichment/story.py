@@ -1,4 +1,4 @@
-"""Lines of a chat's path as a model reads them, numbered, and whether they are still as read."""
+"""The messages of a chat's active path as numbered lines for a model."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from backend.lorebooks.links import books_for_chat
 from backend.vault.sealing import Sealer
 
 STRETCH_LINES = 24
-"""Most lines that are read at a time: a run writes only so much, however many facts there are."""
+"""Maximum lines of one run, because a run writes only a limited number of facts."""
 
-_CLIPPED_AT = 3
-"""Characters a token of a line that is too long: fewer than most texts have, so that it fits."""
+_CHARACTERS_PER_TOKEN = 3
+"""Characters per token for cutting a long line. Most texts have more, so that the rest fits."""
 
 EARLIER_LINES = 8
 EARLIER_TOKENS = 2_000
@@ -44,9 +44,9 @@ EARLIER_TOKENS = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoryLine:
-    """A message, unsealed. `changed_at` is when its text was; None where that does not matter.
+    """A decrypted message. `changed_at` is the time of its last edit; None if it is not needed.
 
-    `who_knows` says in words who knows it, where lines of several audiences stand together.
+    `who_knows` describes the audience in words, if lines of several audiences are shown together.
     """
 
     id: UUID
@@ -61,18 +61,18 @@ class StoryLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptSlice:
-    """New lines of a chat (at least one), oldest first, for one run.
+    """New lines of a chat for one run: at least one, oldest first.
 
     Attributes:
-        earlier: What was said just before them.
-        names: Who speaks in them.
-        may_edit_lore: Also entries of lorebooks that the user wrote.
-        books: Lorebooks in which lore is looked for.
-        since: What the chat said before this is not read, not even as a memory; None: all of it.
-        left_alone: Events and entries that are as good as gone: neither shown nor compared with.
-        is_last: Nothing unread stands behind the lines.
-        audience: Of all lines, as a column holds it.
-        marks: Say who knows what is shown beside the lines.
+        earlier: The lines just before them.
+        names: The names of their authors.
+        may_edit_lore: True if entries that the user wrote may be changed.
+        books: Lorebooks to search.
+        since: Earlier messages are not read, not even as memories; None for no limit.
+        left_alone: Events and entries that are about to be replaced. They are never shown.
+        is_last: True if no unread lines follow.
+        audience: The audience of all lines, in the form of the database column.
+        marks: Labels for the audience of other texts in the prompt.
     """
 
     chat_id: UUID
@@ -90,21 +90,21 @@ class TranscriptSlice:
 
     @property
     def viewpoint(self) -> Viewpoint:
-        """Whose knowledge may be shown beside the lines: what comes of them is for their audience.
+        """The viewpoint of other texts in the prompt, because results are for `audience`.
 
-        Lines for some entities are read with what everyone may know.
+        Lines for some entities are read together with public knowledge.
         """
         return GM if self.audience == GM else PUBLIC
 
     @property
     def first_position(self) -> int:
-        """Where what is shown of the path begins."""
+        """The position of the first line that is shown."""
         return (self.earlier or self.lines)[0].position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathRange:
-    """A stretch of one chat's active path, and the chronicle that tells of it."""
+    """A range of one chat's active path, and the chronicle that records it."""
 
     owner_id: UUID
     chat_id: UUID
@@ -129,7 +129,7 @@ def find_author(sealer: Sealer, row: Any, player: Player | None) -> str:
 
 
 def is_readable(chat: Chat) -> ColumnElement[bool]:
-    """Lines of the active path but for hidden ones, and such as are being written."""
+    """Return the condition for finished, visible messages of the active path."""
     return (
         (Message.chat_id == chat.id)
         & (Message.user_id == chat.user_id)
@@ -140,11 +140,10 @@ def is_readable(chat: Chat) -> ColumnElement[bool]:
 
 
 async def read_unread(session: AsyncSession, reader: Reader, chat: Chat) -> TranscriptSlice | None:
-    """What a chat said since the agent read last, and since its owner agreed to it.
+    """Read the messages since the agent's last run and the owner's consent.
 
-    It ends with a reply: a user's line without one is read together with its reply, if both have
-    one audience. None where
-    there is nothing to read, or no chronicle to write into.
+    The slice ends with a reply. A user's line without one is read together with its reply, if both
+    have the same audience. Returns None without new messages or without a chronicle.
     """
     if chat.chronicle_id is None:
         return None
@@ -171,27 +170,28 @@ async def read_range(
     since: datetime | None = None,
     left_alone: frozenset[UUID] = frozenset(),
 ) -> TranscriptSlice | None:
-    """The beginning of a range of the active path, as much as one run reads.
+    """Read the beginning of a range of the active path, limited to the capacity of one run.
 
-    All of one audience. Hidden lines and such as are being written are left out. Whoever reads on
-    begins behind the last line's position. None where nothing is left.
+    All lines have the same audience. Hidden and unfinished messages are skipped. Returns None if
+    there are none.
     """
     most_tokens = reader.stretch_tokens
     inside = Message.position.between(place.from_position, place.to_position)
-    rows = await _rows(session, chat, since, inside, limit=STRETCH_LINES + 1)
-    fitting = _fitting(rows, STRETCH_LINES, most_tokens) or rows[:1]
+    rows = await _read_rows(session, chat, since, inside, limit=STRETCH_LINES + 1)
+    fitting = _take_same_audience(rows, STRETCH_LINES, most_tokens) or rows[:1]
     if not fitting:
         return None
     audience = fitting[0].audience
     above = Message.position < fitting[0].position
-    # Lines for the same, and what all of them know.
+    # Lines of the same audience, and lines that all of it knows.
     heard = true() if audience == GM else Message.audience.in_([PUBLIC, audience])
-    before = await _rows(session, chat, since, above, heard, limit=EARLIER_LINES, backwards=True)
-    kept = _within(before, EARLIER_LINES, min(EARLIER_TOKENS, most_tokens // 2))[::-1]
+    before = await _read_rows(
+        session, chat, since, above, heard, limit=EARLIER_LINES, backwards=True
+    )
+    kept = _take_within(before, EARLIER_LINES, min(EARLIER_TOKENS, most_tokens // 2))[::-1]
     marks = await read_marks(session, reader.sealer, chat.campaign_id, audience)
-    # The lines are of one audience: what comes of them is for the same.
-    lines = [_line(reader, row, most_tokens) for row in fitting]
-    earlier = [_line(reader, row, most_tokens, marks) for row in kept]
+    lines = [_build_line(reader, row, most_tokens) for row in fitting]
+    earlier = [_build_line(reader, row, most_tokens, marks) for row in kept]
     return TranscriptSlice(
         chat_id=chat.id,
         chronicle_id=place.chronicle_id,
@@ -199,7 +199,7 @@ async def read_range(
         lines=lines,
         names=list(dict.fromkeys(line.author for line in [*earlier, *lines] if line.author)),
         may_edit_lore=reader.may_edit_lore,
-        books=await _books(session, chat, place.chronicle_id),
+        books=await _find_books(session, chat, place.chronicle_id),
         since=since,
         left_alone=left_alone,
         is_last=len(fitting) == len(rows),
@@ -209,7 +209,7 @@ async def read_range(
 
 
 async def is_unchanged(session: AsyncSession, stretch: TranscriptSlice) -> bool:
-    """Whether the lines of a stretch are all still active, shown, and as they were read."""
+    """True if all lines are still active, visible and unedited."""
     ids = [line.id for line in stretch.lines]
     rows = await session.execute(
         select(Message.id, Message.updated_at).where(
@@ -227,13 +227,13 @@ async def is_unchanged(session: AsyncSession, stretch: TranscriptSlice) -> bool:
 
 
 async def find_last_reply(session: AsyncSession, chat: Chat) -> int | None:
-    """Position of the last line of the active path that is no user's; None where there is none."""
+    """Return the position of the last message that is not by the user; None if there is none."""
     query = select(func.max(Message.position)).where(is_readable(chat), Message.role != "user")
     return await session.scalar(query)
 
 
 async def count_unread(session: AsyncSession, chat: Chat) -> int:
-    """How many lines of the active path wait to be read, of those that may be."""
+    """Count the messages of the active path that the agent has not read and may read."""
     unread = is_readable(chat) & (Message.position >= await find_unread_position(session, chat.id))
     if chat.chronicle_since is not None:
         unread &= Message.created_at >= chat.chronicle_since
@@ -241,7 +241,7 @@ async def count_unread(session: AsyncSession, chat: Chat) -> int:
 
 
 async def count_lines(session: AsyncSession, chat: Chat, place: PathRange) -> int:
-    """How many lines of a range are read."""
+    """Count the readable messages of a range."""
     inside = Message.position.between(place.from_position, place.to_position)
     return await session.scalar(select(func.count()).where(is_readable(chat), inside)) or 0
 
@@ -249,7 +249,7 @@ async def count_lines(session: AsyncSession, chat: Chat, place: PathRange) -> in
 async def plan_batches(
     session: AsyncSession, chat: Chat, place: PathRange, *, most_tokens: int
 ) -> list[list[int]]:
-    """The tokens of each line of each stretch into which `read_range` cuts a range."""
+    """Return the batches that `read_range` makes of a range, each as the tokens of its lines."""
     rows: Sequence[Any] = (
         await session.execute(
             select(Message.tokens, Message.audience)
@@ -262,14 +262,14 @@ async def plan_batches(
     ).all()
     batches: list[list[int]] = []
     while rows:
-        batch = _fitting(rows, STRETCH_LINES, most_tokens) or rows[:1]
+        batch = _take_same_audience(rows, STRETCH_LINES, most_tokens) or rows[:1]
         batches.append([row.tokens for row in batch])
         rows = rows[len(batch) :]
     return batches
 
 
 async def find_unread_position(session: AsyncSession, chat_id: UUID) -> int:
-    """Position behind the deepest watermark on the active path; 0 where there is none."""
+    """Return the position after the deepest watermark on the active path; 0 without one."""
     mark = await session.scalar(
         select(func.max(EnrichmentMark.position))
         .join(Message, Message.id == EnrichmentMark.id)
@@ -278,7 +278,7 @@ async def find_unread_position(session: AsyncSession, chat_id: UUID) -> int:
     return 0 if mark is None else mark + 1
 
 
-async def _rows(
+async def _read_rows(
     session: AsyncSession,
     chat: Chat,
     since: datetime | None,
@@ -309,16 +309,16 @@ async def _rows(
     return (await session.execute(query)).all()
 
 
-def _fitting(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[Any]:
-    """The longest beginning that is within both limits, all of it for one audience."""
+def _take_same_audience(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[Any]:
+    """Return the longest start within both limits that has only one audience."""
     same = next(
         (count for count, row in enumerate(rows) if row.audience != rows[0].audience), len(rows)
     )
-    return _within(rows[:same], most_lines, most_tokens)
+    return _take_within(rows[:same], most_lines, most_tokens)
 
 
-def _within(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[Any]:
-    """The longest beginning that is within both limits."""
+def _take_within(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[Any]:
+    """Return the longest start within both limits."""
     total = 0
     for count, row in enumerate(rows):
         total += row.tokens
@@ -327,7 +327,7 @@ def _within(rows: Sequence[Any], most_lines: int, most_tokens: int) -> Sequence[
     return rows
 
 
-def _line(
+def _build_line(
     reader: Reader, row: Any, most_tokens: int, marks: AudienceMarks | None = None
 ) -> StoryLine:
     sealer = reader.sealer
@@ -337,16 +337,16 @@ def _line(
         position=row.position,
         author=find_author(sealer, row, reader.player),
         role=row.role,
-        # One line is read even where it alone is too long: what fits of it.
-        text=clip(text, _CLIPPED_AT * most_tokens),
+        # A single line that is too long is cut, because one line is always read.
+        text=clip(text, _CHARACTERS_PER_TOKEN * most_tokens),
         said_at=row.created_at,
         changed_at=row.updated_at,
         who_knows=marks.words(row.audience) if marks else "",
     )
 
 
-async def _books(session: AsyncSession, chat: Chat, chronicle_id: UUID) -> list[UUID]:
-    """The chat's lorebooks, with that of the chronicle."""
+async def _find_books(session: AsyncSession, chat: Chat, chronicle_id: UUID) -> list[UUID]:
+    """Return the ids of the chat's lorebooks and of the chronicle's lorebook."""
     cast = await character_ids(session, [chat.id])
     books = await books_for_chat(
         session,
@@ -363,7 +363,7 @@ Line = Row[UUID, int, bytes, bytes, str, datetime, Role, UUID | None]
 """Id, position, sealed author, sealed text, audience, time of the last change, role, persona."""
 
 Version = tuple[UUID, datetime]
-"""Which message a line is, and when its text changed."""
+"""The id of a message and the time of its last edit."""
 
 
 async def read_lines(
@@ -375,9 +375,9 @@ async def read_lines(
     most: int,
     viewpoint: Viewpoint = GM,
 ) -> Sequence[Line]:
-    """Lines of the active path behind position `after` that a viewpoint may know, oldest first.
+    """Return lines of the active path after position `after` that a viewpoint may know, in order.
 
-    They have at most `most` stored tokens together; one that is longer stands alone.
+    They have at most `most` stored tokens in total. A longer line is returned alone.
     """
     lines = is_between(chat, after, through, viewpoint)
     total = func.sum(Message.tokens).over(order_by=Message.position)
@@ -409,7 +409,7 @@ async def is_path_unchanged(
     after: int,
     viewpoint: Viewpoint = GM,
 ) -> bool:
-    """Whether the path says what it said behind position `after`: no line more, none less."""
+    """True if the active path is unchanged after position `after`, up to the last version."""
     last = await session.get(Message, versions[-1][0])
     if last is None:
         return False
@@ -422,7 +422,7 @@ async def is_path_unchanged(
 def render_line(
     reader: Reader, row: Line | Message, most: int, marks: AudienceMarks | None = None
 ) -> str:
-    """Render a line of the story, in at most `most` characters; `marks` say who knows it."""
+    """Render a line of the story in at most `most` characters. `marks` label its audience."""
     sealer = reader.sealer
     author = find_author(sealer, row, reader.player)
     text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
@@ -434,6 +434,6 @@ def render_line(
 def is_between(
     chat: Chat, after: int, through: int, viewpoint: Viewpoint = GM
 ) -> tuple[ColumnElement[bool], ...]:
-    """Conditions on lines behind position `after` that a viewpoint may know."""
+    """Return the conditions for lines after position `after` that a viewpoint may know."""
     place = Message.position > after, Message.position <= through
     return is_readable(chat), *place, filter_known_to(viewpoint, Message.audience)

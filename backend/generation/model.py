@@ -302,7 +302,7 @@ class ChatModel(Protocol):
 
 
 class ModelError(AppError):
-    """The model could not be reached, refused, or stopped before the end.
+    """The model could not be reached, rejected the request, or stopped too early.
 
     `retryable`: the same request may succeed later. The problem's member `provider_message` quotes
     the provider's own words, if there are any; see `failures`.
@@ -350,22 +350,22 @@ class ModelRedirectError(ModelUnavailableError):
 
 
 class ModelForeignAnswerError(ModelUnavailableError):
-    """The answer is neither a reply nor an error that can be read."""
+    """The response is neither a reply nor a known error."""
 
-    slug, title = "model-foreign-answer", "The server's answer is not a reply"
+    slug, title = "model-foreign-answer", "The server's response is not a reply"
 
 
 class ModelTimeoutError(ModelError):
-    """The model sent nothing for longer than the settings allow, or a proxy stopped waiting."""
+    """The model sent nothing for longer than the configured limit, or a proxy stopped waiting."""
 
     status, slug, title = 504, "model-timeout", "The model stopped responding"
     retryable = True
 
 
 class ModelRateLimitError(ModelError):
-    """The provider's rate limit is reached; `retry_after` is in seconds, if it was reported."""
+    """The provider's rate limit was reached: `retry_after` is in seconds, if it was reported."""
 
-    status, slug, title = 503, "model-rate-limited", "The provider's rate limit is reached"
+    status, slug, title = 503, "model-rate-limited", "The provider's rate limit was reached"
     retryable = True
 
     def __init__(self, detail: str = "", *, retry_after: float | None = None) -> None:
@@ -386,7 +386,7 @@ class ModelCreditError(ModelError):
 class ModelAuthError(ModelError):
     """The API key is missing, wrong, or has no permission."""
 
-    status, slug, title = 502, "model-key-refused", "The provider refused the API key"
+    status, slug, title = 502, "model-key-refused", "The provider rejected the API key"
 
 
 class ModelRegionError(ModelError):
@@ -412,15 +412,15 @@ class ModelNotFoundError(ModelError):
 
 
 class ModelWrongAddressError(ModelError):
-    """The server answers, but has no model API at this path."""
+    """The server responds, but has no model API at this path."""
 
-    status, slug, title = 502, "model-wrong-address", "The provider's address has no model API"
+    status, slug, title = 502, "model-wrong-address", "The provider's address is not a model API"
 
 
 class ModelRequestError(ModelError):
-    """The provider refused the form of the request: a setting, a message role, a tool."""
+    """The provider rejected the form of the request: a setting, a message role, or a tool."""
 
-    status, slug, title = 502, "model-refused-request", "The provider refused the request"
+    status, slug, title = 502, "model-refused-request", "The provider rejected the request"
 
 
 class ModelContextOverflowError(ModelError):
@@ -466,7 +466,7 @@ class ModelDeclinedError(ModelError):
 
 
 class ModelEmptyReplyError(ModelError):
-    """The model finished without anything that could be used."""
+    """The model finished without usable text."""
 
     status, slug, title = 502, "model-empty-reply", "The model returned an empty reply"
     retryable = True
@@ -486,9 +486,9 @@ class ModelMalformedCallError(ModelMalformedAnswerError):
 
 
 class ModelWritesNoJsonError(ModelMalformedAnswerError):
-    """The model wrote no JSON, however it was asked. Another model is needed."""
+    """The model wrote no JSON, in any of the ways it was asked. Choose another model."""
 
-    slug, title = "model-writes-no-json", "The model can't answer in JSON"
+    slug, title = "model-writes-no-json", "The model cannot answer in JSON"
 
 
 class ModelInterruptedError(ModelError):

@@ -66,15 +66,15 @@ MOST_SHOWN = 100
 
 
 class UnknownModelError(ValidationError):
-    """No model has this id, or its provider is not configured; `models` lists the ids."""
+    """No model has this id, or its provider is not configured."""
 
-    slug, title = "unknown-model", "There is no such model"
+    slug, title = "unknown-model", "Model not found"
 
 
 class NoEmbeddingsError(ValidationError):
     """The provider of this model has no embeddings."""
 
-    slug, title = "no-embeddings", "This provider can't embed"
+    slug, title = "no-embeddings", "The provider has no embedding models"
 
 
 def adapter_of(config: Config) -> Adapter:
@@ -373,7 +373,7 @@ class ModelRegistry:
         named = ", ".join(able[:MOST_SHOWN]) or "none"
         if provider is None or not name:
             raise UnknownModelError(
-                f"{model_id!r} names no embedding model: it is <provider>/<model>. Providers that "
+                f"{model_id!r} is not an embedding model. Use <provider>/<model>. Providers that "
                 f"can embed: {named}."
             )
         if not provider.can_embed:

@@ -109,9 +109,9 @@ class Sampling(
 
 
 class SettingNotTakenError(ValidationError):
-    """The model does not take a sampling setting: refused when it is set, never dropped."""
+    """The model does not support a sampling setting. The setting is refused, never ignored."""
 
-    slug, title = "setting-not-taken", "The model does not take this setting"
+    slug, title = "setting-not-taken", "The model does not support this setting"
 
 
 def check_taken(sampling: Sampling, *, accepts: frozenset[SamplingField], model_id: str) -> None:
@@ -119,7 +119,7 @@ def check_taken(sampling: Sampling, *, accepts: frozenset[SamplingField], model_
     refused = [name for name in sampling.set_fields() if name not in accepts]
     if refused:
         raise SettingNotTakenError(
-            f"{model_id} does not take {', '.join(refused)}; "
-            f"it takes {', '.join(sorted(accepts)) or 'no settings'}.",
+            f"{model_id} does not support {', '.join(refused)}; "
+            f"it supports {', '.join(sorted(accepts)) or 'no settings'}.",
             extra={"refused": refused, "accepts": sorted(accepts), "model": model_id},
         )

@@ -123,7 +123,7 @@ class VocabularyDamagedError(InternalError):
 
 
 class TokenizerUnavailableError(UnavailableError):
-    """A vocabulary that is not installed, or that nobody knows."""
+    """The vocabulary is unknown or not installed."""
 
     slug, title = "tokenizer-unavailable", "The tokenizer is not installed"
 
@@ -249,7 +249,7 @@ def get_tokenizer(name: str) -> Tokenizer:
         return tokenizer
     if name not in _LOADERS:
         raise TokenizerUnavailableError(
-            f"There is no tokenizer {name!r}; there are {', '.join(_LOADERS)}."
+            f"Unknown tokenizer {name!r}. Available: {', '.join(_LOADERS)}."
         )
     if best_tokenizer(name) != name:
         raise TokenizerUnavailableError(

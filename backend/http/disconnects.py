@@ -1,4 +1,4 @@
-"""Stop the work of a request after its client has closed the connection."""
+"""Stops the work of a request when its client disconnects."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from backend.http.schemas import ENDS_WITH_CLIENT
 
 
 class DisconnectMiddleware(ASGIMiddleware):
-    """A signal to `CpuPool` that the client of an `ENDS_WITH_CLIENT` route has disconnected.
+    """Signals to `CpuPool` that the client of an `ENDS_WITH_CLIENT` route has disconnected.
 
-    Only work in the pool ends then. A transaction that has begun is never interrupted. Place this
-    after all middlewares that read the body, because it reads all that follows the body.
+    Only work in the pool stops. A running transaction is never interrupted. Place this after all
+    middlewares that read the body, because it reads all messages after the body.
     """
 
     scopes = (ScopeType.HTTP,)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Watch the connection from the end of the body to the end of the answer."""
+        """Watch the connection from the end of the body to the end of the response."""
         if not scope["route_handler"].opt.get(ENDS_WITH_CLIENT, False):
             await next_app(scope, receive, send)
             return
@@ -45,7 +45,7 @@ class DisconnectMiddleware(ASGIMiddleware):
                 watch = asyncio.create_task(watch_connection())
             return message
 
-        if scope.get("method") == HttpMethod.GET:  # it has no body, which anyone would read
+        if scope.get("method") == HttpMethod.GET:  # without a body, no one reads
             watch = asyncio.create_task(watch_connection())
         token = client_gone.set(gone)
         try:

@@ -1,8 +1,7 @@
-"""The end of a process: nothing new begins, and running work gets some time.
+"""Graceful shutdown: no new turns begin, and running work gets time to finish.
 
-A connection that the process accepted before it closed its listener may bring its first request a
-moment later. That request is served as ever, because its client could not know. On a connection
-that is kept from an earlier request, no turn begins any more.
+The first request of a connection is always served, because the client could not know about the
+shutdown. A later request on the same connection cannot begin a turn.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from backend.errors import UnavailableError
 from backend.http.schemas import BEGINS_TURN
 
 POLL_SECONDS = 0.05
-"""Between two looks whether anything still runs."""
+"""Interval between checks for running work."""
 
 RETRY_SECONDS = 2
-"""By then another process answers, or the next one has started."""
+"""Time until another process answers, or the next one has started."""
 
 IS_KEPT = "talekeeper_is_kept"
-"""Member of a scope's `state`: True if the connection has brought a request before."""
+"""Member of a scope's `state`: True if the connection has had a request before."""
 
 _CLOSE = (b"connection", b"close")
 
 
 class ServerStoppingError(UnavailableError):
-    """The process is about to end, and begins no more turns."""
+    """The process is shutting down and does not begin new turns."""
 
     slug, title = "server-stopping", "The server is stopping"
 
@@ -44,46 +43,44 @@ class ServerStoppingError(UnavailableError):
 
 
 class Drain:
-    """The time between the order to end and the end.
+    """The shutdown of a process, from the first signal to its end.
 
     Args:
-        seconds: Longest that running work is waited for. 0 waits for none.
+        seconds: Maximum time to wait for running work. 0: do not wait.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.requests = 0
-        """The number of requests that have no answer yet."""
+        """The number of requests without a response."""
         self.is_over = False
         self._begun = asyncio.Event()
         self._is_cut_short = False
 
     @property
     def is_on(self) -> bool:
-        """True from the first signal on."""
+        """True after the first signal."""
         return self._begun.is_set()
 
     @property
     def notice(self) -> str:
-        """One line for the terminal."""
+        """The message for the terminal."""
         if self.seconds:
             return (
-                f"Talekeeper stops. What runs has {self.seconds:g} seconds to end; "
-                "another signal ends it now."
+                f"Talekeeper is stopping. Running work has {self.seconds:g} seconds to finish. "
+                "Send another signal to stop now."
             )
-        return "Talekeeper stops at once. A reply that is cut off is kept, and can be continued."
+        return "Talekeeper is stopping. Unfinished replies are stored and can be continued."
 
     def receive_signal(self) -> None:
-        """Begin with the first signal, and end with the second one."""
+        """Begin the shutdown, or end it at once if it has begun."""
         self._is_cut_short = self.is_on
         self._begun.set()
 
     def begin(self) -> None:
-        """Begin, unless that has happened."""
         self._begun.set()
 
     async def wait_for_begin(self) -> None:
-        """Wait for the first signal."""
         await self._begun.wait()
 
     async def finish(self, is_busy: Callable[[], bool]) -> None:
@@ -97,7 +94,7 @@ class Drain:
 
 
 class DrainMiddleware(ASGIMiddleware):
-    """Counts requests at work. During a drain, refuses new turns and closes connections."""
+    """Counts running requests. During a shutdown, refuses new turns and closes connections."""
 
     scopes = (ScopeType.HTTP,)
 
@@ -105,16 +102,16 @@ class DrainMiddleware(ASGIMiddleware):
         self._drain = drain
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Answer a request. Raises `ServerStoppingError`."""
+        """Handle a request. Raises `ServerStoppingError`."""
         drain, is_at_work = self._drain, True
         begins_turn = scope["route_handler"].opt.get(BEGINS_TURN, False)
         if drain.is_on and begins_turn and scope["state"].get(IS_KEPT, False):
             raise ServerStoppingError
 
-        async def sending(message: Message) -> None:
+        async def send_and_count(message: Message) -> None:
             nonlocal is_at_work
             if message["type"] == "http.response.start":
-                # A stream goes on as long as its turn or job, which count as well.
+                # The turn or job of a stream is counted separately.
                 drain.requests -= is_at_work
                 is_at_work = False
                 if drain.is_on:
@@ -123,6 +120,6 @@ class DrainMiddleware(ASGIMiddleware):
 
         drain.requests += 1
         try:
-            await next_app(scope, receive, sending)
+            await next_app(scope, receive, send_and_count)
         finally:
             drain.requests -= is_at_work

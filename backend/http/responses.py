@@ -1,4 +1,4 @@
-"""What every HTTP answer has: a request id, security headers, a log line, a form for errors."""
+"""Request ids, security headers and log lines of all responses, and errors as problem+json."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ _HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_
 _HSTS = (b"strict-transport-security", b"max-age=31536000")
 _NO_STORE = (b"cache-control", b"no-store")
 IN_BODY = re.compile(r"(?P<message>.*) - at `\$\.data\.(?P<member>[^`]+)`", re.DOTALL)
-"""What msgspec says of a member of a body, which is an argument `data` to it."""
+"""msgspec's message about a member of the body, which is an argument `data` for it."""
 
 _CHALLENGES = {errors.UnauthenticatedError.status: {"WWW-Authenticate": "Bearer"}}
 
 BROKEN_BODY_DETAIL = "client disconnected prematurely"
-"""Litestar's word, in an error of its own that is a 500, for a body that broke off."""
+"""Litestar's detail of an error 500 for an incomplete body."""
 
 _BY_STATUS: dict[int, type[AppError]] = {
     kind.status: kind
@@ -75,17 +75,17 @@ _BY_STATUS: dict[int, type[AppError]] = {
 
 
 class Transport:
-    """Distinguish https from plain http where the public origin is https, and a proxy ends TLS.
+    """Finds the scheme that the browser used, if the public origin is https behind a proxy.
 
-    A proxy that sends no `X-Forwarded-Proto` makes every request look like plain http, so there the
-    origin decides. Plain http is what a proxy calls so, and what came past every proxy.
+    A request is plain http if its proxy says so, or if no proxy forwarded it. Without
+    `X-Forwarded-Proto` the public origin decides, because every forwarded request looks like http.
 
     Args:
-        public_origin: Origin under which browsers reach this server; empty for the request's own.
+        public_origin: Origin that browsers use; empty for that of the request.
         trusted_proxies: Addresses and networks of proxies, or `*`.
-        signs_itself: Whether the server's certificate is one that it made. Then no browser is told
-            to insist on https: that would hold for every port of the name, and leave no way past
-            the warning of a device that does not trust the certificate yet.
+        signs_itself: True if the server made its certificate itself. Then it sends no HSTS, which
+            would apply to every port of the name, and would not let a device that does not trust
+            the certificate yet skip the warning.
     """
 
     def __init__(
@@ -101,27 +101,27 @@ class Transport:
         self._networks = [each for each in map(_network, trusted_proxies) if each is not None]
 
     def scheme(self, scope: Scope) -> str:
-        """`https` or `http`, as the browser sent the request."""
+        """Return the scheme that the browser used: `https` or `http`."""
         if scope["scheme"] == "https" or not self._requires_https:
             return scope["scheme"]
         headers = dict(scope["headers"])
         peer = scope.get("client")
         client = peer[0] if peer else ""
         if headers.get(b"x-forwarded-proto", b"").strip():
-            return "http"  # a trusted proxy's `https` would be the scope's by now
+            return "http"  # `https` from a trusted proxy is already in the scope
         forwarded = headers.get(b"x-forwarded-for", b"").decode("latin-1")
         came_by_proxy = client in {each.strip() for each in forwarded.split(",")}
         return "https" if came_by_proxy or self._is_proxy(client) else "http"
 
     def insists_on_https(self, scope: Scope) -> bool:
-        """True if browsers should use https alone from now on (HSTS)."""
+        """True if the response should contain HSTS."""
         return bool(scope["scheme"] == "https") and not self._signs_itself
 
     def _is_proxy(self, client: str) -> bool:
-        """Whether a proxy may have this address. One on this machine need not be named."""
+        """True if the address may be that of a proxy: a listed one, or one on this machine."""
         try:
             address = ip_address(client)
-        except ValueError:  # a Unix socket's peer has none
+        except ValueError:  # the peer of a Unix socket has no address
             return True
         return (
             self._trusts_all
@@ -131,7 +131,7 @@ class Transport:
 
 
 def requires_https(public_origin: str) -> bool:
-    """Whether browsers reach this server over https alone."""
+    """True if browsers use only https for this server."""
     return urlsplit(public_origin).scheme == "https"
 
 
@@ -143,14 +143,14 @@ def _network(text: str) -> IPv4Network | IPv6Network | None:
 
 
 def observe(app: ASGIApp, transport: Transport | None = None) -> ASGIApp:
-    """Wrap the whole application: request id, headers, and one line in the log for each answer.
+    """Wrap the application: add a request id and headers, and log each response.
 
-    It stands outside of Litestar, so that answers that no route gave have them too. What is inside
-    sees the scheme that `transport` found.
+    It wraps Litestar, so that responses without a route are included. The application sees the
+    scheme that `transport` found.
     """
     transport = transport or Transport()
 
-    async def observed(scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
             await app(scope, receive, send)
             return
@@ -160,7 +160,7 @@ def observe(app: ASGIApp, transport: Transport | None = None) -> ASGIApp:
         request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         started, status = time.perf_counter(), 0
 
-        async def sending(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -174,23 +174,24 @@ def observe(app: ASGIApp, transport: Transport | None = None) -> ASGIApp:
         with bind_request(request_id):
             try:
                 if _is_readable(scope):
-                    await app(scope, receive, sending)
+                    await app(scope, receive, send_with_headers)
                 else:
-                    await _send(errors.BadRequestError("Its address is malformed."), sending)
+                    problem = errors.BadRequestError("The host or the query string is malformed.")
+                    await _send(problem, send_with_headers)
             finally:
                 log.info(
                     "request.finished",
                     method=scope.get("method"),
-                    # With the names of its parameters, never their values.
+                    # Contains the names of the parameters, not their values.
                     path_template=str(scope.get("path_template") or "unmatched"),
                     status=status,
                     duration_ms=round((time.perf_counter() - started) * 1000, 1),
                 )
 
-    return observed
+    return handle
 
 
-_REMEMBERED: tuple[Any, ...] = (
+_LIBRARY_CACHES: tuple[Any, ...] = (
     urlsplit,
     URL.from_components,
     URL._new,  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as below
@@ -198,21 +199,20 @@ _REMEMBERED: tuple[Any, ...] = (
     parse_cookie_string,
     create_query_default_dict,
 )
-"""Functions of libraries that keep their last arguments: addresses with what was searched for, and
-cookies. Litestar has no public way to tell it not to."""
+"""Cached functions of libraries. Their arguments are URLs with search terms, and cookies. Litestar
+has no public setting for these caches."""
 
 
 class RequestCaches:
-    """What Litestar and we keep of the addresses and cookies of requests, all users' together."""
+    """Clears the libraries' caches of URLs and cookies, for all users together."""
 
     def user_signed_out(self, _: UUID) -> None:
-        """Drop it all."""
-        for each in _REMEMBERED:
+        for each in _LIBRARY_CACHES:
             each.cache_clear()
 
 
 def _is_readable(scope: Scope) -> bool:
-    """Whether host and query are such that an URL can be made of them; nothing later checks."""
+    """True if host and query string make a valid URL. No later code checks this."""
     hosts = [value for name, value in scope["headers"] if name == b"host"]
     return scope["query_string"].isascii() and all(map(_is_host, hosts)) and len(hosts) <= 1
 
@@ -223,7 +223,7 @@ def _is_host(value: bytes) -> bool:
 
 
 async def _send(problem: AppError, send: Send) -> None:
-    """Answer with a problem where there is no Litestar to do it."""
+    """Respond with a problem, outside of Litestar."""
     body = encode_json(problem.to_problem())
     headers = [
         (b"content-type", MEDIA_TYPE.encode()),
@@ -239,7 +239,7 @@ def _missing(present: Any, *, insist: bool) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in wanted if name not in names]
 
 
-def _answer(
+def _respond(
     problem: AppError,
     headers: Mapping[str, str] | None = None,
     *,
@@ -253,85 +253,86 @@ def _answer(
     )
 
 
-def _known(request: AnyRequest, error: AppError) -> AnyResponse:
+def _handle_app_error(request: AnyRequest, error: AppError) -> AnyResponse:
     if error.status == errors.InternalError.status:
-        return _unexpected(request, error)
+        return _handle_unexpected(request, error)
     if error.status > errors.InternalError.status:
         log.warning("request.failed", problem=error.slug, exc_info=error)
     identity = request.scope.get("user")
     is_administrator = identity is not None and identity.user.is_administrator
-    return _answer(error, for_administrator=is_administrator)
+    return _respond(error, for_administrator=is_administrator)
 
 
-def _from_litestar(_: AnyRequest, error: HTTPException) -> AnyResponse:
+def _handle_litestar_error(request: AnyRequest, error: HTTPException) -> AnyResponse:
     if isinstance(error, LitestarValidationException):
-        return _invalid(_faults(error))
-    if fault := _mistaken_fault(error):
-        return _invalid([fault])
+        return _respond_invalid(_read_faults(error))
+    if fault := _read_dependency_fault(error):
+        return _respond_invalid([fault])
     if error.detail == BROKEN_BODY_DETAIL:
         log.info("request.abandoned")
-        return _answer(errors.BadRequestError("It ended before all of it had come."))
-    if error.status_code >= 500:  # noqa: PLR2004  # as above
-        return _unexpected(_, error)
+        return _respond(errors.BadRequestError("The request body is incomplete."))
+    if error.status_code >= errors.InternalError.status:
+        return _handle_unexpected(request, error)
     kind = _BY_STATUS.get(error.status_code, errors.BadRequestError)
     detail = "" if kind in {errors.NotFoundError, errors.MethodNotAllowedError} else error.detail
-    return _answer(kind(detail), error.headers)
+    return _respond(kind(detail), error.headers)
 
 
-def _invalid(faults: list[dict[str, str]]) -> AnyResponse:
-    return _answer(
+def _respond_invalid(faults: list[dict[str, str]]) -> AnyResponse:
+    return _respond(
         errors.ValidationError(
-            "The members named in `errors` are missing or not acceptable.",
+            "The members listed in `errors` are missing or invalid.",
             extra={"errors": faults},
         )
     )
 
 
-def _mistaken_fault(error: HTTPException) -> dict[str, str] | None:
-    """The fault of a body's member that is called like a dependency: `messages`, say.
+def _read_dependency_fault(error: HTTPException) -> dict[str, str] | None:
+    """Return the fault of a body's member with the name of a dependency, such as `messages`.
 
-    Litestar knows them by that name alone, and takes the fault for the server's own.
+    Litestar identifies both by name, and reports such a fault as an internal error.
     """
     cause = error.__cause__
     found = IN_BODY.fullmatch(str(cause)) if isinstance(cause, msgspec.ValidationError) else None
     return {"member": found["member"], "in": "body", "message": found["message"]} if found else None
 
 
-def _faults(error: LitestarValidationException) -> list[dict[str, str]]:
+def _read_faults(error: LitestarValidationException) -> list[dict[str, str]]:
     extra: Any = error.extra
     entries = cast("list[object]", extra if isinstance(extra, list) else [extra])
-    return [_fault(cast("dict[str, Any]", each)) for each in entries if isinstance(each, dict)]
+    return [_read_fault(cast("dict[str, Any]", each)) for each in entries if isinstance(each, dict)]
 
 
-def _fault(entry: dict[str, Any]) -> dict[str, str]:
-    """One of Litestar's complaints, without its inner names.
+def _read_fault(entry: dict[str, Any]) -> dict[str, str]:
+    """Return one of Litestar's validation errors without its internal names.
 
-    The whole body goes by the name `data` there, and what is absent by the `KeyError` it caused.
+    Litestar calls the whole body `data`, and gives a `KeyError` as the message of a missing member.
     """
     key, source = str(entry.get("key", "")), entry.get("source", "body")
     message = str(entry.get("message", ""))
     return {
         "member": "" if key == "data" else key,
         "in": source.value if isinstance(source, ParamType) else str(source),
-        "message": "It is missing." if message == repr(key) else message,
+        "message": "This member is missing." if message == repr(key) else message,
     }
 
 
-def _undecodable(request: AnyRequest, error: Exception) -> AnyResponse:
-    """A body that is not UTF-8 (Litestar lets that through); from elsewhere a fault of ours."""
+def _handle_undecodable(request: AnyRequest, error: Exception) -> AnyResponse:
+    """Respond to a body that is not UTF-8, which Litestar does not handle."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if frames and frames[-1].f_code is decode_json.__code__:
-        return _answer(errors.BadRequestError("The JSON text is not UTF-8."))
-    return _unexpected(request, error)
+        return _respond(errors.BadRequestError("The JSON text is not UTF-8."))
+    return _handle_unexpected(request, error)
 
 
-def _unexpected(_: AnyRequest, error: Exception) -> AnyResponse:
-    """Say nothing but an id, and the kind of an error that has one; the log says more under it."""
+def _handle_unexpected(_: AnyRequest, error: Exception) -> AnyResponse:
+    """Respond with an error id and no details, and log the error with this id."""
     error_id = secrets.token_hex(8)
     kind = type(error) if isinstance(error, AppError) else errors.InternalError
     log.error("request.crashed", problem=kind.slug, error_id=error_id, exc_info=error)
     problem = errors.InternalError(
-        "Tell the operator this id; the log says more.", extra={"error_id": error_id}
+        "Report this id to the operator, who can find the cause in the log.",
+        extra={"error_id": error_id},
     ).to_problem()
     return Response(
         {**problem, "type": TYPE_PREFIX + kind.slug, "title": kind.title},
@@ -340,15 +341,15 @@ def _unexpected(_: AnyRequest, error: Exception) -> AnyResponse:
     )
 
 
-def _too_deep(_: AnyRequest, _error: RecursionError) -> AnyResponse:
-    """Only what came in can nest that deeply: Talekeeper's own work has an explicit stack."""
-    return _answer(errors.BadRequestError("It is nested too deeply."))
+def _handle_recursion(_: AnyRequest, _error: RecursionError) -> AnyResponse:
+    """Respond to a deeply nested body. This code recurses only over input."""
+    return _respond(errors.BadRequestError("The JSON is nested too deeply."))
 
 
 EXCEPTION_HANDLERS: dict[int | type[Exception], Callable[[AnyRequest, Any], AnyResponse]] = {
-    AppError: _known,
-    RecursionError: _too_deep,
-    HTTPException: _from_litestar,
-    UnicodeDecodeError: _undecodable,
-    Exception: _unexpected,
+    AppError: _handle_app_error,
+    RecursionError: _handle_recursion,
+    HTTPException: _handle_litestar_error,
+    UnicodeDecodeError: _handle_undecodable,
+    Exception: _handle_unexpected,
 }

@@ -1,4 +1,4 @@
-"""Shapes and rules that every part of the HTTP API shares."""
+"""Shared schemas and rules of the HTTP API."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 RowT = TypeVar("RowT")
 
 _SLICE_ITEMS = 500
-"""Items that are converted in a millisecond or two."""
+"""Converting this many items takes 1 to 2 ms."""
 
 _PLACE = re.compile(r"`\$\[(\d+)\]")
-"""The place of an item in a message of msgspec."""
+"""The index of an item in a message of msgspec."""
 
 MAX_PAGE = 500
 MAX_INTEGER = 2**31 - 1
-"""The largest number that a column of integers takes: PostgreSQL's have 32 bits."""
+"""The largest value of an integer column, which has 32 bits on PostgreSQL."""
 
 PageSize = Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)]
 """The `limit` of a list."""
 PlaceCursor = Annotated[int | None, QueryParameter(ge=0, le=MAX_INTEGER)]
-"""The `after` or `before` of a list that is read by position."""
+"""The `after` or `before` of a list that is paged by position."""
 
-# What a handler's `opt` tells the OpenAPI document beyond what its signature does.
+# Keys of a handler's `opt` for the OpenAPI document.
 RAISES = "raises"
-"""The kinds of `AppError` that the route may answer with, beside those of every route."""
+"""The `AppError` classes that the route can return, in addition to those of every route."""
 PATCHES = "patches"
-"""The struct that the route's JSON Merge Patch is merged into."""
+"""The struct that the route's JSON Merge Patch is applied to."""
 EXAMPLE = "example"
-"""A body that the route takes."""
+"""An example of the request body."""
 STREAMS = "streams"
-"""The events that a route streams: the members of each one's data, by its name."""
+"""The events of a stream: the members of each event's data, by event name."""
 FILES = "files"
-"""The media types of the files that a route answers with."""
+"""The media types of the files that the route returns."""
 
 ENDS_WITH_CLIENT = "ends_with_client"
-"""True if the route's work over texts stops when its client closes the connection."""
+"""True if the route's CPU-bound work stops when the client disconnects."""
 BEGINS_TURN = "begins_turn"
-"""True if the route asks a model for its user. A process that is about to end refuses it."""
+"""True if the route starts a request to a model. A process that shuts down refuses it."""
 
-# What it tells the quotas.
+# Keys of a handler's `opt` for the quotas.
 PREVIEWS = "previews"
-"""True where the route holds one of the account's previews for as long as it takes."""
+"""True if the route counts as one of the account's concurrent previews."""
 STORES = "stores"
-"""False where a route that writes does not make the account larger; true where it is absent."""
+"""False if a writing route does not increase the account's storage. True by default."""
 
 
 def find_max_body_bytes(scope: Scope) -> int:
-    """The largest body, in bytes, that a request's route takes."""
+    """Return the maximum body size of a request's route in bytes."""
     handler = scope["route_handler"]
     found = handler.resolve_request_max_body_size() if isinstance(handler, HTTPRouteHandler) else 0
     return found or 0
@@ -75,11 +75,10 @@ class Page(msgspec.Struct, Generic[T], kw_only=True):
 
 
 class ShownProblem(msgspec.Struct, kw_only=True, frozen=True):
-    """A problem as part of another answer.
+    """A problem as part of another response.
 
-    `slug` is the last part of the `type` that it would have as an answer.
-    `provider_message` quotes the provider's own words, without keys; empty if there are none, or
-    if they are for administrators only.
+    `slug` is the last part of the problem's `type`. `provider_message` is the provider's message
+    without keys; empty if there is none, or if only administrators may see it.
     """
 
     slug: str
@@ -89,7 +88,6 @@ class ShownProblem(msgspec.Struct, kw_only=True, frozen=True):
 
     @classmethod
     def from_error(cls, error: AppError, *, for_administrator: bool) -> Self:
-        """Return the view of an error."""
         members = error.to_problem(for_administrator=for_administrator)
         return cls(
             slug=error.slug,
@@ -100,7 +98,7 @@ class ShownProblem(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def make_struct(kind: type[StructT], source: object, /, **members: Any) -> StructT:
-    """A struct of the members given, and of a row's attributes for all others."""
+    """Make a struct from the given members, and from the attributes of `source` for the others."""
     for name in kind.__struct_fields__:
         if name not in members:
             members[name] = getattr(source, name)
@@ -108,12 +106,11 @@ def make_struct(kind: type[StructT], source: object, /, **members: Any) -> Struc
 
 
 def convert_list(values: Any, kind: type[T], *, at: str = "$") -> list[T]:
-    """Convert parsed JSON to a list of `kind`, strictly, a slice at a time.
-
-    One call for all of a long list would keep other threads waiting.
+    """Convert parsed JSON to a list of `kind` in slices, because msgspec blocks other threads.
 
     Raises:
-        msgspec.ValidationError: It is no such list. The message names the place below `at`.
+        msgspec.ValidationError: The value is not such a list. The message contains the path
+            below `at`.
     """
     list_kind: Any = GenericAlias(list, (kind,))
     convert: Callable[[Any], list[T]] = partial(msgspec.convert, type=list_kind, strict=True)
@@ -130,15 +127,14 @@ def convert_list(values: Any, kind: type[T], *, at: str = "$") -> list[T]:
 
 
 def _move_place(message: str, at: str, start: int) -> str:
-    """Return a message of msgspec with the place of an item in the whole list."""
+    """Return a message of msgspec with the index of the item in the whole list."""
     return _PLACE.sub(lambda found: f"`{at}[{start + int(found[1])}]", message, count=1)
 
 
 def merge_patch(current: StructT, patch: dict[str, Any]) -> StructT:
-    """Apply a JSON Merge Patch (RFC 7396): absent stays, null clears to the default.
+    """Apply a JSON Merge Patch (RFC 7396) to a copy. Null resets a member to its default.
 
-    Raises `ValidationError` naming the member that is unknown or of the wrong kind. `current` is
-    not changed.
+    Raises `ValidationError` with the name of a member of the wrong type.
     """
     merged = _merge(msgspec.to_builtins(current), patch)
     try:
@@ -161,24 +157,23 @@ def _merge(target: Any, patch: Any) -> Any:
 
 
 def reject_unknown(patch: dict[str, Any], known: type[msgspec.Struct] | frozenset[str]) -> None:
-    """Raise `ValidationError` when a patch names a member that does not exist."""
+    """Raise `ValidationError` if a patch contains an unknown member."""
     names = known if isinstance(known, frozenset) else frozenset(known.__struct_encode_fields__)
     if unknown := sorted(patch.keys() - names):
         raise ValidationError(
-            f"There is no member {', '.join(unknown)}; there are {', '.join(sorted(names))}.",
+            f"Unknown member: {', '.join(unknown)}. Known members: {', '.join(sorted(names))}.",
             extra={"unknown": unknown},
         )
 
 
 def make_page(rows: Sequence[RowT], limit: int) -> tuple[list[RowT], str | None]:
-    """(a page, where the next one begins) of rows with an id; one more than `limit` was read."""
+    """Return a page and the cursor of the next one, from up to `limit + 1` rows with an id."""
     page = list(rows[:limit])
     last: Any = page[-1] if len(rows) > limit else None
     return page, str(last.id) if last is not None else None
 
 
 def make_etag(revision: int) -> str:
-    """The `ETag` of a revision."""
     return f'"{revision}"'
 
 
@@ -189,6 +184,6 @@ def check_revision(if_match: str | None, revision: int) -> None:
     wanted = {part.strip().removeprefix("W/") for part in if_match.split(",")}
     if make_etag(revision) not in wanted:
         raise PreconditionFailedError(
-            "Fetch it again, look at what changed, and send the change with its new ETag.",
+            "Read the resource again, then send your change with the new ETag.",
             extra={"revision": revision},
         )

@@ -1,9 +1,8 @@
-"""Who may work on which job: claims, leases, fences. Nothing here commits.
+"""Claims, leases and fences of jobs. Nothing here commits.
 
-A claim gives a job to one worker until its lease runs out, and counts its fence up. All claims of
-an installation come one after the other, so that each sees what the one before it took: on SQLite
-there is one writer anyway, on PostgreSQL an advisory lock keeps the order. A claim takes
-milliseconds, and takes many jobs at once.
+A claim gives a job to one worker until its lease expires, and increments its fence. Claims run one
+at a time, so that each sees the jobs that earlier ones took: SQLite has one writer, and PostgreSQL
+an advisory lock. A claim takes milliseconds for many jobs.
 """
 
 from __future__ import annotations
@@ -47,33 +46,34 @@ _JOB = JOBS.c
 Waiting = Literal["queued", "waiting_key"]
 
 CANDIDATE_FACTOR = 4
-"""How many times more jobs are read than can be taken: in all, so that every user gets a turn, and
-of each user, because some jobs wait for earlier ones of their lanes."""
+"""Factor by which more jobs are read than can be taken: in total, so that every user gets a turn,
+and for each user, because some jobs wait for earlier jobs of their lanes."""
 FIRST_PER_SHARE = 6
-"""Most jobs of each share that are looked for at first: more only where few users have any. Each is
-checked against the others of its lane."""
-FIRST_LOSS_WAIT, TWICE_LOST = timedelta(seconds=15), timedelta(seconds=60)
-"""Waits before a job that lost its process again is claimed; after the first loss there is none."""
+"""Jobs of each share that are read at first. More are read only if few users have jobs, because
+each job is compared with the others of its lane."""
+FIRST_LOSS_WAIT, SECOND_LOSS_WAIT = timedelta(seconds=15), timedelta(seconds=60)
+"""Waits before a job is claimed that lost its process repeatedly. After the first loss there is no
+wait."""
 UNLIMITED = {"shares": 2**31 - 1, "depth": 2**31 - 1}
 LAST_SHARE = UUID(int=2**128 - 1)
-"""No share comes after it: a search that starts here starts over with the first."""
+"""The last possible share. A search that starts after it begins with the first share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a worker can take.
+    """The jobs that a worker can take.
 
     Args:
         owner: The worker.
-        kinds: What it has handlers for.
-        count: How many jobs it has room for.
-        per_share: Most jobs of one share that may run in it at once.
-        running: How many of each share do.
-        queued: Whether it takes jobs that need no more than what lies in the database.
-        open_to: Users whose keys it has in memory: of these it takes what waits for a key.
-        thorough: Whether it also looks for jobs whose leases ran out, and reads all of a share.
-        suspect: Whether it takes one that lost its lease twice in a row: one at a time, so that
-            those that ran beside it when it brought a worker down do not die with it.
+        kinds: Kinds that it has handlers for.
+        count: Number of jobs that it has room for.
+        per_share: Maximum number of jobs of one share that may run in it at once.
+        running: Number of running jobs of each share.
+        queued: True to take jobs in the state `queued`.
+        open_to: Users whose keys are in memory. The worker takes their jobs that wait for a key.
+        thorough: True to look for expired leases as well, and to read all jobs of a share.
+        suspect: True to take a job that lost its lease repeatedly. Only one at a time, because it
+            may crash the worker together with all other jobs.
     """
 
     owner: UUID
@@ -90,9 +90,9 @@ class Capacity:
 async def find_candidates(
     session: AsyncSession, wanted: Capacity, at: datetime, start: UUID | None
 ) -> list[UUID]:
-    """Ids of jobs that could be taken now, each share's in turn, as many as there is room for.
+    """Return ids of jobs that can be taken now, alternating between shares, up to the capacity.
 
-    It begins with the share after `start`.
+    Begins with the share after `start`.
     """
     each = min(wanted.count, wanted.per_share, FIRST_PER_SHARE)
     values: dict[str, Any] = {
@@ -101,7 +101,7 @@ async def find_candidates(
         "limit": wanted.count * CANDIDATE_FACTOR,
         "count": wanted.count,
         "shares": wanted.count * CANDIDATE_FACTOR,
-        **_of_each(each),
+        **_make_limits(each),
         "start": start or LAST_SHARE,
         "open_to": wanted.open_to,
         "once_lost": at - FIRST_LOSS_WAIT,
@@ -117,31 +117,31 @@ async def find_candidates(
                 found += await session.execute(_SUSPECT, values)
     if not waiting:
         return []
-    due = _due(tuple(waiting), session.get_bind().dialect.name == "postgresql")
+    due = _make_due_query(tuple(waiting), session.get_bind().dialect.name == "postgresql")
     found += await session.execute(due, values)
-    taken = _in_turn(found, wanted)
+    taken = _alternate(found, wanted)
     most = min(wanted.count, wanted.per_share)
     if len(taken) < wanted.count and each < most and _has_full_share(found, each):
-        found += await session.execute(due, {**values, **_of_each(most)})
-        taken = _in_turn(found, wanted)
+        found += await session.execute(due, {**values, **_make_limits(most)})
+        taken = _alternate(found, wanted)
     if len(taken) < wanted.count and wanted.thorough:
         found += await session.execute(due, {**values, **UNLIMITED})
-        taken = _in_turn(found, wanted)
+        taken = _alternate(found, wanted)
     return taken
 
 
-def _of_each(count: int) -> dict[str, int]:
-    """How many jobs of each share are taken, and how many are read for that."""
+def _make_limits(count: int) -> dict[str, int]:
+    """Return the parameters for the jobs of each share that are taken and read."""
     return {"each": count, "depth": count * CANDIDATE_FACTOR}
 
 
 def _has_full_share(rows: Iterable[Row[UUID, UUID]], each: int) -> bool:
-    """Whether a share may have more jobs than were asked for."""
+    """True if a share may have more jobs than were read."""
     return any(found >= each for found in Counter(row.share for row in rows).values())
 
 
-def _in_turn(rows: Iterable[Row[UUID, UUID]], wanted: Capacity) -> list[UUID]:
-    """One job of each share after the other, until there is no more room."""
+def _alternate(rows: Iterable[Row[UUID, UUID]], wanted: Capacity) -> list[UUID]:
+    """Take one job of each share in turn, up to the capacity."""
     waiting: dict[UUID, deque[UUID]] = defaultdict(deque)
     for row in rows:
         if row.id not in waiting[row.share]:
@@ -159,12 +159,14 @@ def _in_turn(rows: Iterable[Row[UUID, UUID]], wanted: Capacity) -> list[UUID]:
     return taken
 
 
-def _queued_shares(name: str, begin: ColumnElement[bool], *end_job: ColumnElement[bool]) -> CTE:
-    """The shares that have something queued, one step on the index each; they end with a null."""
+def _make_queued_shares(
+    name: str, begin: ColumnElement[bool], *end_job: ColumnElement[bool]
+) -> CTE:
+    """Return a CTE of the shares with queued jobs: one index step each, and a final null."""
     queued = select(_JOB.share).where(_JOB.state == "queued").order_by(_JOB.share).limit(1)
     first = queued.where(begin).scalar_subquery().label("share")
     shares = select(first, literal(1).label("number")).cte(name, recursive=True)
-    # Not `begin` once more: SQLite would take that for where to begin on the index.
+    # Without `begin`, because SQLite would start each index step there.
     following = queued.where(_JOB.share > shares.c.share, *end_job).scalar_subquery()
     step = select(following, shares.c.number + 1).where(
         shares.c.share.is_not(None), shares.c.number < bindparam("shares", type_=Integer())
@@ -172,39 +174,39 @@ def _queued_shares(name: str, begin: ColumnElement[bool], *end_job: ColumnElemen
     return shares.union_all(step)
 
 
-def _open_shares() -> CTE:
-    """Those of the users who are here that have something waiting for their key."""
+def _make_open_shares() -> CTE:
+    """Return a CTE of the users with a key in memory whose jobs wait for a key."""
     here = _JOB.share.in_(bindparam("open_to", expanding=True, type_=Id()))
     query = select(_JOB.share).where(_JOB.state == "waiting_key", here)
     return query.distinct().cte("open_shares")
 
 
 @cache
-def _due(states: tuple[Waiting, ...], is_postgres: bool) -> Any:  # noqa: FBT001  # a cache's key
-    """The jobs in these states that could run now: (id, share), those of the first state first.
+def _make_due_query(states: tuple[Waiting, ...], is_postgres: bool) -> Any:  # noqa: FBT001  # a cache's key
+    """Return the query for (id, share) of jobs that can run now, in the order of `states`.
 
-    Built once: building it costs more than running it.
+    Cached, because building the query takes longer than running it.
     """
-    parts = [_due_in(state, is_postgres=is_postgres).subquery() for state in states]
+    parts = [_query_state(state, is_postgres=is_postgres).subquery() for state in states]
     return union_all(*(select(part.c.id, part.c.share) for part in parts))
 
 
-def _due_in(state: Waiting, *, is_postgres: bool) -> Any:
-    """The jobs of each share that could run now: `each` of each, `limit` of all.
+def _query_state(state: Waiting, *, is_postgres: bool) -> Any:
+    """Return the query for jobs that can run now: up to `each` per share and `limit` in total.
 
-    Both databases go through shares and rows as they stand, and no further than to the limit.
+    Both databases read shares and rows in order, and stop at the limit.
     """
     limit = bindparam("limit", type_=Integer())
     if state == "waiting_key":
-        return _due_of(_open_shares(), state, is_postgres=is_postgres).limit(limit)
+        return _query_shares(_make_open_shares(), state, is_postgres=is_postgres).limit(limit)
     start = bindparam("start", type_=Id())
-    later = _queued_shares("later", _JOB.share > start)
-    before = _queued_shares("before", _JOB.share <= start, _JOB.share <= start)
-    both = (_due_of(shares, state, is_postgres=is_postgres) for shares in (later, before))
+    later = _make_queued_shares("later", _JOB.share > start)
+    before = _make_queued_shares("before", _JOB.share <= start, _JOB.share <= start)
+    both = (_query_shares(shares, state, is_postgres=is_postgres) for shares in (later, before))
     return union_all(*both).limit(limit)
 
 
-def _due_of(shares: CTE, state: Waiting, *, is_postgres: bool) -> Select[UUID, UUID]:
+def _query_shares(shares: CTE, state: Waiting, *, is_postgres: bool) -> Select[UUID, UUID]:
     job = JOBS.alias()
     first = (
         select(job.c.id, job.c.lane, job.c.kind, job.c.run_after)
@@ -227,7 +229,7 @@ def _due_of(shares: CTE, state: Waiting, *, is_postgres: bool) -> Select[UUID, U
     if is_postgres:
         found = of_share.lateral()
         return select(found.c.id, shares.c.share).select_from(shares.join(found, true()))
-    # SQLite has no LATERAL, and goes through a correlated IN share by share as it stands.
+    # SQLite has no LATERAL. It evaluates a correlated IN for one share after the other.
     outer = JOBS.alias()
     both = shares.join(outer, outer.c.id.in_(of_share))
     return select(outer.c.id, outer.c.share).select_from(both)
@@ -239,7 +241,7 @@ _LEFT_BEHIND = select(_JOB.id, _JOB.share).where(
     _JOB.kind.in_(bindparam("kinds", expanding=True)),
 )
 _ABANDONED = _LEFT_BEHIND.where(_JOB.leases_lost == 0).limit(bindparam("count", type_=Integer()))
-"""Jobs whose worker has not been heard of."""
+"""Jobs with an expired lease."""
 
 _SUSPECT = (
     _LEFT_BEHIND.where(
@@ -254,7 +256,7 @@ _SUSPECT = (
     .order_by(_JOB.lease_until)
     .limit(1)
 )
-"""The one that has waited longest of those that lost a lease before, once its wait is over."""
+"""The longest waiting job that lost a lease before, if its wait is over."""
 
 
 def _lane_is_free(job: Any) -> ColumnElement[bool]:
@@ -276,17 +278,17 @@ def _lane_is_free(job: Any) -> ColumnElement[bool]:
 
 LEASE_DURATION = timedelta(seconds=60)
 CLAIM_LOCK = 7_241_905_114
-"""PostgreSQL's advisory lock under which jobs are claimed."""
+"""PostgreSQL's advisory lock of claims."""
 STUCK_MS = 15_000
-"""A process that stops in the middle of a claim loses its connection after this."""
+"""Time after which PostgreSQL closes the connection of a process that hangs in a claim."""
 MAX_PUT_BACK_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedJob:
-    """A job that was claimed, as its row stood then.
+    """The row of a job at the time of its claim.
 
-    `lease_owner` and `fence` are what its worker shows to prove that it is its own.
+    `lease_owner` and `fence` prove that the job belongs to this worker.
     """
 
     id: UUID
@@ -306,8 +308,8 @@ class ClaimedJob:
     key_until: datetime | None
     created_at: datetime
 
-    def held(self, at: datetime) -> dict[str, Any]:
-        """The parameters of `IS_OWNED`."""
+    def make_owner_values(self, at: datetime) -> dict[str, Any]:
+        """Return the parameters of `IS_OWNED`."""
         return {"job": self.id, "owner": self.lease_owner, "held_fence": self.fence, "at": at}
 
 
@@ -318,7 +320,7 @@ IS_OWNED = and_(
     _JOB.fence == bindparam("held_fence"),
     _JOB.lease_until > bindparam("at"),
 )
-"""A job's row is still its worker's, and the lease has not run out."""
+"""True if the job still belongs to its worker, and its lease has not expired."""
 
 _COLUMNS: tuple[Any, ...] = tuple(_JOB[name] for name in ClaimedJob.__dataclass_fields__)
 _FREE = or_(
@@ -340,7 +342,7 @@ _TAKE = cast(
         lease_owner=bindparam("owner"),
         lease_until=bindparam("until"),
         fence=_JOB.fence + 1,
-        # One that runs can be claimed only because its lease ran out: its attempt begins again.
+        # A running job can be claimed only after its lease has expired: its attempt begins again.
         attempts=_JOB.attempts + case((_JOB.state == "running", 0), else_=1),
         leases_lost=_JOB.leases_lost + case((_JOB.state == "running", 1), else_=0),
         updated_at=bindparam("at"),
@@ -363,9 +365,9 @@ async def claim_jobs(
     lease: timedelta = LEASE_DURATION,
     start: UUID | None,
 ) -> list[ClaimedJob]:
-    """Take jobs, at most `wanted.count`, each user's in turn.
+    """Claim up to `wanted.count` jobs, alternating between users.
 
-    It begins after the share `start`, which was served last, so that the next has its turn.
+    Begins after the share `start`, which was served last.
     """
     if session.get_bind().dialect.name == "postgresql":
         await session.execute(_IN_ORDER)
@@ -376,7 +378,7 @@ async def claim_jobs(
 async def take_jobs(
     session: AsyncSession, ids: Sequence[UUID], owner: UUID, *, at: datetime, lease: timedelta
 ) -> list[ClaimedJob]:
-    """Take those of some jobs that are free, in the order of `ids`."""
+    """Claim those of the jobs `ids` that are free, in this order."""
     if not ids:
         return []
     values = {"ids": ids, "at": at, "until": at + lease, "owner": owner}
@@ -392,7 +394,7 @@ ENDED_VALUES: dict[str, Any] = {
     "root_version": None,
     "key_until": None,
 }
-"""What a row loses with its job's end."""
+"""Column values of a job that has ended."""
 
 _END = delete(JOBS).where(IS_OWNED).returning(_JOB.id)
 _END_AND_KEEP = (
@@ -404,16 +406,16 @@ _END_AND_KEEP = (
 
 
 async def end_job(session: AsyncSession, job: ClaimedJob, *, at: datetime, keep: bool) -> bool:
-    """End a job: its row goes, or stays as `done`. Whether it was still this worker's."""
+    """End a job: delete its row, or keep it as `done`. False if another worker has the job."""
     query = _END_AND_KEEP if keep else _END
-    ended = await session.execute(query, job.held(at))
+    ended = await session.execute(query, job.make_owner_values(at))
     return ended.scalar() is not None
 
 
 _END_MANY = (
     delete(JOBS)
     .where(
-        # By the ids alone first: neither database finds pairs by an index.
+        # Also by the ids, because no database uses an index for pairs.
         _JOB.id.in_(bindparam("ids", expanding=True)),
         tuple_(_JOB.id, _JOB.fence).in_(bindparam("claims", expanding=True)),
         _JOB.lease_owner == bindparam("owner"),
@@ -425,7 +427,7 @@ _END_MANY = (
 
 
 async def end_jobs(session: AsyncSession, jobs: Sequence[ClaimedJob], *, at: datetime) -> set[UUID]:
-    """End jobs of one worker, rows and all: gives back those that were still its own."""
+    """Delete jobs of one worker. Return the ids of those that still belonged to it."""
     values = {
         "ids": [each.id for each in jobs],
         "claims": [(each.id, each.fence) for each in jobs],
@@ -442,9 +444,9 @@ async def renew_leases(
     at: datetime,
     lease: timedelta = LEASE_DURATION,
 ) -> set[tuple[UUID, int]]:
-    """Renew the leases of one worker's jobs, except those that a transaction locks.
+    """Renew the leases of one worker's jobs, except those locked by a transaction.
 
-    Returns (id, fence) of those that were renewed. A lease that has run out stays lost.
+    Returns (id, fence) of the renewed jobs. An expired lease is not renewed.
     """
     mine = (
         select(_JOB.id)
@@ -466,7 +468,7 @@ async def renew_leases(
     return {(row.id, row.fence) for row in rows}
 
 
-_HELD_MANY = select(_JOB.id, _JOB.fence).where(
+_OWNED_JOBS = select(_JOB.id, _JOB.fence).where(
     _JOB.id.in_(bindparam("ids", expanding=True)),
     _JOB.state == "running",
     _JOB.lease_owner == bindparam("owner"),
@@ -474,15 +476,15 @@ _HELD_MANY = select(_JOB.id, _JOB.fence).where(
 
 
 async def find_owned(session: AsyncSession, jobs: Sequence[ClaimedJob]) -> set[tuple[UUID, int]]:
-    """Find those jobs of one worker that are still its own: (id, fence)."""
+    """Return (id, fence) of those jobs that still belong to the worker."""
     values = {"ids": [each.id for each in jobs], "owner": jobs[0].lease_owner}
-    return {(row.id, row.fence) for row in await session.execute(_HELD_MANY, values)}
+    return {(row.id, row.fence) for row in await session.execute(_OWNED_JOBS, values)}
 
 
 def make_due_time(job: ClaimedJob, later: datetime) -> ColumnElement[datetime]:
-    """Return the time at which a postponed job is due: at once if it was called for while it ran.
+    """Return the due time of a postponed job: `later`, or at once if it was requested meanwhile.
 
-    Its condition may be true by now. A call is a change of `run_after`.
+    A request is a change of `run_after`.
     """
     return case((_JOB.run_after == job.run_after, literal(later, UtcTime())), else_=_JOB.run_after)
 
@@ -490,9 +492,10 @@ def make_due_time(job: ClaimedJob, later: datetime) -> ColumnElement[datetime]:
 async def put_back(
     session: AsyncSession, job: ClaimedJob, *, at: datetime, changes: Mapping[str, Any]
 ) -> datetime | None:
-    """Let a job wait again, or die, as `changes` say: from when on, if it was still this worker's.
+    """Change a claimed job, so that it waits again or is dead.
 
-    A job that came meanwhile with the same dedupe key is absorbed: the older one does its work.
+    Deletes a newer job with the same dedupe key, because this one does its work. Returns the time
+    from which the job waits, or None if it belongs to another worker.
     """
     values = {"lease_owner": None, "lease_until": None, "updated_at": at, **changes}
     query = update(JOBS).where(IS_OWNED).values(values).returning(_JOB.run_after)
@@ -507,10 +510,10 @@ async def put_back(
         try:
             async with session.begin_nested():
                 if waits:
-                    await session.execute(twins, job.held(at))
-                found: datetime | None = await session.scalar(query, job.held(at))
+                    await session.execute(twins, job.make_owner_values(at))
+                found: datetime | None = await session.scalar(query, job.make_owner_values(at))
                 return found
-        except IntegrityError:  # one more came in between
+        except IntegrityError:  # another one was added in between
             if not left:
                 raise
     return None

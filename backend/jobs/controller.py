@@ -1,4 +1,4 @@
-"""Work in the background: `/jobs`."""
+"""Background jobs: `/jobs`."""
 
 import contextlib
 import time
@@ -35,7 +35,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
 
 
 class JobController(Controller):
-    """Your work in the background."""
+    """Your background jobs."""
 
     path = "/jobs"
     tags = ("Jobs",)
@@ -49,25 +49,25 @@ class JobController(Controller):
         limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
     ) -> Page[JobView]:
-        """What is queued, runs, waits for your key, or gave up, newest first.
+        """Jobs that are queued, running, waiting for your key, or dead, newest first.
 
-        Most jobs are gone when they are done; some stay for a day.
+        Most finished jobs are deleted at once; some are kept for a day.
         """
         return await jobs.list_jobs(identity.user_id, state=in_state, limit=limit, after=after)
 
     @get("/{job_id:uuid}", opt={RAISES: (JobNotFoundError,)}, summary="Read a job")
     async def get_job(self, job_id: FromPath[UUID], identity: Caller, jobs: Jobs) -> JobView:
-        """How a job is going."""
+        """A job and its progress."""
         return await jobs.get(identity.user_id, job_id)
 
     @post(
         "/{job_id:uuid}/retry",
         status_code=202,
         opt={STORES: False, RAISES: (JobNotFoundError, JobNotRetryableError)},
-        summary="Try a job again",
+        summary="Retry a job",
     )
     async def retry_job(self, job_id: FromPath[UUID], identity: Caller, jobs: Jobs) -> JobView:
-        """Have a job that gave up, or waits, tried again now, with all its attempts before it."""
+        """Retry a dead or waiting job now, with a new set of attempts."""
         return await jobs.retry(identity, job_id)
 
     @post(
@@ -77,10 +77,10 @@ class JobController(Controller):
         summary="Stop a job",
     )
     async def stop_job(self, job_id: FromPath[UUID], identity: Caller, jobs: Jobs) -> JobView:
-        """End a job half-way, if its kind allows it. All work that asks a model does.
+        """Stop a job, if its kind allows it. All jobs that use a model do.
 
-        What it has done stays, what it was about to do is dropped. It is `done`, with `stopped` as
-        its error, and is shown for a day.
+        Completed steps are kept. The job becomes `done` with the error `stopped`, and is listed for
+        a day.
         """
         return await jobs.stop(identity.user_id, job_id)
 
@@ -96,11 +96,11 @@ class JobController(Controller):
         jobs: Jobs,
         watch: NamedDependency[SessionWatch],
     ) -> Response[Any]:
-        """A job's progress as server-sent events, until it has ended.
+        """A job's progress as server-sent events, until it ends.
 
-        `state` comes first and whenever the job's state changes, with the whole job; `progress`
-        with `{done, total}`; `done` last, or `state` with `dead`. It begins with how things stand,
-        so after a break just ask again; a job that is gone by then is done.
+        `state` is the first event and follows each change of state, with the whole job; `progress`
+        has `{done, total}`; the last event is `done`, or `state` with `dead`. The stream begins
+        with the current state, so reconnect after an interruption. A deleted job is done.
         """
         await jobs.get(identity.user_id, job_id)
         return Stream(
@@ -113,7 +113,7 @@ class JobController(Controller):
 async def _body(
     jobs: JobService, watch: SessionWatch, identity: Identity, job_id: UUID
 ) -> AsyncIterator[bytes]:
-    """The events on the wire, for as long as the session that asked is open."""
+    """Yield the encoded events while the caller's session is open."""
     number, spoke_at, before = 0, time.monotonic(), None
     with watch.watching(identity.slot_id), contextlib.suppress(JobNotFoundError):
         async for view in jobs.follow(identity.user_id, job_id):

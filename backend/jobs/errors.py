@@ -1,62 +1,62 @@
-"""What may go wrong with jobs."""
+"""Errors of jobs."""
 
 from __future__ import annotations
 
 from backend.errors import AppError, ConflictError, NotFoundError
 
 MAX_LEASES_LOST = 3
-"""Processes in a row that a job may lose. After that it gets one more try, with no other job."""
+"""Processes in a row that a job may lose. Then it gets one more attempt without other jobs."""
 
 
 class JobNotFoundError(NotFoundError):
-    """There is no such job, or it ended and was cleared away, or it is someone else's."""
+    """The job does not exist, has been deleted, or belongs to another user."""
 
     slug, title = "job-not-found", "Job not found"
 
 
 class JobNotRetryableError(ConflictError):
-    """It is running or done: there is nothing to try again."""
+    """The job is running or done."""
 
-    slug, title = "job-not-retryable", "The job cannot be tried again now"
+    slug, title = "job-not-retryable", "The job cannot be retried"
 
 
 class JobNotStoppableError(ConflictError):
-    """It is over, or of a kind that is not stopped half-way."""
+    """The job has ended, or its kind does not support stopping."""
 
     slug, title = "job-not-stoppable", "The job cannot be stopped"
 
 
 class LostLeaseError(AppError):
-    """Another worker may have the job by now: what this one did is rolled back."""
+    """Another worker may have the job. The transaction is rolled back."""
 
-    slug, title = "job-lease-lost", "The job is no longer this worker's"
+    slug, title = "job-lease-lost", "The job belongs to another worker"
 
 
 class RolledBackError(AppError):
-    """Another job that ended in the same transaction failed: nothing came of either.
+    """Another job in the same transaction failed, so both were rolled back.
 
-    The handler runs again, and ends in a transaction of its own.
+    The handler runs again, and ends in a separate transaction.
     """
 
-    slug, title = "job-taken-back", "The end of the job was taken back"
+    slug, title = "job-taken-back", "The end of the job was rolled back"
 
 
 class WorkerLostError(AppError):
-    """Its process was killed or hung 3 times in a row, and once more while no other job ran."""
+    """The job's process crashed or hung 3 times in a row, and once more without other jobs."""
 
-    slug, title = "job-worker-lost", "The process that worked on it ended too often"
+    slug, title = "job-worker-lost", "The job's process ended too often"
 
 
 class RetryLaterError(AppError):
-    """Raised by a handler to wait for a while. It uses up no attempt.
+    """Raised by a handler to postpone the job, without losing an attempt.
 
     Args:
         after: Seconds to wait.
-        holds_lane: Seconds that the job holds its lane up, counted from the first time that it is
-            put off like this. As long as it waits by default.
+        holds_lane: Seconds for which the job blocks its lane, from the first time that it is
+            postponed. By default it blocks the lane as long as it waits.
     """
 
-    slug, title = "job-retry-later", "The job waits for a while"
+    slug, title = "job-retry-later", "The job is postponed"
 
     def __init__(self, detail: str = "", *, after: float, holds_lane: float | None = None) -> None:
         super().__init__(detail)

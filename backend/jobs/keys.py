@@ -1,4 +1,4 @@
-"""How a worker comes by the keys of the users whose jobs it has claimed."""
+"""The user keys of claimed jobs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ log = get_logger(__name__)
 
 
 class JobKeys:
-    """Opens sealers for jobs: from memory, from the job's own grant, or from a standing slot.
+    """Opens sealers for jobs: from memory, from the job's row, or from a standing slot.
 
     Args:
-        open_keys: Keys of users who are here; None in a process that lets nobody in.
+        open_keys: Keys of signed-in users; None in a process without sign-ins.
     """
 
     def __init__(self, root: RootKeys, open_keys: OpenKeys | None = None) -> None:
@@ -36,20 +36,20 @@ class JobKeys:
         self._open = open_keys
 
     def users(self) -> list[UUID]:
-        """Whose keys are in memory."""
+        """Return the users whose keys are in memory."""
         return self._open.users() if self._open else []
 
     async def load(
         self, session: AsyncSession, jobs: Sequence[ClaimedJob], *, at: datetime
     ) -> KeyHolders | None:
-        """What `sealers` needs of the users of these jobs; None where no job has one."""
+        """Load the rows that `sealers` needs; None if no job has a user."""
         wanted = [job for job in jobs if job.user_id is not None]
         return await KeyHolders.load(session, wanted, self._open, at=at) if wanted else None
 
     def sealers(
         self, jobs: Sequence[ClaimedJob], holders: KeyHolders | None, *, at: datetime
     ) -> dict[UUID, Sealer]:
-        """The sealers of these jobs, by job, of those whose key is to be had."""
+        """Return sealers by job, for the jobs whose key is available."""
         found: dict[UUID, Sealer] = {}
         for job in jobs:
             if job.user_id is None or holders is None:
@@ -57,7 +57,7 @@ class JobKeys:
             sealer = None
             try:
                 sealer = self._sealer(job, holders, at)
-            except AppError as error:  # a key that does not open is none
+            except AppError as error:  # treated like a missing key
                 log.warning("job.key_refused", job_id=job.id, problem=error.slug)
             if sealer is None:
                 self._forget(job.share, holders)
@@ -66,9 +66,9 @@ class JobKeys:
         return found
 
     def _forget(self, user_id: UUID, holders: KeyHolders) -> None:
-        """Drop a key that opened nothing (any more): it is not to call for jobs either."""
+        """Drop a key from memory that did not open, so that it does not attract more jobs."""
         tried = holders.in_memory.get(user_id)
-        # One that came meanwhile has not been tried.
+        # A newer key has not been tried yet.
         if self._open and tried is not None and self._open.get(user_id) is tried:
             self._open.drop(user_id)
 
@@ -79,12 +79,12 @@ class JobKeys:
         user_key = self._user_key(job, holders, at)
         if user_key is None:
             return None
-        # With the data keys of this moment: one may have been added since the key was lent.
+        # With the current data keys, because one may have been added since the key was lent.
         return open_sealer(user, holders.data_keys[user.id], user_key=user_key)
 
     def _user_key(self, job: ClaimedJob, holders: KeyHolders, at: datetime) -> bytes | None:
         user = holders.users[job.share]
-        # First: a turn that ran while the user's key was changed has lent the one from before.
+        # First, because a turn that ran during a change of the user key may have lent the old one.
         if (here := holders.here.get(user.id)) is not None:
             return here.sealer.user_key
         if (lent := holders.lent.get(job.id)) is not None:
@@ -104,7 +104,7 @@ _USER_IDS: BindParameter[UUID] = bindparam("user_ids", expanding=True)
 _USERS = (
     select(User, DataKey).join(DataKey, DataKey.user_id == User.id).where(User.id.in_(_USER_IDS))
 )
-# As they are now: the user's key may have been changed since the job was claimed.
+# Read again, because the user key may have changed since the job was claimed.
 _LENT = select(Job.id, Job.root_version, Job.wrapped_key).where(
     Job.id.in_(bindparam("job_ids", expanding=True)),
     Job.key_until > bindparam("at"),
@@ -119,7 +119,7 @@ _SLOTS = select(KeySlot).where(
 
 
 class KeyHolders:
-    """Users with their data keys, and the lent keys and slots that matter here."""
+    """The users of some jobs with their data keys, lent keys and slots."""
 
     def __init__(self) -> None:
         self.users: dict[UUID, User] = {}
@@ -139,10 +139,9 @@ class KeyHolders:
         *,
         at: datetime,
     ) -> KeyHolders:
-        """One query for users, one for slots, and one for lent keys where jobs carry them.
+        """Load users, slots, and the lent keys of jobs that have one.
 
-        A key in memory counts while the session that it came with is open and the user's key is
-        the same.
+        A key in memory is valid while its session is open and the user key is unchanged.
         """
         holders, user_ids = cls(), {job.share for job in jobs}
         holders.in_memory = {

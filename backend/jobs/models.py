@@ -1,4 +1,4 @@
-"""The table of jobs: an outbox, filled by the transactions that cause the work."""
+"""The table of jobs, which the transactions that cause the work fill."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ from backend.database.processes import Leases
 JobState = Literal["queued", "running", "waiting_key", "dead", "done"]
 
 IS_WAITING = text("state IN ('queued', 'waiting_key')")
-"""Of jobs with one dedupe key, at most one is in these states."""
+"""At most one job with the same dedupe key is in these states."""
 
 SYSTEM_SHARE = UUID(int=0)
-"""Share of the jobs that are done on behalf of nobody."""
+"""The share of jobs without a user."""
 
 
 class Job(Base):
-    """A piece of work that outlives the request that caused it.
+    """A background job.
 
-    `payload` is JSON of ids and numbers, never of text. Jobs of one `lane` (a chat, a lorebook) run
-    one after the other, in the order of their ids. `share` is whose share of the workers it takes:
-    the user's id, or `SYSTEM_SHARE`. Of jobs with one `dedupe_key` at most one waits.
-    `fence` counts claims: a worker with an older number changes nothing any more. `wrapped_key` is
-    the user's key under the root key of `root_version`, for this job alone, until `key_until`.
-    `leases_lost` counts claims in a row whose worker was not heard of again, neither with a failure
-    nor with a checkpoint; `attempts` does not count them. `error` is the slug of what went wrong
-    last. `user_id` is null for work on behalf of nobody. While it waits, a job holds its lane up
-    until `lane_until`, or for as long as it waits if that is null.
+    Attributes:
+        user_id: The owner; null for jobs without a user.
+        share: The user's id, or `SYSTEM_SHARE`. Workers serve shares in turn.
+        lane: Jobs of a lane (a chat, a lorebook) run one at a time, in the order of their ids.
+        lane_until: Time until which the waiting job blocks its lane; null for no limit.
+        payload: JSON of ids and numbers, without text.
+        dedupe_key: At most one job with the same key waits.
+        attempts: Attempts so far, without lost leases.
+        leases_lost: Lost leases in a row, without a failure or a checkpoint in between.
+        fence: Number of claims. A worker with a lower number cannot commit.
+        error: Slug of the last error.
+        wrapped_key: The user key under root key `root_version`, for this job, until `key_until`.
     """
 
     __tablename__ = "jobs"
@@ -75,6 +78,6 @@ class Job(Base):
 
 
 JOBS = get_table(Job)
-"""The table by itself: what every round asks costs a third less than by way of the class."""
+"""The table. Queries on it take a third less time than queries on the class."""
 
 JOB_LEASES = Leases(JOBS, text("state = 'running'"))

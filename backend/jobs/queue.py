@@ -1,4 +1,4 @@
-"""Putting work into the queue, in the transaction that causes it."""
+"""The job queue: jobs are added in the transaction that causes the work."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from backend.vault.sealing import Sealer
 from backend.vault.slots import wrap_lent
 
 WAKE_DELAY_SECONDS = 0.01
-"""New work waits so long for what caused it to be answered: both want the same processor."""
+"""Delay before workers wake, so that the request that added the job is answered first."""
 
 GRANT_DURATION = timedelta(hours=24)
-"""A job's own copy of its user's key is gone after this, whether it ran or not."""
+"""Lifetime of a job's copy of its user's key."""
 
 
 NO_GRANT_VALUES: dict[str, Any] = {
@@ -38,16 +38,16 @@ NO_GRANT_VALUES: dict[str, Any] = {
     "root_version": None,
     "key_until": None,
 }
-"""What of a new row has to do with keys, where it carries none."""
+"""Key columns of a new job without a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """Work to be done.
+    """A job to add.
 
-    Of jobs with one `dedupe_key` at most one waits; one that comes while another waits is absorbed
-    by it, so their payloads have to mean the same. Jobs of one `lane` run one after the other. The
-    `payload` holds ids and numbers, never text: it is not sealed.
+    At most one job with the same `dedupe_key` waits. A new one is dropped while another waits, so
+    their payloads must be equivalent. Jobs of the same `lane` run one at a time. `payload` contains
+    ids and numbers, but no text, because it is not sealed.
     """
 
     kind: str
@@ -60,10 +60,10 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """How a job will come by its user's key: as the user's mode says.
+    """The source of a job's user key, by the user's key mode.
 
-    `per_job`: the job carries the key, wrapped for it alone. `managed`: it carries none, for the
-    standing slot opens. `sealed`: it waits for a process that has the key while its user is there.
+    `per_job`: the job's row contains the key, wrapped for this job. `managed`: the standing slot
+    contains the key. `sealed`: the job waits for a process where the user is signed in.
     """
 
     sealer: Sealer = field(repr=False)
@@ -71,12 +71,12 @@ class JobKey:
     root: RootKeys = field(repr=False)
 
     def columns(self, job_id: UUID, user_id: UUID | None, at: datetime) -> dict[str, Any]:
-        """What of a job's row has to do with its key, `state` included.
+        """Return the key columns of a job's row, and its `state`.
 
         Raises `ValueError` for another user's job.
         """
         if user_id is None or user_id != self.sealer.user_id:
-            raise ValueError("A job carries the key of its own user.")
+            raise ValueError("The key belongs to another user.")
         found = dict(NO_GRANT_VALUES)
         if self.key_mode == "sealed":
             found["state"] = "waiting_key"
@@ -89,7 +89,7 @@ class JobKey:
 
 
 async def _renew_key(session: AsyncSession, job: NewJob, key: JobKey, at: datetime) -> None:
-    """Give the waiting job that absorbed `job` its key, where it has none that holds for long."""
+    """Give the key of the dropped `job` to the waiting one, if its own key expires soon."""
     if key.key_mode == "sealed":
         return
     is_it = (
@@ -110,12 +110,12 @@ async def _renew_key(session: AsyncSession, job: NewJob, key: JobKey, at: dateti
 
 @cache
 def _insert(dialect: str) -> Any:
-    """A job, unless one with its dedupe key waits: gives back the id of what waits afterwards.
+    """Return the statement that inserts a job unless one with its dedupe key waits.
 
-    A transaction that relies on a job which waits already must commit before a worker takes it, or
-    the worker does not see what it is to do. PostgreSQL therefore locks the row: workers pass over
-    it until the transaction is over. On SQLite nobody else writes meanwhile, and nothing is given
-    back.
+    It returns the id of the waiting job on PostgreSQL, and only that of a new one on SQLite. A
+    worker must not take the waiting job before this transaction has committed, otherwise it would
+    not see the new work. PostgreSQL therefore locks its row, which workers skip. SQLite has one
+    writer at a time.
     """
     table = get_table(Job)
     waits: dict[str, Any] = {"index_elements": ["dedupe_key"], "index_where": IS_WAITING}
@@ -130,7 +130,7 @@ def _insert(dialect: str) -> Any:
 async def insert_job(
     session: AsyncSession, job: NewJob, *, key: JobKey | None = None
 ) -> UUID | None:
-    """What `JobQueue.enqueue` does, but for waking workers: they find the job when they look."""
+    """Add a job as `JobQueue.enqueue` does, without waking the workers."""
     job_id, at = new_id(), now()
     row: dict[str, Any] = {
         "id": job_id,
@@ -159,7 +159,7 @@ async def insert_job(
 
 
 class JobQueue:
-    """The way into the queue, and what tells the workers of this process that there is work."""
+    """Adds jobs, and wakes the workers of this process."""
 
     def __init__(self, database: Database, root: RootKeys) -> None:
         self.database = database
@@ -167,17 +167,16 @@ class JobQueue:
         self._listeners: set[asyncio.Event] = set()
 
     def grant(self, sealer: Sealer, key_mode: KeyMode) -> JobKey:
-        """The key for jobs of a user who is here."""
+        """Return the key for jobs of a signed-in user."""
         return JobKey(sealer, key_mode, self._root)
 
     async def enqueue(
         self, session: AsyncSession, job: NewJob, *, key: JobKey | None = None
     ) -> UUID | None:
-        """Put a job into the queue, in the caller's transaction: one statement.
+        """Add a job in the caller's transaction, and wake the workers after the commit.
 
-        Returns its id, or None when another one with its dedupe key waits already: that one gets
-        the key where it lacks one. A kind that needs its user's key and was enqueued without waits
-        until the user is seen. Once the transaction is committed, the workers of this process wake.
+        Returns its id, or None if a job with its dedupe key already waits. That one gets the key if
+        it has none. A job without a key that needs one waits until its user signs in.
         """
         after_commit(session, self._wake_soon)
         return await insert_job(session, job, key=key)
@@ -192,18 +191,18 @@ class JobQueue:
         payload: Mapping[str, Any],
         error: str,
     ) -> None:
-        """End jobs of a user that run, in the caller's transaction: their workers lose them.
+        """End running jobs of a user in the caller's transaction. Their workers lose them.
 
-        One that writes at this very moment is left alone: it holds its row, and may wait for rows
-        that the caller holds.
+        A job that is writing is skipped: it locks its row, and may wait for rows that the caller
+        has locked.
 
         Args:
-            session: The caller's.
-            user_id: The jobs' owner.
-            lanes: Lanes in which to look.
+            session: The caller's session.
+            user_id: Owner of the jobs.
+            lanes: Lanes of the jobs.
             kinds: Kinds of the jobs.
-            payload: Members that a job's payload has to have.
-            error: The slug of the reason.
+            payload: Members that the payload of a job must contain.
+            error: Slug of the reason.
         """
         query = select(Job.id, Job.payload).where(
             Job.user_id == user_id,
@@ -223,7 +222,7 @@ class JobQueue:
         after_commit(session, self.wake)
 
     def wake(self) -> None:
-        """Tell the workers of this process that there may be work."""
+        """Wake the workers of this process."""
         for listener in self._listeners:
             listener.set()
 
@@ -231,8 +230,8 @@ class JobQueue:
         asyncio.get_running_loop().call_later(WAKE_DELAY_SECONDS, self.wake)
 
     @contextmanager
-    def listening(self, listener: asyncio.Event) -> Generator[None]:
-        """Have `wake` set an event, for the length of the block."""
+    def listen(self, listener: asyncio.Event) -> Generator[None]:
+        """Let `wake` set an event until the end of the block."""
         self._listeners.add(listener)
         try:
             yield

@@ -1,4 +1,4 @@
-"""A job while it is worked on: what its handler is given, and what becomes of it if that fails."""
+"""A running job, its transactions, and retries after failures."""
 
 from __future__ import annotations
 
@@ -35,22 +35,21 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 MAX_SHARED_ENDS = 64
-"""Jobs that end in one transaction: who comes later waits for it."""
+"""Maximum number of jobs that end in one transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a job leaves behind: a statement, run once for each of `rows`."""
+    """The result of a job: a statement that is executed for each of `rows`."""
 
     statement: Executable
     rows: Sequence[Mapping[str, Any]]
 
 
 class SharedEnds:
-    """The transactions in which a worker's jobs end, one after the other.
+    """Ends a worker's jobs in shared transactions, one transaction at a time.
 
-    The first job to come begins one at once. Those that come while it is under way end together in
-    the next, so nobody waits for company.
+    The first job begins a transaction at once. Jobs that end while it runs share the next one.
     """
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
@@ -61,10 +60,10 @@ class SharedEnds:
 
     @contextlib.asynccontextmanager
     async def place(self, job: ClaimedJob) -> AsyncGenerator[AsyncSession]:
-        """A job's part of a transaction that ends it, which is committed when the block is left.
+        """Enter a job's share of the transaction that ends it. It is committed after the block.
 
-        Raises `LostLeaseError` when the job is another worker's by now, and `RolledBackError` when
-        the transaction was rolled back for a reason that lies outside of the block.
+        Raises `LostLeaseError` if another worker has the job, and `RolledBackError` if the
+        transaction was rolled back because of another job.
         """
         place = self._join(_Place(job))
         session = await place.entered
@@ -80,7 +79,7 @@ class SharedEnds:
             raise RolledBackError
 
     async def end(self, job: ClaimedJob, effect: Effect) -> None:
-        """End a job with an effect that is known before. Raises as `place` does."""
+        """End a job with this effect. Raises the errors of `place`."""
         place = self._join(_Place(job, effect))
         is_committed = await place.committed
         if place.is_lost:
@@ -113,7 +112,7 @@ class SharedEnds:
             self._task = None
 
     async def _end(self, places: list[_Place]) -> bool:
-        """End these jobs, each with its effects; whether all of it is committed."""
+        """End these jobs with their effects. True if the transaction was committed."""
         async with self._database.write() as session:
             places = [place for place in places if not place.committed.cancelled()]
             if not places:
@@ -128,28 +127,28 @@ class SharedEnds:
             for statement, rows in effects.items():
                 await session.execute(statement, rows)
             for place in places:
-                if place.effect is None and not await self._let_in(place, session):
+                if place.effect is None and not await self._apply_effects(place, session):
                     await session.rollback()
                     return False
         return True
 
-    async def _let_in(self, place: _Place, session: AsyncSession) -> bool:
-        """Have a job make its effects; whether it did, or has none to make any more."""
+    async def _apply_effects(self, place: _Place, session: AsyncSession) -> bool:
+        """Let a job apply its effects. False if it failed or was interrupted."""
         _settle(place.entered, None if place.is_lost else session)
         if place.is_lost:
             return True
         if not await place.has_left():
             return False
-        # The next one reads everything anew.
+        # The next job must not see stale rows.
         await session.flush()
         session.expunge_all()
         return True
 
 
 class _Place:
-    """One job's part: it gets the session, lets go of it, and hears whether it was committed.
+    """One job's share of a batched commit: `entered` with the session, `left`, `committed`.
 
-    One whose effect is known hears of the commit alone.
+    A job with a known effect only waits for `committed`.
     """
 
     def __init__(self, job: ClaimedJob, effect: Effect | None = None) -> None:
@@ -162,18 +161,18 @@ class _Place:
         self.committed: asyncio.Future[bool] = loop.create_future()
 
     async def has_left(self) -> bool:
-        """Wait until the job has made its effects; whether it did, and was not interrupted."""
+        """Wait until the job has applied its effects. False if it failed or was interrupted."""
         return not self.entered.cancelled() and await self.left
 
 
 def _settle(future: asyncio.Future[T], result: T) -> None:
-    """Set a result, where the one who waits for it has not been interrupted."""
+    """Set a result, unless the waiting task was cancelled."""
     if not future.done():
         future.set_result(result)
 
 
 PROGRESS_INTERVAL = timedelta(seconds=1)
-"""How often progress is stored, at most."""
+"""Minimum time between two updates of the stored progress."""
 
 MAX_ATTEMPTS = 8
 FIRST_DELAY_SECONDS = 5.0
@@ -181,23 +180,23 @@ DELAY_FACTOR = 3.0
 MAX_DELAY_SECONDS = 3600.0
 
 UNEXPECTED_SLUG = "internal-error"
-"""Slug of what our own errors do not name."""
+"""Slug of errors that are not `AppError`."""
 
 Clock = Callable[[], datetime]
 
-_HELD = select(Job.id).where(claims.IS_OWNED).with_for_update()
+_OWNED_JOB = select(Job.id).where(claims.IS_OWNED).with_for_update()
 
 
 class RunningJob:
     """One attempt at a job.
 
-    What a handler changes, it changes in `finish` or `step`: both make sure, in the transaction
-    itself, that the job is still this worker's. `payload` is what was enqueued, or what the last
-    `checkpoint` left. `sealer` is None where the kind needs no key. `attempt` counts from 1;
-    `created_at` is when the work was caused.
-    The rest is the worker's: `ends` is where it ends with others, if it does, and `leave` hears
-    that it has nothing left to do but that. While `runs_alone`, no other job runs in its process,
-    because it has lost several; that is over once it has stored a checkpoint.
+    A handler writes only in `finish` or `step`, whose transactions check that the job still belongs
+    to this worker. `payload` is the enqueued one, or that of the last `checkpoint`. `sealer` is
+    None if the kind needs no key. `attempt` counts from 1.
+
+    The other attributes are for the worker. `ends` is set if the job ends together with others;
+    `leave` is called when only this end remains. While `runs_alone`, no other job runs in the
+    process, because this job crashed several processes. A checkpoint resets it.
     """
 
     def __init__(
@@ -235,44 +234,46 @@ class RunningJob:
 
     @property
     def keys(self) -> Sealer:
-        """The user's sealer, of a kind that needs it: the worker gives such jobs no other way."""
+        """The user's sealer. Only for kinds with `needs_key`."""
         if self.sealer is None:
-            raise LostLeaseError("The job has no key at hand.")
+            raise LostLeaseError("The job has no key.")
         return self.sealer
 
     @asynccontextmanager
     async def finish(self) -> AsyncGenerator[AsyncSession]:
-        """The transaction that makes the job's effects and ends it, both or neither.
+        """Begin the transaction that applies the job's effects and ends the job.
 
-        Raises `LostLeaseError` before anything is done when the job is another worker's by now.
-        Jobs of a kind that `ends_together` may share it: each sees what those before it did.
+        Raises `LostLeaseError` at its beginning if another worker has the job. Jobs of a kind with
+        `ends_together` may share the transaction, and see the effects of earlier ones.
         """
-        async with self._writing(self._ending()) as session:
+        async with self._writing(self._begin_end()) as session:
             yield session
         self.is_over = True
 
-    async def finish_with(self, statement: Executable, rows: Sequence[Mapping[str, Any]]) -> None:
-        """End the job with what one statement makes of `rows`: as `finish`, both or neither.
+    async def finish_statement(
+        self, statement: Executable, rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """End the job, and execute one statement for each of `rows`, in one transaction.
 
-        Of jobs that end together, those with the same statement run it in one call.
+        Jobs that end together with the same statement execute it in one call.
         """
         if self.ends is None:
             async with self.finish() as session:
                 if rows:
                     await session.execute(statement, rows)
             return
-        async with self._writing(self._ending_with(self.ends, Effect(statement, rows))):
+        async with self._writing(self._end_shared(self.ends, Effect(statement, rows))):
             pass
         self.is_over = True
 
-    def _ending(self) -> AbstractAsyncContextManager[AsyncSession]:
+    def _begin_end(self) -> AbstractAsyncContextManager[AsyncSession]:
         if self.ends is None:
-            return self._ending_alone()
+            return self._end_alone()
         self._leave()
         return self.ends.place(self.claimed)
 
     @asynccontextmanager
-    async def _ending_with(self, ends: SharedEnds, effect: Effect) -> AsyncGenerator[None]:
+    async def _end_shared(self, ends: SharedEnds, effect: Effect) -> AsyncGenerator[None]:
         self._leave()
         await ends.end(self.claimed, effect)
         yield
@@ -283,7 +284,7 @@ class RunningJob:
             self.leave(self)
 
     @asynccontextmanager
-    async def _ending_alone(self) -> AsyncGenerator[AsyncSession]:
+    async def _end_alone(self) -> AsyncGenerator[AsyncSession]:
         async with self._database.write() as session:
             if not await claims.end_job(session, self.claimed, at=self._clock(), keep=self._keep):
                 raise LostLeaseError
@@ -291,27 +292,28 @@ class RunningJob:
 
     @asynccontextmanager
     async def step(self) -> AsyncGenerator[AsyncSession]:
-        """A transaction on the way: its effects, progress and checkpoint, all or nothing.
+        """Begin an intermediate transaction with effects, progress and checkpoint.
 
-        Raises `LostLeaseError` as `finish` does.
+        Raises `LostLeaseError` if another worker has the job.
         """
         async with self._writing(self._database.write()) as session:
-            if await session.scalar(_HELD, self.claimed.held(self._clock())) is None:
+            values = self.claimed.make_owner_values(self._clock())
+            if await session.scalar(_OWNED_JOB, values) is None:
                 raise LostLeaseError
             yield session
             has_checkpoint = await self._store(session)
         self.runs_alone = self.runs_alone and not has_checkpoint
 
     def checkpoint(self, payload: dict[str, Any]) -> None:
-        """Replace the payload: what the next attempt begins with, should this one fail.
+        """Replace the payload, so that a later attempt continues from here.
 
-        Stored with the `step` that it is called in, or with the next one.
+        It is stored by the current `step`, or by the next one.
         """
         self.payload = payload
         self._changes["payload"] = msgspec.json.encode(payload).decode()
 
     async def progress(self, done: int, total: int) -> None:
-        """Say how far it is. Stored at once inside `step`, else once a second at most."""
+        """Set the progress. It is stored by the current `step`, else at most once a second."""
         self._changes |= {"progress_done": done, "progress_total": total}
         at = self._clock()
         if self.is_writing or self.is_over:
@@ -324,26 +326,26 @@ class RunningJob:
     @asynccontextmanager
     async def _writing(self, transaction: AbstractAsyncContextManager[T]) -> AsyncGenerator[T]:
         if self.is_over or self.is_writing:
-            raise LostLeaseError("The job has ended, or another transaction of its own is open.")
+            raise LostLeaseError("The job has ended, or another of its transactions is open.")
         self.is_writing = True
         changes, payload = dict(self._changes), self.payload
         try:
             async with transaction as session:
                 yield session
         except BaseException:
-            # A checkpoint that was set in here speaks of effects that there are not.
+            # A checkpoint of this block would describe effects that were rolled back.
             self._changes, self.payload = changes, payload
             raise
         finally:
             self.is_writing = False
 
     async def _store(self, session: AsyncSession) -> bool:
-        """Store the changes of a step in the row. True if there is a checkpoint among them."""
+        """Store the changes of a step. True if they include a checkpoint."""
         at = self._clock()
         changes, self._changes = self._changes, {}
         values = {"lease_until": at + self._lasts, "updated_at": at, **changes}
         has_checkpoint = "payload" in changes
-        if has_checkpoint:  # the next attempt goes on from there
+        if has_checkpoint:  # the next attempt continues from there
             values["leases_lost"] = 0
         query = update(Job).where(Job.id == self.id).values(values)
         await session.execute(query, execution_options=UNSYNCHRONIZED)
@@ -356,18 +358,18 @@ Handler = Callable[[RunningJob], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """How a kind of job is done.
+    """The handler and options of a kind of job.
 
-    A handler that returns without `finish` is finished, with no effects. Raising `RetryLaterError`
-    puts the job off; anything else counts as a failed attempt.
+    If a handler returns without `finish`, the job ends without effects. `RetryLaterError` postpones
+    the job; any other exception is a failed attempt.
 
     Args:
-        needs_key: Whether it waits until its user's key is at hand.
-        keep: Whether the row stays for a day when it is done, for people to see.
-        stoppable: Whether its owner may end it half-way. What its steps did until then stays.
-        ends_together: Whether several may end in one transaction. What they change in `finish` is
-            their own lane's, or rows would be locked in any order, and their handler can run twice
-            in one attempt, should the transaction fail. Not with `keep`.
+        needs_key: True if the job waits until its user's key is available.
+        keep: True to keep the row of a finished job for a day, so that the user can see it.
+        stoppable: True if the owner may stop the job. The effects of its steps are kept.
+        ends_together: True if several jobs may end in one transaction. In `finish` they may change
+            only rows of their own lane, otherwise they could deadlock. Their handler may run twice
+            in one attempt, if the transaction fails. Not with `keep`.
     """
 
     handler: Handler
@@ -378,15 +380,15 @@ class JobKind:
 
 
 def find_stoppable_kinds(kinds: Mapping[str, JobKind]) -> frozenset[str]:
-    """Which of these kinds may be ended half-way."""
+    """Return the kinds that their owners may stop."""
     return frozenset(name for name, kind in kinds.items() if kind.stoppable)
 
 
 def draw_delay(attempts: int, draw: Callable[[], float]) -> timedelta | None:
-    """The wait after that many failed attempts; None when there is to be no further one.
+    """Return the wait after this many failed attempts, or None after the last one.
 
-    Full jitter: anywhere from nothing to a bound that grows from 5 s to 1 h, so that jobs that
-    failed together do not come back together. `draw` gives numbers from [0, 1).
+    Full jitter: a random part of a bound that grows from 5 s to 1 h, so that jobs which failed
+    together are not retried together. `draw` returns numbers in [0, 1).
     """
     if attempts >= MAX_ATTEMPTS:
         return None
@@ -395,16 +397,16 @@ def draw_delay(attempts: int, draw: Callable[[], float]) -> timedelta | None:
 
 
 def make_queued_values(at: datetime) -> dict[str, Any]:
-    """What changes about a job that is to be taken again from then on."""
+    """Return the column values of a job that waits until `at`."""
     return {"state": "queued", "run_after": at, "lane_until": None}
 
 
 def handle_failure(
     job: RunningJob, error: Exception, *, at: datetime, draw: Callable[[], float]
 ) -> dict[str, Any]:
-    """What changes about a job whose handler raised, and a line in the log that says so.
+    """Log a handler's error, and return the new column values of the job.
 
-    Of the error its slug is kept, and never its text, which may be a user's.
+    Only the slug of the error is stored, because its message may quote a user.
     """
     slug, unexpected = (
         (error.slug, None) if isinstance(error, AppError) else (UNEXPECTED_SLUG, error)

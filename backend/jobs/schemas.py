@@ -1,4 +1,4 @@
-"""Shapes of the jobs' part of the API."""
+"""Schemas of the jobs API."""
 
 from datetime import datetime
 from typing import Any, cast
@@ -12,20 +12,19 @@ from backend.jobs.models import Job, JobState
 
 
 class JobProgress(msgspec.Struct, kw_only=True, frozen=True):
-    """How far a job is. `total` is 0 where nobody knows."""
+    """The progress of a job. `total` is 0 if it is unknown."""
 
     done: int
     total: int
 
 
 class JobView(msgspec.Struct, kw_only=True, frozen=True):
-    """A piece of work in the background.
+    """A background job.
 
-    `waiting_key` waits until its owner is signed in, `dead` was tried too often. `error` is the
-    last part of the `type` that the problem would have as an answer. A job that is `done` has one
-    where it ended early: `stopped`, say, or what no longer let it go on. `counts` is what the job
-    has counted so far, by name. `detail` says in a sentence why a job gave up, where the name of
-    the error does not.
+    The state `waiting_key` means that it waits until its owner signs in, `dead` that all attempts
+    failed. `error` is the last part of a problem's `type`. A job that is `done` has one if it ended
+    early, for example `stopped`. `counts` are numbers that the job has counted so far, by name.
+    `detail` explains why a job is dead, if the error's name does not.
     """
 
     id: UUID
@@ -41,7 +40,7 @@ class JobView(msgspec.Struct, kw_only=True, frozen=True):
     run_after: datetime
 
     @classmethod
-    def of(cls, job: Job) -> "JobView":
+    def from_row(cls, job: Job) -> "JobView":
         """The view of a row."""
         progress = JobProgress(done=job.progress_done, total=job.progress_total)
         counts, detail = _counts(job.payload), _detail(job)
@@ -51,11 +50,11 @@ class JobView(msgspec.Struct, kw_only=True, frozen=True):
 def _detail(job: Job) -> str | None:
     if job.state != "dead" or job.error != WorkerLostError.slug:
         return None
-    return f"Its worker stopped {job.leases_lost} times while it ran; retry it by hand."
+    return f"Its worker stopped {job.leases_lost} times while it ran. Retry the job manually."
 
 
 def _counts(payload: str) -> dict[str, int]:
-    """The `counts` of a job's payload; the rest, which is the handler's own, is not shown."""
+    """Return the `counts` of a job's payload. The rest is internal to its handler."""
     counts: Any = msgspec.json.decode(payload, type=dict[str, Any]).get("counts")
     if not isinstance(counts, dict):
         return {}

@@ -1,4 +1,4 @@
-"""A user's own jobs: looking, trying again, stopping, following; and clearing away what is over."""
+"""Users' access to their jobs, and deletion of old jobs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ DONE_RETENTION = timedelta(days=1)
 DEAD_RETENTION = timedelta(days=30)
 CLEAN_INTERVAL = timedelta(minutes=5)
 STOPPED_SLUG = "stopped"
-"""`error` of a job that its owner ended."""
+"""`error` of a job that its owner stopped."""
 POLL_SECONDS = 0.5
-"""How often a stream looks how far its job is."""
+"""Interval at which a stream reads its job."""
 
 
 class JobService:
-    """What people see of their jobs.
+    """Lists, retries, stops and follows the jobs of a user.
 
     Args:
-        stoppable: The kinds that may be ended half-way, whichever process works on them.
+        stoppable: Kinds that may be stopped, in any process.
     """
 
     def __init__(self, queue: JobQueue, *, stoppable: frozenset[str] = frozenset()) -> None:
@@ -49,7 +49,7 @@ class JobService:
     async def list_jobs(
         self, owner_id: UUID, *, state: JobState | None, limit: int, after: UUID | None
     ) -> Page[JobView]:
-        """A page of the user's jobs, newest first."""
+        """Return a page of the user's jobs, newest first."""
         query = select(Job).where(Job.user_id == owner_id)
         if state is not None:
             query = query.where(Job.state == state)
@@ -58,59 +58,57 @@ class JobService:
         query = query.order_by(Job.id.desc()).limit(limit + 1)
         async with self._database.read() as session:
             rows, following = make_page(list(await session.scalars(query)), limit)
-        return Page(items=[JobView.of(row) for row in rows], next=following)
+        return Page(items=[JobView.from_row(row) for row in rows], next=following)
 
     async def get(self, owner_id: UUID, job_id: UUID) -> JobView:
         """Raises `JobNotFoundError`."""
         async with self._database.read() as session:
-            return JobView.of(await _owned(session, job_id, owner_id))
+            return JobView.from_row(await _find_owned(session, job_id, owner_id))
 
     async def retry(self, identity: Identity, job_id: UUID) -> JobView:
-        """Have a job that is dead or waits tried anew, now, with the key of who asks.
+        """Retry a dead or waiting job now, with the caller's key.
 
-        Raises `JobNotFoundError`, `JobNotRetryableError`.
+        Raises `JobNotFoundError` and `JobNotRetryableError`.
         """
         at = now()
         key = self._queue.grant(identity.sealer, identity.key_mode)
         try:
             async with self._database.write() as session:
-                job = await _owned(session, job_id, identity.user_id, lock=True)
+                job = await _find_owned(session, job_id, identity.user_id, lock=True)
                 if job.state in {"running", "done"}:
-                    raise JobNotRetryableError(f"It is {job.state}.")
+                    raise JobNotRetryableError(f"The job is {job.state}.")
                 for name, value in key.columns(job.id, job.user_id, at).items():
                     setattr(job, name, value)
                 job.attempts, job.leases_lost, job.error = 0, 0, None
                 job.run_after, job.updated_at = at, at
         except OvertakenError as error:
-            raise JobNotRetryableError("The same work waits in the queue already.") from error
+            raise JobNotRetryableError("The same work is already in the queue.") from error
         self._queue.wake()
-        return JobView.of(job)
+        return JobView.from_row(job)
 
     async def stop(self, owner_id: UUID, job_id: UUID) -> JobView:
-        """End a job where it is; its row stays for a day.
+        """Stop a job. Its row is kept for a day.
 
-        A worker that is at it has lost it: its next transaction changes nothing, and it is
-        interrupted after a second or two. Raises
-        `JobNotFoundError`, and `JobNotStoppableError` when it is over or of another kind.
+        Its worker loses the lease: it can commit no more transactions, and is interrupted within
+        two seconds. Raises `JobNotFoundError` and `JobNotStoppableError`.
         """
         async with self._database.write() as session:
-            job = await _owned(session, job_id, owner_id, lock=True)
+            job = await _find_owned(session, job_id, owner_id, lock=True)
             if job.kind not in self._stoppable:
-                raise JobNotStoppableError("Work of its kind ends by itself.")
+                raise JobNotStoppableError("Jobs of this kind cannot be stopped.")
             if job.state in {"done", "dead"}:
-                raise JobNotStoppableError(f"It is {job.state}.")
+                raise JobNotStoppableError(f"The job is {job.state}.")
             changes = {**ENDED_VALUES, "state": "done", "error": STOPPED_SLUG, "updated_at": now()}
             for name, value in changes.items():
                 setattr(job, name, value)
-        # Others of its lane need not wait any longer.
+        # Other jobs of its lane can run now.
         self._queue.wake()
-        return JobView.of(job)
+        return JobView.from_row(job)
 
     async def follow(self, owner_id: UUID, job_id: UUID) -> AsyncGenerator[JobView | None]:
-        """What changes about a job, as it does, and in between None, a few times a second.
+        """Yield the job whenever it changes, and None in between, twice a second.
 
-        It ends with the job: the last one says `done` or `dead`. Raises `JobNotFoundError` when
-        there is no such job to begin with.
+        The last view is `done` or `dead`. Raises `JobNotFoundError`.
         """
         view = await self.get(owner_id, job_id)
         yield view
@@ -121,18 +119,18 @@ class JobService:
                     return
             try:
                 found = await self.get(owner_id, job_id)
-            except JobNotFoundError:  # its row goes when it is done
+            except JobNotFoundError:  # most finished jobs are deleted
                 yield _done(view)
                 return
             yield found if found != view else None
             view = found
 
     def close(self) -> None:
-        """End every stream: the server stops."""
+        """End all streams, for a shutdown."""
         self._closed.set()
 
     async def clean(self, *, at: datetime) -> None:
-        """Clear away jobs that are over, and keys whose time is; once in a few minutes."""
+        """Delete old jobs and expired keys, at most every few minutes."""
         if at - self._cleaned_at < CLEAN_INTERVAL:
             return
         self._cleaned_at = at
@@ -151,7 +149,9 @@ def _done(view: JobView) -> JobView:
     return msgspec.structs.replace(view, state="done", progress=progress, error=None)
 
 
-async def _owned(session: AsyncSession, job_id: UUID, owner_id: UUID, *, lock: bool = False) -> Job:
+async def _find_owned(
+    session: AsyncSession, job_id: UUID, owner_id: UUID, *, lock: bool = False
+) -> Job:
     query = select(Job).where(Job.id == job_id, Job.user_id == owner_id)
     job = await session.scalar(query.with_for_update() if lock else query)
     if job is None:

@@ -1,4 +1,4 @@
-"""The worker of a process, as the settings want it."""
+"""The worker: claims jobs and runs their handlers."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from backend.settings import Settings
 AHEAD_SECONDS = 0.1
 MAX_AHEAD = 64
 MAX_WAIT_SECONDS = 1.0
-"""Seconds after which a job that found no room goes to another worker: those before it are slow."""
+"""Time after which a claimed job that could not start is returned for another worker."""
 SMOOTHING = 0.1
-"""Weight of one job in the mean of what jobs take."""
+"""Weight of one job in the moving average of durations."""
 INITIAL_MEAN_SECONDS = 1.0
-"""What the first jobs are taken to take: nothing is claimed ahead of them."""
+"""Initial average duration of a job. With it, no jobs are claimed ahead."""
 
 
 class Slots:
-    """Which jobs of a worker run, and which wait until others have run.
+    """The running jobs of a worker, and claimed jobs that wait for a slot.
 
     Args:
-        count: Jobs at once.
-        begin: Starts one.
+        count: Maximum number of running jobs.
+        begin: Starts a job.
     """
 
     def __init__(self, count: int, begin: Callable[[RunningJob], None]) -> None:
@@ -61,35 +61,35 @@ class Slots:
 
     @property
     def ahead(self) -> int:
-        """How many jobs more than run at once may be claimed."""
+        """The number of jobs that may be claimed in addition to the running ones."""
         return min(MAX_AHEAD, int(self._count * AHEAD_SECONDS / max(self._seconds, 1e-6)))
 
     def room(self, held: int, *, ahead: int) -> int:
-        """How many jobs to claim, where `held` are claimed in all; 0 until it is worth while."""
+        """Return the number of jobs to claim if `held` are claimed; 0 if few slots are free."""
         if len(self._waiting) > ahead // 2:
             return 0
         free = self._count + ahead - len(self._working) - len(self._waiting)
         return max(0, min(free, self._count + 2 * MAX_AHEAD - held))
 
     def add(self, job: RunningJob) -> None:
-        """Start a job, or have it wait for room."""
+        """Start a job, or let it wait for a slot."""
         self._waiting.append((job, time.monotonic()))
         self._fill()
 
     def leave(self, job: RunningJob) -> None:
-        """Note that a job has run: the next one gets its room."""
+        """Release the slot of a job."""
         began = self._working.pop(job.id, None)
         if began is not None:
             self._seconds += SMOOTHING * (time.monotonic() - began - self._seconds)
             self._fill()
 
     def take_back(self, *, after: float = MAX_WAIT_SECONDS) -> list[RunningJob]:
-        """Those that have waited for room longer than `after` seconds, who wait no more."""
+        """Remove and return the jobs that have waited longer than `after` seconds."""
         found: list[RunningJob] = []
         until = time.monotonic() - after
         while self._waiting and self._waiting[0][1] <= until:
             found.append(self._waiting.popleft()[0])
-        if found:  # they would be claimed again at once
+        if found:  # otherwise they would be claimed again at once
             self._seconds = max(self._seconds, INITIAL_MEAN_SECONDS)
         return found
 
@@ -104,28 +104,28 @@ log = get_logger(__name__)
 
 HEARTBEAT_INTERVAL = timedelta(seconds=15)
 STOP_POLL_SECONDS = 1.0
-"""Interval at which a worker looks for jobs that their owners have stopped."""
+"""Interval between checks for stopped jobs."""
 POLL_SECONDS = 3.0
 PAUSE_SECONDS = 1.0
-"""After the database did not answer."""
+"""Pause after a database error."""
 CLOSE_TIMEOUT_SECONDS = 10.0
-"""Longest that a handler is waited for when it is told to stop."""
+"""Maximum time to wait for a cancelled handler."""
 FINISH_SECONDS = 5.0
-"""Longest that jobs may go on when one has to run alone. Then they are interrupted and put back."""
+"""Time for running jobs to finish before another job runs alone. Then they are put back."""
 
 
 class Worker:
-    """Runs jobs of some kinds, several at once.
+    """Runs jobs of the given kinds concurrently.
 
     Args:
-        queue: Wakes the worker, and knows the database.
-        kinds: What to do for each kind; jobs of other kinds are left to other workers.
-        keys: Where users' keys come from.
-        concurrency: Jobs at once. One user's take three quarters of them at most, so that somebody
-            with very many never keeps all others waiting.
-        takes_queued: False for a worker that only does what waits for a key that it has in memory.
-        poll: Seconds between two looks while nothing wakes it.
-        draw: Gives numbers from [0, 1), for the waits between attempts.
+        queue: Wakes the worker; its database is used.
+        kinds: Handlers by kind. Jobs of other kinds are left to other workers.
+        keys: Source of users' keys.
+        concurrency: Maximum number of running jobs. One user may use three quarters of them, so
+            that no user can block the others.
+        takes_queued: False for a worker that only takes jobs which wait for a key in its memory.
+        poll: Seconds between two checks for jobs.
+        draw: Returns numbers in [0, 1), for the waits between attempts.
     """
 
     def __init__(  # noqa: PLR0913  # the last four are for tests
@@ -165,7 +165,6 @@ class Worker:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to work."""
         self._tasks = [
             asyncio.create_task(self._work(), name="jobs.work"),
             asyncio.create_task(self._beat(), name="jobs.beat"),
@@ -177,15 +176,15 @@ class Worker:
         return bool(self._jobs)
 
     def drain(self) -> None:
-        """Take no more jobs. Those that run go on, those that wait for room are put back."""
+        """Claim no more jobs. Running jobs continue, waiting ones are put back."""
         self._is_draining = True
         self._wake.set()
 
     async def aclose(self) -> None:
-        """Stop: what runs is interrupted and given back at once, with no attempt used up."""
+        """Stop. Running jobs are interrupted and put back without losing an attempt."""
         self._is_closing = True
         self.drain()
-        # Not in the middle of a claim: what it took would wait until its lease has run out.
+        # Wait for a running claim, because its jobs would be blocked until their leases expire.
         if self._tasks:
             await asyncio.wait(self._tasks[:1], timeout=CLOSE_TIMEOUT_SECONDS)
         for task in self._tasks:
@@ -195,11 +194,11 @@ class Worker:
         self._tasks = []
         try:
             await self._put_all_back(after=0.0)
-        except Exception as error:  # their leases run out by themselves
+        except Exception as error:  # their leases will expire
             log.warning("job.release_failed", exc_info=error)
 
     async def _work(self) -> None:
-        with self._queue.listening(self._wake):
+        with self._queue.listen(self._wake):
             while not self._is_closing:
                 self._wake.clear()
                 try:
@@ -214,15 +213,15 @@ class Worker:
                             await self._wake.wait()
 
     async def _turn_over(self) -> bool:
-        """End what came back without effects and take new jobs: one transaction for both.
+        """End jobs without effects and claim new ones in one transaction.
 
-        Returns whether there may be more to take at once.
+        Returns True if there may be more jobs.
         """
         after = 0.0 if self._is_draining else MAX_WAIT_SECONDS
         if stuck := self._slots.take_back(after=after):
-            await self._let_go(stuck)
+            await self._release(stuck)
         ended, self._returned = self._returned, []
-        wanted = self._wanted(ended)
+        wanted = self._measure_capacity(ended)
         room = wanted.count if wanted.queued or wanted.open_to else 0
         if not room and not ended:
             return False
@@ -237,7 +236,9 @@ class Worker:
                     claimed = await claims.claim_jobs(
                         session, wanted, at=at, lease=self._lease, start=self._last_share
                     )
-                    holders = await self._keys.load(session, self._needing(claimed), at=at)
+                    holders = await self._keys.load(
+                        session, self._select_needing_key(claimed), at=at
+                    )
         except BaseException:
             self._returned = [*ended, *self._returned]
             raise
@@ -250,20 +251,20 @@ class Worker:
     async def _take(
         self, claimed: list[ClaimedJob], holders: KeyHolders | None, at: datetime, *, is_full: bool
     ) -> None:
-        """Begin with what was claimed; `is_full` where there was no room for more."""
+        """Start the claimed jobs. `is_full` if they use the whole capacity."""
         self._has_more = is_full
         if is_full and any(each.leases_lost for each in claimed):
-            self._thorough_at = 0.0  # where some were left behind there may be more
+            self._thorough_at = 0.0  # there may be more expired leases
         if claimed:
             self._last_share = claimed[-1].share
             await self._begin(claimed, holders, at)
 
-    def _wanted(self, ended: list[RunningJob]) -> Capacity:
+    def _measure_capacity(self, ended: list[RunningJob]) -> Capacity:
         running = Counter(job.claimed.share for job in self._jobs.values() if not job.is_ending)
         running.subtract(job.claimed.share for job in ended)
-        # The rounds that a new job wakes need not ask for what time alone brings about.
+        # A new job does not require a check for expired leases, so that happens at intervals.
         is_thorough = time.monotonic() >= self._thorough_at
-        # What a worker left behind may bring this one down: the fewer are beside it the better.
+        # An abandoned job may crash this worker as well, so few other jobs should be claimed.
         ahead = 0 if is_thorough else self._slots.ahead
         is_alone = any(job.runs_alone for job in self._jobs.values() if job not in ended)
         is_free = not (is_alone or self._is_draining)
@@ -279,8 +280,8 @@ class Worker:
             suspect=not any(job.claimed.leases_lost > 1 for job in self._jobs.values()),
         )
 
-    def _needing(self, claimed: list[ClaimedJob]) -> list[ClaimedJob]:
-        """Those that can't run without their user's key."""
+    def _select_needing_key(self, claimed: list[ClaimedJob]) -> list[ClaimedJob]:
+        """Return the jobs that need their user's key."""
         return [each for each in claimed if self._kinds[each.kind].needs_key]
 
     async def _begin(
@@ -289,9 +290,9 @@ class Worker:
         jobs = [self._running(each) for each in claimed]
         self._jobs |= {job.id: job for job in jobs}
         try:
-            sealers = self._keys.sealers(self._needing(claimed), holders, at=at)
+            sealers = self._keys.sealers(self._select_needing_key(claimed), holders, at=at)
         except BaseException:
-            await self._let_go(jobs)
+            await self._release(jobs)
             raise
         alone: list[RunningJob] = []
         for job in jobs:
@@ -308,16 +309,16 @@ class Worker:
             await self._run_alone(*alone)
 
     async def _run_alone(self, job: RunningJob, *later: RunningJob) -> None:
-        """Start a job once no other one runs here. Put the `later` ones back.
+        """Start a job when no other one runs in this process. Put the `later` ones back.
 
-        Until then the job waits in the queue, so it is not blamed for a process that ends first.
+        Until then the job waits in the queue, so that an earlier crash does not count for it.
         """
         if later:
-            await self._let_go(list(later))
+            await self._release(list(later))
         if len(self._jobs) == 1:
             self._slots.add(job)
             return
-        await self._let_go([job])
+        await self._release([job])
         if not self._is_draining:
             await self._put_all_back(after=FINISH_SECONDS)
         if self._is_draining:
@@ -325,11 +326,11 @@ class Worker:
         at = self._clock()
         async with self._database.write() as session:
             claimed = await claims.take_jobs(session, [job.id], self.id, at=at, lease=self._lease)
-            holders = await self._keys.load(session, self._needing(claimed), at=at)
+            holders = await self._keys.load(session, self._select_needing_key(claimed), at=at)
         await self._begin(claimed, holders, at)
 
     async def _put_all_back(self, *, after: float) -> None:
-        """Put all jobs back, those that run after so many seconds at most."""
+        """Put all jobs back. Running jobs have `after` seconds to finish."""
         self._slots.take_back(after=0.0)
         running = [job.task for job in self._jobs.values() if job.task is not None]
         if running:
@@ -337,7 +338,7 @@ class Worker:
             for task in running:
                 task.cancel()
             await asyncio.wait(running, timeout=CLOSE_TIMEOUT_SECONDS)
-        await self._let_go(list(self._jobs.values()))
+        await self._release(list(self._jobs.values()))
 
     def _start(self, job: RunningJob) -> None:
         job.task = asyncio.create_task(self._run(job))
@@ -365,7 +366,7 @@ class Worker:
                     pass
         except LostLeaseError:
             self._lose(job)
-        except Exception as error:  # noqa: BLE001  # whatever a handler raises ends its attempt alone
+        except Exception as error:  # noqa: BLE001  # an error ends only this attempt
             await self._fail(job, error)
         except asyncio.CancelledError:
             if not job.is_lost:
@@ -382,7 +383,7 @@ class Worker:
             self._leave(job)
 
     def _leave(self, job: RunningJob) -> None:
-        """Give a job's room to the next one."""
+        """Release the slot of a job, and wake the worker if there are more jobs."""
         self._slots.leave(job)
         if self._has_more:
             self._wake.set()
@@ -392,7 +393,7 @@ class Worker:
         due = await self._change(job, changes)
         if due is not None and changes["state"] == "queued":
             wait = (due - self._clock()).total_seconds() + WAKE_DELAY_SECONDS
-            if wait < self._poll:  # else the next look finds it in good time
+            if wait < self._poll:  # else the next poll finds it
                 asyncio.get_running_loop().call_later(max(0.0, wait), self._wake.set)
 
     async def _wait_for_key(self, job: RunningJob) -> None:
@@ -401,9 +402,9 @@ class Worker:
         await self._change(job, changes)
 
     async def _change(self, job: RunningJob, changes: Mapping[str, Any]) -> datetime | None:
-        """Put a job back; gives back from when on it waits.
+        """Put a job back, and return the time from which it waits.
 
-        Should that fail, its lease runs out, and it is claimed again then.
+        If that fails, the job is claimed again after its lease has expired.
         """
         try:
             async with self._database.write() as session:
@@ -424,11 +425,8 @@ class Worker:
             del self._jobs[job.id]
         self._wake.set()
 
-    async def _let_go(self, jobs: list[RunningJob]) -> None:
-        """Give jobs back as they were before they were claimed.
-
-        Should that fail, their leases run out.
-        """
+    async def _release(self, jobs: list[RunningJob]) -> None:
+        """Put jobs back without losing an attempt. If that fails, their leases will expire."""
         try:
             async with self._database.write() as session:
                 at = self._clock()
@@ -454,11 +452,11 @@ class Worker:
                 renewed_at = time.monotonic()
                 if self._jobs:
                     await self.renew()
-            except Exception as error:  # there are three more before the leases run out
+            except Exception as error:  # three more heartbeats follow before the leases expire
                 log.warning("job.heartbeat_failed", exc_info=error)
 
     async def _interrupt_stopped(self) -> None:
-        """Interrupt jobs that their owners have stopped."""
+        """Interrupt jobs that their owners stopped."""
         running = [
             job
             for job in self._jobs.values()
@@ -470,7 +468,7 @@ class Worker:
             self._interrupt_lost(running, held)
 
     async def renew(self) -> None:
-        """Renew the leases of all that runs here, and stop what is no longer this worker's."""
+        """Renew the leases of all jobs, and interrupt those that another worker has."""
         jobs = list(self._jobs.values())
         before = [job for job in jobs if not job.is_writing]
         async with self._database.write() as session:
@@ -480,7 +478,7 @@ class Worker:
         self._interrupt_lost(before, renewed)
 
     def _interrupt_lost(self, jobs: list[RunningJob], held: set[tuple[UUID, int]]) -> None:
-        """Interrupt those of `jobs` that are not in `held`, by (id, fence)."""
+        """Interrupt the jobs that are not in `held`, a set of (id, fence)."""
         for job in jobs:
             if (job.id, job.claimed.fence) in held or self._jobs.get(job.id) is not job:
                 continue
@@ -498,10 +496,10 @@ def build_worker(
     *,
     takes_queued: bool,
 ) -> Worker:
-    """What works on jobs in this process.
+    """Make the worker of this process.
 
-    On SQLite that is everything. On PostgreSQL `talekeeper work` does most of it, and a server what
-    waits for a key that only it has, its user being signed in.
+    On SQLite it runs all jobs. On PostgreSQL, `talekeeper work` runs most of them, and a server
+    only those that wait for the key of a user who is signed in there.
     """
     return Worker(
         queue,

@@ -1,4 +1,4 @@
-"""What can go wrong with lorebooks."""
+"""Errors of lorebooks."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ from backend.errors import AppError, ConflictError, NotFoundError
 
 
 class LorebookNotFoundError(NotFoundError):
-    """No such lorebook, or someone else's."""
+    """The lorebook does not exist or belongs to another user."""
 
-    slug, title = "lorebook-not-found", "No such lorebook"
+    slug, title = "lorebook-not-found", "Lorebook not found"
 
 
 class LoreEntryNotFoundError(NotFoundError):
-    """No such entry in this lorebook."""
+    """The lorebook has no such entry."""
 
-    slug, title = "lore-entry-not-found", "No such entry in this lorebook"
+    slug, title = "lore-entry-not-found", "Lorebook entry not found"
 
 
 class LorebookNotLinkedError(NotFoundError):
-    """The lorebook is there, but not linked to what was named."""
+    """The lorebook exists, but is not linked to the named resource."""
 
-    slug, title = "lorebook-not-linked", "The lorebook is not linked here"
+    slug, title = "lorebook-not-linked", "The lorebook is not linked"
 
 
 class LorebookFullError(ConflictError):
-    """A book, or an account, holds as much as it may."""
+    """The lorebook or the account has reached its limit."""
 
-    slug, title = "lorebook-full", "There is no more room"
+    slug, title = "lorebook-full", "Lorebook limit reached"
 
 
 class LoreFileError(AppError):
-    """The file is broken, or is something else than a lorebook."""
+    """The file is damaged, or is not a lorebook."""
 
-    status, slug, title = 422, "unreadable-lorebook", "The lorebook could not be read"
+    status, slug, title = 422, "unreadable-lorebook", "The lorebook file could not be read"
 
 
 class LoreLimitError(LoreFileError):
-    """The lorebook is over a limit: `limit` is its name, `allowed` and `found` are counts."""
+    """The lorebook exceeds a limit: `limit` is its name, `allowed` and `found` are counts."""
 
-    slug, title = "lorebook-limit", "The lorebook is over a limit"
+    slug, title = "lorebook-limit", "The lorebook exceeds a limit"
 
     def __init__(self, detail: str, *, limit: str, allowed: int, found: int) -> None:
         super().__init__(detail, extra={"limit": limit, "allowed": allowed, "found": found})

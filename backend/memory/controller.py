@@ -20,7 +20,7 @@ class MemoryController(Controller):
     path = "/memory"
     tags = ("Memory",)
 
-    @get(operation_id="getMemory", summary="Look at the state of memory")
+    @get(operation_id="getMemory", summary="Read the memory status")
     async def status(self, identity: Caller, memory_status: Status) -> MemoryStatus:
         """Which model is in use, what is indexed and what waits, and what needs a hand.
 

@@ -240,7 +240,7 @@ async def open_memory(
 
 
 async def _choice(settings: Settings, database: Database, user_models: UserModels) -> Chosen:
-    if may_be_shared(settings) and (shared := await user_models.shared_embedding(database)):
+    if may_be_shared(settings) and (shared := await user_models.find_shared_embedding(database)):
         return shared
     return fetched_model(settings)
 

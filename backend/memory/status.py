@@ -41,31 +41,31 @@ _TROUBLES: tuple[ProblemKind, ...] = ("gave_up", "delayed", "waiting_key")
 
 _ADVICE: dict[ProblemKind, str] = {
     "no_model": (
-        "No embedding model is configured, so memory is searched by words alone. Whoever runs the "
-        "server can fetch one without a key; `talekeeper doctor` says how."
+        "No embedding model is configured, so memory is searched by words only. An administrator "
+        "can download one without an API key: run `talekeeper doctor` for instructions."
     ),
     "model_unavailable": (
-        "The embedding model did not answer the last search, which went by words alone. It is "
-        "asked again by itself."
+        "The embedding model did not respond to the last search, which used words only. It is "
+        "retried automatically."
     ),
     "own_model_unavailable": (
-        "The embedding model of your account did not answer, so that memory is searched by words "
-        "alone. It is asked again by itself; try its provider out, or choose another model. If the "
-        "model there was changed, rebuild the index."
+        "Your account's embedding model did not respond, so memory is searched by words only. It "
+        "is retried automatically. Test its provider, or choose another model. If the model "
+        "behind it was changed, rebuild the index."
     ),
     "own_model_gone": (
-        "The provider of your account's embedding model is not there any more, so that memory is "
-        "searched by words alone. Choose another embedding model for the account, or none."
+        "The provider of your account's embedding model no longer exists, so memory is searched "
+        "by words only. Choose another embedding model for the account, or none."
     ),
     "index_unavailable": (
-        "The index does not answer. Turns go on without memory; whoever runs the server finds the "
-        "reason in its log."
+        "The index is unavailable. Turns continue without memory. The administrator can find the "
+        "reason in the server log."
     ),
-    "gave_up": "Jobs gave up: try them again, or rebuild the index.",
-    "delayed": "Jobs failed and are tried again by themselves.",
+    "gave_up": "Jobs failed. Retry them, or rebuild the index.",
+    "delayed": "Jobs failed and are retried automatically.",
     "waiting_key": (
-        "Jobs wait for your key. They go on while you are signed in; the account's key mode lets "
-        "them run without you."
+        "Jobs are waiting for your key. They run while you are signed in. To let them run without "
+        "you, change the account's key mode."
     ),
 }
 
@@ -160,7 +160,7 @@ class MemoryStatusService:
             points=points,
             move=_move(states, place),
             compared_at=here.compared_at if here else None,
-            jobs=list(map(JobView.of, jobs)),
+            jobs=list(map(JobView.from_row, jobs)),
             problems=list(self._problems(jobs, place, own, answers=points is not None)),
         )
 
@@ -173,7 +173,7 @@ class MemoryStatusService:
                 job = await _rebuild(session, identity.user_id)
         if job is None:
             raise RuntimeError("A job that was enqueued is not there.")
-        return JobView.of(job)
+        return JobView.from_row(job)
 
     async def _indexed(self, session: AsyncSession, owner_id: UUID) -> list[IndexedRows]:
         noted = (

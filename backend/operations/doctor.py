@@ -76,7 +76,7 @@ async def examine(settings: Settings) -> list[Finding]:
             explanation = explain(error, settings)
             if explanation is None:
                 log.critical("doctor.check_failed", exc_info=error)
-                explanation = f"an unexpected error ({type(error).__name__}); the log says where"
+                explanation = f"unexpected error ({type(error).__name__}); see the log"
             name = check.__name__.strip("_").replace("_", " ")
             findings.append(Finding(name, "fault", explanation))
     return findings
@@ -87,7 +87,7 @@ async def _data_folder(settings: Settings) -> Finding:
     if fault := find_folder_fault(folder):
         return Finding("data folder", "fault", fault)
     if not folder.exists():
-        return Finding("data folder", "missing", f"no {folder} yet; the first start makes it")
+        return Finding("data folder", "missing", f"no {folder} yet; created on first start")
     return Finding("data folder", "ok", str(folder))
 
 
@@ -105,7 +105,7 @@ async def _root_key(settings: Settings) -> Finding:
         finally:
             await database.dispose()
     if value is None and not is_needed and not path.exists():
-        return Finding("root key", "missing", f"none at {path} yet; the first start makes it")
+        return Finding("root key", "missing", f"none at {path} yet; created on first start")
     keys = load_root_keys(path, value=value)
     if settings.root_key is not None:
         return Finding("root key", "ok", f"version {keys.current}, from TALEKEEPER_ROOT_KEY")
@@ -116,12 +116,12 @@ async def _root_key(settings: Settings) -> Finding:
             f"{path} can be read by others",
             f"Run: chmod 600 {path}",
         )
-    note = "" if HAS_FILE_MODES else "; the rights of its folder decide who may read it"
+    note = "" if HAS_FILE_MODES else "; the permissions of its folder decide who can read it"
     return Finding(
         "root key",
         "ok",
         f"version {keys.current}, in {path}{note}",
-        "Keep a copy of it apart from the database's backups: without it nothing can be read.",
+        "Keep a copy apart from the database backups: without it no data can be read.",
     )
 
 
@@ -148,7 +148,7 @@ async def _tables(settings: Settings) -> Finding:
     kind = "SQLite" if settings.embedded else "PostgreSQL"
     path = settings.data_dir / DATABASE_NAME
     if settings.embedded and not settings.database_url and not path.exists():
-        return Finding("database", "missing", f"no {path} yet; the first start makes it")
+        return Finding("database", "missing", f"no {path} yet; created on first start")
     database = Database(settings.resolved_database_url)
     try:
         revision = await current_revision(database)
@@ -159,15 +159,15 @@ async def _tables(settings: Settings) -> Finding:
         return Finding(
             "database",
             "missing",
-            f"{kind}, at revision {revision or 'none'}; this version needs {HEAD}",
-            "Run: talekeeper migrate (serve does it by itself)",
+            f"{kind}, revision {revision or 'none'}; this version needs {HEAD}",
+            "Run: talekeeper migrate (serve does it automatically)",
         )
-    return Finding("database", "ok", f"{kind}, at revision {revision}")
+    return Finding("database", "ok", f"{kind}, revision {revision}")
 
 
 async def _prompts(_: Settings) -> Finding:
     count = sum(1 for _prompt in load_prompts())
-    return Finding("prompts", "ok", f"{count} files, each in order")
+    return Finding("prompts", "ok", f"{count} files, all valid")
 
 
 async def _tokens(_: Settings) -> Finding:
@@ -177,7 +177,7 @@ async def _tokens(_: Settings) -> Finding:
     return Finding(
         "token counts",
         "missing",
-        "o200k_base, times a ratio learned from use",
+        "o200k_base, times a learned ratio",
         "For exact counts with Gemini: uv sync --inexact --extra exact-tokens",
     )
 
@@ -194,12 +194,12 @@ async def _models(settings: Settings) -> Finding:
 async def _providers(settings: Settings) -> Finding:
     shared = await _shared(settings)
     if not shared:
-        detail = "none for everybody; users may add their own"
+        detail = "none shared; users can add their own"
         return Finding("providers", "missing", detail)
     if damaged := [slug for slug, config in shared.items() if config is None]:
-        advice = "An administrator deletes them under Models in the account, and adds them again."
-        return Finding("providers", "fault", f"do not open: {', '.join(damaged)}", advice)
-    return Finding("providers", "ok", f"for everybody: {', '.join(shared)}")
+        advice = "An administrator has to delete them under Settings, Models, and add them again."
+        return Finding("providers", "fault", f"cannot be decrypted: {', '.join(damaged)}", advice)
+    return Finding("providers", "ok", f"shared: {', '.join(shared)}")
 
 
 async def _shared(settings: Settings) -> dict[str, ProviderConfig | None]:
@@ -233,8 +233,8 @@ async def _agent(settings: Settings) -> Finding:
     return Finding(
         "agent",
         "ok",
-        f"{model} keeps chronicles and summaries, in chats that ask for them",
-        "It goes by simple rules; a model that can read takes a key." if is_demo else "",
+        f"{model} writes chronicles and summaries in chats that enable them",
+        "It follows simple rules. For a real model, set an API key." if is_demo else "",
     )
 
 
@@ -244,9 +244,9 @@ async def _gemini(settings: Settings) -> Finding:
             "Gemini",
             "missing",
             "no key",
-            "Make one in Google AI Studio and set TALEKEEPER_GEMINI_API_KEY.",
+            "Create one in Google AI Studio and set TALEKEEPER_GEMINI_API_KEY.",
         )
-    return Finding("Gemini", "ok", "key is set (not tried: that would cost)")
+    return Finding("Gemini", "ok", "key is set (not tested, because that would cost money)")
 
 
 async def _openai(settings: Settings) -> Finding:
@@ -256,14 +256,14 @@ async def _openai(settings: Settings) -> Finding:
             "missing",
             "no server",
             "Set TALEKEEPER_OPENAI_BASE_URL and TALEKEEPER_OPENAI_MODELS: llama.cpp, vLLM, "
-            "Ollama, LM Studio and many services speak it.",
+            "Ollama, LM Studio and many services are compatible.",
         )
     if not settings.openai_models:
         return Finding(
             "OpenAI-compatible",
             "fault",
             f"{settings.openai_base_url}, but no models",
-            "Name them in TALEKEEPER_OPENAI_MODELS, separated by commas.",
+            "Set TALEKEEPER_OPENAI_MODELS, comma-separated.",
         )
     return Finding("OpenAI-compatible", "ok", settings.openai_base_url)
 
@@ -271,7 +271,7 @@ async def _openai(settings: Settings) -> Finding:
 async def _anthropic(settings: Settings) -> Finding:
     if settings.anthropic_api_key is None:
         return Finding("Anthropic", "missing", "no key", "Set TALEKEEPER_ANTHROPIC_API_KEY.")
-    return Finding("Anthropic", "ok", "key is set (not tried: that would cost)")
+    return Finding("Anthropic", "ok", "key is set (not tested, because that would cost money)")
 
 
 async def _index(settings: Settings) -> Finding:
@@ -279,7 +279,7 @@ async def _index(settings: Settings) -> Finding:
         return Finding("index", "fault", fault)
     if not settings.qdrant_url:
         folder = index_folder(settings)
-        state = "there" if folder.is_dir() else "the first start makes it"
+        state = "exists" if folder.is_dir() else "created on first start"
         return Finding("index", "ok", f"Qdrant Edge, in {folder} ({state})")
     version = await server_version(settings)
     return Finding("index", "ok", f"Qdrant {version}, at {settings.qdrant_url}")
@@ -291,25 +291,25 @@ async def _helpers(settings: Settings) -> Finding:
     regexes = RegexProcess()
     try:
         if not await asyncio.to_thread(regexes.prepare):
-            faults.append("regular expressions (keys and scripts that need it are not tried)")
+            faults.append("regular expressions (keys and scripts that need it are skipped)")
     finally:
         await asyncio.to_thread(regexes.close)
     if not settings.qdrant_url and not await engine_starts():
-        faults.append("the index (turns go on without memory)")
+        faults.append("the index (turns continue without memory)")
     if faults:
         return Finding(
             "helper processes",
             "fault",
-            f"do not start: {'; '.join(faults)}",
-            "Look whether a limit on memory or processes, or a security program, ends them.",
+            f"failed to start: {'; '.join(faults)}",
+            "Check limits on memory and processes, and security programs that may stop them.",
         )
-    return Finding("helper processes", "ok", "start when they are needed")
+    return Finding("helper processes", "ok", "start on demand")
 
 
 async def _own_embeddings(settings: Settings) -> Finding:
     name = "own embeddings"
     if not await _is_in_order(_tables, settings):
-        return Finding(name, "missing", "not looked at: the database is not in order yet")
+        return Finding(name, "missing", "not checked: the database is not ready yet")
     database = Database(settings.resolved_database_url)
     chosen = IndexState.is_chosen.is_(True)
     try:
@@ -320,11 +320,11 @@ async def _own_embeddings(settings: Settings) -> Finding:
     finally:
         await database.dispose()
     if not rows:
-        return Finding(name, "ok", "no account has a model of its own")
+        return Finding(name, "ok", "no account has its own model")
     moving = sum(row.state == "due" for row in rows)
     gone = sum(row.model == GONE for row in rows if row.state == "ready")
-    detail = f"accounts with a model of their own: {len(rows):,}"
-    more = {"moving to it": moving, "whose provider is gone": gone}
+    detail = f"accounts with their own model: {len(rows):,}"
+    more = {"moving to it": moving, "whose provider was deleted": gone}
     told = [detail, *(f"{what}: {count:,}" for what, count in more.items() if count)]
     lost = {row.collection for row in rows} - await collections_of(settings)
     if lost:
@@ -333,8 +333,8 @@ async def _own_embeddings(settings: Settings) -> Finding:
             name,
             "fault",
             "; ".join(told),
-            "Start Talekeeper (again): what is lost is made then, and filled as its users' keys "
-            "are at hand. No text is lost; until then those users find nothing.",
+            "Restart Talekeeper: lost indexes are created again, and filled when their users' keys "
+            "are available. No text is lost, but until then these users get no search results.",
         )
     return Finding(name, "ok", "; ".join(told))
 
@@ -343,7 +343,9 @@ async def _embeddings(settings: Settings) -> Finding:
     if may_be_shared(settings):
         for slug, config in (await _shared(settings)).items():
             if config is not None and config.embedding_model:
-                detail = f"{slug}, {config.embedding_model} (not tried: that would cost)"
+                detail = (
+                    f"{slug}, {config.embedding_model} (not tested, because that would cost money)"
+                )
                 return Finding("embeddings", "ok", detail)
     embedder = build_embedder(settings)
     if embedder is None:
@@ -352,9 +354,9 @@ async def _embeddings(settings: Settings) -> Finding:
         if isinstance(embedder, LocalEmbedder):
             # The one that can be tried for nothing.
             await embedder.embed(["A line to embed."], "query")
-            where = f"computed here, from {embedder.folder}"
+            where = f"computed locally, from {embedder.folder}"
         else:
-            where = "not tried: that would cost"
+            where = "not tested, because that would cost money"
         try:
             spec = embedder.spec
         except EmbedderError:
@@ -370,26 +372,26 @@ async def _embeddings(settings: Settings) -> Finding:
 def _no_embeddings(settings: Settings) -> Finding:
     """Search does without; how to have them depends on what is there already."""
     if settings.embedder == "none":
-        advice = "TALEKEEPER_EMBEDDER is none: set it to auto, gemini, openai or local."
+        advice = "TALEKEEPER_EMBEDDER is none. Set it to auto, gemini, openai or local."
     elif is_installed():
         advice = (
-            "Run: talekeeper model fetch (or the button on the page), which takes no key. Or set a "
+            "Run: talekeeper model fetch (or use the page); no key is needed. Or set a "
             "key for Gemini, or TALEKEEPER_EMBEDDER=openai with a server and a model."
         )
     else:
-        advice = f"{NOT_INSTALLED} A key for Gemini does without."
-    return Finding("embeddings", "missing", "none: search goes by keywords alone", advice)
+        advice = f"{NOT_INSTALLED} Or set a Gemini API key."
+    return Finding("embeddings", "missing", "none: search uses keywords only", advice)
 
 
 async def _door(settings: Settings) -> Finding:
     if settings.lan:
-        return Finding("door", "ok", f"port {settings.lan_port} in the local network, with TLS")
+        return Finding("door", "ok", f"port {settings.lan_port} on the local network, with TLS")
     if settings.host in {"127.0.0.1", "::1", "localhost"}:
-        return Finding("door", "ok", f"{settings.host}:{settings.port}, this machine alone")
+        return Finding("door", "ok", f"{settings.host}:{settings.port}, this machine only")
     return Finding(
         "door",
         "ok",
         f"{settings.host}:{settings.port}, sign-up: {settings.registration}",
-        "Sessions need https: `talekeeper serve --lan` has it in your own network. For the "
-        "internet put a TLS proxy in front and set TALEKEEPER_TRUSTED_PROXIES.",
+        "Sessions need https: use `talekeeper serve --lan` on your own network. For the "
+        "internet, put a TLS proxy in front and set TALEKEEPER_TRUSTED_PROXIES.",
     )

@@ -76,7 +76,7 @@ class HealthController(Controller):
         index, embedder = memory.collections.current, memory.embedder
         names = ", ".join(spec.id for spec in registry.specs())
         kind = database.url.get_backend_name()
-        by_words = "none: memory is searched by words alone"
+        by_words = "none: memory is searched by words only"
         stopping = HealthCheck(name="server", ready=False, detail=ServerStoppingError.title)
         parts = [
             *([stopping] if drain.is_on else []),

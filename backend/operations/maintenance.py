@@ -75,7 +75,7 @@ async def reindex_user(
     async with _memory(database, settings, JobQueue(database, root)) as memory:
         collection = await memory.indexer.rebuild(sealer, report)
         count = await (await memory.collections.open(collection)).count(unlocked.user.id)
-    return f"{count:,} points of {name}'s are in the index {collection}."
+    return f"The index {collection} has {count:,} points of {name}."
 
 
 async def reindex_everybody(database: Database, settings: Settings, report: ReportProgress) -> str:
@@ -102,11 +102,11 @@ async def reindex_everybody(database: Database, settings: Settings, report: Repo
         finally:
             await worker.aclose()
     done = len(users) - waiting
-    message = f"{done:,} of {len(users):,} accounts are in the index."
+    message = f"{done:,} of {len(users):,} accounts are indexed."
     if waiting:
         message += (
-            f" {waiting:,} will be as soon as their users are seen: their keys are not kept here. "
-            "With --user NAME and the password it is done at once."
+            f" {waiting:,} follow when their users sign in, because their keys are not kept. "
+            "With --user NAME and the password, they are indexed now."
         )
     return message
 
@@ -115,19 +115,19 @@ async def rotate_root_keys(database: Database, settings: Settings, report: Repor
     """Put a new root key in the place of the old one."""
     path, value = settings.resolved_root_key_file, settings.root_key_text
     result = await rotate_root_key(database, path=path, value=value, report=report)
-    message = f"Everything is under version {result.version} of the root key now."
+    message = f"All keys are now encrypted with version {result.version} of the root key."
     if result.removable:
         older = ", ".join(str(version) for version in result.removable)
-        return f"{message} Version {older} can be taken out of TALEKEEPER_ROOT_KEY."
-    return f"{message} Make a new copy of {path}."
+        return f"{message} You can remove version {older} from TALEKEEPER_ROOT_KEY."
+    return f"{message} Keep a new copy of {path}."
 
 
 async def make_data_keys_due(database: Database) -> str:
     """Have everyone get a new data key at the next log-in."""
     count = await request_new_data_keys(database)
     return (
-        f"{count} accounts get a new data key at their next log-in. What was written before stays "
-        "under the old one until it is written anew, or until `--user` seals it anew."
+        f"{count} accounts get a new data key at their next sign-in. Existing data stays encrypted "
+        "with the old key until it is written again, or re-encrypted with `--user`."
     )
 
 
@@ -139,8 +139,8 @@ async def rotate_user_key(
     unlocked = await accounts.unlock(name, password, address="")
     renewed = await accounts.renew(unlocked.user.id, unlocked.current)
     return (
-        f"This is user key {renewed.generation} of {name}. What is written from now on is under a "
-        "new data key; `rotate-keys data` seals what was written before under it, too."
+        f"{name} has user key {renewed.generation}. New data is encrypted with a "
+        "new data key; `rotate-keys data` re-encrypts existing data with it."
     )
 
 
@@ -151,12 +151,12 @@ async def rotate_user_data_key(
     accounts = await _accounts(database, settings, _root_keys(settings))
     unlocked = await accounts.unlock(name, password, address="")
     result = await rotate_data_key(database, unlocked.user.id, unlocked.current.key, report)
-    message = f"{result.resealed:,} texts are under data key {result.number} now."
+    message = f"{result.resealed:,} texts are now encrypted with data key {result.number}."
     if result.damaged:
-        message += f" {result.damaged:,} could not be opened and were left as they are."
+        message += f" {result.damaged:,} could not be decrypted and were left as they are."
     if result.kept:
         older = ", ".join(str(number) for number in result.kept)
-        message += f" Key {older} is kept for now; run this again in a day to drop it."
+        message += f" Key {older} is kept for now; run this again in a day to delete it."
     return message
 
 

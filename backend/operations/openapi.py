@@ -45,7 +45,7 @@ REFERENCE = "#/components/schemas/{name}"
 
 PROBLEM = {
     "type": "object",
-    "description": "What went wrong (RFC 9457). `type` is stable; docs/errors.md lists them all.",
+    "description": "A problem (RFC 9457). `type` is stable; docs/reference/errors.md lists all.",
     "required": ["type", "title", "status"],
     "properties": {
         "type": {"type": "string", "examples": ["urn:talekeeper:problem:chat-not-found"]},
@@ -317,7 +317,7 @@ def openapi_config() -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Talekeeper",
         version=backend.__version__,
-        description="docs/api.md says what holds for every route.",
+        description="docs/reference/api.md says what holds for every route.",
         use_handler_docstrings=True,
         operation_id_creator=operation_id,
         render_plugins=[document],

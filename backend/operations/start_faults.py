@@ -25,12 +25,12 @@ from backend.vault.root import RootKeyError
 NEEDED_BYTES = 32 * 1024 * 1024
 """Room on the disk below which a start cannot be relied on."""
 
-_ANOTHER_FOLDER = "or name another folder with --data-dir"
-_ROOM = "Make room there and start again."
+_ANOTHER_FOLDER = "or choose another folder with --data-dir"
+_ROOM = "Free some space and start again."
 
 _OPENING = (
-    "cannot be opened for writing. It has to be a file in a folder, both open to the user that "
-    "runs Talekeeper, on a disk with room."
+    "cannot be opened for writing. The file and its folder must be writable by the user that "
+    "runs Talekeeper, on a disk with free space."
 )
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -40,32 +40,29 @@ _WRONG_KIND = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
 _SQLITE = {
     sqlite3.SQLITE_FULL: f"cannot be written: the disk is full. {_ROOM}",
     sqlite3.SQLITE_IOERR: (
-        f"cannot be read or written: the disk is full or faulty. {_ROOM} If there is room, look "
-        "for errors of the disk."
+        f"cannot be read or written: the disk is full or faulty. {_ROOM} If there is space, check "
+        "the disk for errors."
     ),
     sqlite3.SQLITE_CANTOPEN: _OPENING,
     sqlite3.SQLITE_READONLY: _OPENING,
-    sqlite3.SQLITE_BUSY: "is locked by another program. End that program first.",
-    sqlite3.SQLITE_LOCKED: "is locked by another program. End that program first.",
+    sqlite3.SQLITE_BUSY: "is locked by another program. Close that program first.",
+    sqlite3.SQLITE_LOCKED: "is locked by another program. Close that program first.",
 }
 """Explanations of SQLite's primary result codes."""
 
 _POSTGRES = {
-    "28": "refuses the user or the password. Correct TALEKEEPER_DATABASE_URL.",
-    "3D": "is not on that server. Create it, or correct TALEKEEPER_DATABASE_URL.",
-    "40": "gave the work up, because another process needs the same rows. Start again.",
-    "53": (
-        "has no room for another connection, in its memory or on its disk. Give it more, and "
-        "start again."
-    ),
-    "55P03": "let a lock wait for too long. End what holds it, and start again.",
-    "57": "is starting, stopping, or told to end the work. Start again once it is up.",
-    "58": "cannot read or write its files. Look at its log and its disk.",
-    "42501": "does not give its user the rights that Talekeeper needs. Make the user its owner.",
+    "28": "rejected the user or the password. Correct TALEKEEPER_DATABASE_URL.",
+    "3D": "does not exist on that server. Create it, or correct TALEKEEPER_DATABASE_URL.",
+    "40": "cancelled the transaction, because another process needs the same rows. Start again.",
+    "53": ("has no free connection, memory or disk space left. Give it more, and start again."),
+    "55P03": "waited too long for a lock. Stop the process that holds it, and start again.",
+    "57": "is starting or stopping, or cancelled the query. Start again once it is up.",
+    "58": "cannot read or write its files. Check its log and its disk.",
+    "42501": "does not grant the permissions that Talekeeper needs. Make the user its owner.",
 }
 """Explanations of PostgreSQL's SQLSTATEs, by their first characters."""
 
-_OVERTAKEN = "was changed by another process at this moment. Start again."
+_OVERTAKEN = "was changed by another process at the same time. Start again."
 
 _OF_DATABASES = (DatabaseDamagedError, DatabaseUnavailableError, OvertakenError, DBAPIError)
 
@@ -92,15 +89,15 @@ def _explain_path(number: int, path: Path | str) -> str:
         return f"{path} cannot be written: the disk is full. {_ROOM}"
     if number in _NO_ACCESS:
         return (
-            f"{path} cannot be used ({words}). Give the user that runs Talekeeper the right to "
+            f"{path} cannot be used ({words}). Give the user that runs Talekeeper permission to "
             f"read and write it, {_ANOTHER_FOLDER}."
         )
     if number in _WRONG_KIND:
         return (
-            f"{path} cannot be used ({words}): a file is in place of a folder, or a folder in "
-            f"place of a file. Move it away, {_ANOTHER_FOLDER}."
+            f"{path} cannot be used ({words}): a file is where a folder has to be, or a folder "
+            f"where a file has to be. Move it away, {_ANOTHER_FOLDER}."
         )
-    return f"{path} cannot be used ({words}). Look at the disk, {_ANOTHER_FOLDER}."
+    return f"{path} cannot be used ({words}). Check the disk, {_ANOTHER_FOLDER}."
 
 
 def find_folder_fault(folder: Path) -> str | None:
@@ -123,20 +120,20 @@ def find_index_fault(settings: Settings) -> str | None:
     if settings.qdrant_url:
         return None
     fault = find_folder_fault(index_folder(settings))
-    return fault and f"{fault} Until then the server runs, and search finds nothing by the index."
+    return fault and f"{fault} Until then the server runs, but search cannot use the index."
 
 
 def _explain_database(error: AppError | DBAPIError, place: str) -> str | None:
     if isinstance(error, DatabaseDamagedError):
         return (
-            f"The database {place} is damaged, or is no database. Move it away and put your "
-            "backup in its place."
+            f"The database {place} is damaged, or is not a database. Move it away and restore your "
+            "backup."
         )
     words = next(filter(None, map(_find_words, _causes(error))), None)
     if words is None and isinstance(error, OvertakenError):
         words = _OVERTAKEN
     if words is None and isinstance(error, DatabaseUnavailableError):
-        words = "does not answer. Start it, or correct TALEKEEPER_DATABASE_URL."
+        words = "does not respond. Start it, or correct TALEKEEPER_DATABASE_URL."
     return words and f"The database at {place} {words}"
 
 

@@ -1,4 +1,4 @@
-"""Prompt presets, their files in and out: `/presets`."""
+"""Prompt presets and their files: `/presets`."""
 
 from pathlib import PurePosixPath
 from typing import Any
@@ -41,18 +41,18 @@ class PresetController(Controller):
         """Presets, newest first."""
         return await presets.list_page(identity, limit=limit, after=after)
 
-    @post(opt={RAISES: (PresetsFullError,)}, summary="Make a preset")
+    @post(opt={RAISES: (PresetsFullError,)}, summary="Create a preset")
     async def create_preset(
         self,
         data: JSONBody[PresetFields],
         identity: NamedDependency[Identity],
         presets: NamedDependency[PresetService],
     ) -> Response[PresetView]:
-        """Make a preset. Without `blocks` it has those of a prompt without a preset.
+        """Create a preset. By default it has the blocks of a prompt without a preset.
 
-        It counts for the chats, characters and the account that choose it.
+        It applies to the chats, the characters and the account that choose it.
         """
-        return _tagged(await presets.create(identity, data))
+        return _respond(await presets.create(identity, data))
 
     @post(
         "/import",
@@ -67,11 +67,11 @@ class PresetController(Controller):
         identity: NamedDependency[Identity],
         presets: NamedDependency[PresetService],
     ) -> ImportedPreset:
-        """Make a preset of one of SillyTavern's for chat completion.
+        """Create a preset from a chat-completion preset of SillyTavern.
 
-        `name` is what it is called, else the file's name. What the file holds beyond what is known
-        here is kept, and comes back on export. The campaign, the summary and the memory, which
-        the format does not have, are put around the history.
+        The default for `name` is the file's name. Unknown members of the file are kept, and are
+        exported again. Blocks for the campaign, the summary and the memory, which the format does
+        not have, are added around the history.
         """
         upload = await read_upload(request)
         stem = PurePosixPath(upload.filename.replace("\\", "/")).stem
@@ -84,8 +84,8 @@ class PresetController(Controller):
         identity: NamedDependency[Identity],
         presets: NamedDependency[PresetService],
     ) -> Response[PresetView]:
-        """A preset, with all its blocks."""
-        return _tagged(await presets.get(identity, preset_id))
+        """A preset with all its blocks."""
+        return _respond(await presets.get(identity, preset_id))
 
     @patch(
         "/{preset_id:uuid}",
@@ -100,14 +100,14 @@ class PresetController(Controller):
         identity: NamedDependency[Identity],
         presets: NamedDependency[PresetService],
     ) -> Response[PresetView]:
-        """Merge into a preset: what is absent stays, null goes back to the default.
+        """Change members of a preset. Null resets a member to its default.
 
-        `blocks` are given all together.
+        `blocks` replaces all blocks.
         """
         view = await presets.patch(
             identity, preset_id, data, if_match=request.headers.get("if-match")
         )
-        return _tagged(view)
+        return _respond(view)
 
     @delete(
         "/{preset_id:uuid}",
@@ -138,9 +138,9 @@ class PresetController(Controller):
         presets: NamedDependency[PresetService],
         activity: NamedDependency[ActivityLog],
     ) -> Response[bytes]:
-        """The preset as SillyTavern's for chat completion.
+        """The preset as a chat-completion preset of SillyTavern.
 
-        What came in comes back as it was, but for what was changed here.
+        An imported file is exported as it was, except for your changes.
         """
         file = await presets.export(identity, preset_id)
         await activity.note(request, "exported", detail="preset")
@@ -165,12 +165,12 @@ class CharacterPresetController(Controller):
         identity: NamedDependency[Identity],
         presets: NamedDependency[PresetService],
     ) -> None:
-        """Make its prompts by a preset, in chats that choose none; null goes on to the account's.
+        """Use a preset for the character's prompts in chats that have none; null: the account's.
 
-        A copy of the card does not take it along.
+        Exported cards do not contain it.
         """
         await presets.choose_for_character(identity, character_id, data.preset_id)
 
 
-def _tagged(view: PresetView) -> Response[PresetView]:
+def _respond(view: PresetView) -> Response[PresetView]:
     return Response(view, headers={"ETag": make_etag(view.revision)})

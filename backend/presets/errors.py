@@ -1,4 +1,4 @@
-"""What can go wrong with prompt presets."""
+"""Errors of prompt presets."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from backend.errors import AppError, ConflictError, NotFoundError
 
 
 class PresetNotFoundError(NotFoundError):
-    """No such preset, or someone else's."""
+    """The preset does not exist, or belongs to another user."""
 
-    slug, title = "preset-not-found", "No such preset"
+    slug, title = "preset-not-found", "Preset not found"
 
 
 class PresetsFullError(ConflictError):
-    """The account has as many presets as it may."""
+    """The account has the maximum number of presets."""
 
-    slug, title = "presets-full", "There is no more room"
+    slug, title = "presets-full", "Preset limit reached"
 
 
 class PresetFileError(AppError):
-    """The file is broken, too large, or is something else than a chat-completion preset."""
+    """The file is damaged, too large, or not a chat-completion preset."""
 
-    status, slug, title = 422, "unreadable-preset", "The preset could not be read"
+    status, slug, title = 422, "unreadable-preset", "The preset file could not be read"

@@ -1,9 +1,9 @@
-"""SillyTavern's chat-completion presets, read.
+"""Import and export of SillyTavern's chat-completion presets.
 
-A file has `prompts`, the order of those that are sent in `prompt_order` (one list for each of its
-kinds of chats), samplers, and more. What is not known here stays in the source: writing begins
-with it, and changes only what is not as reading it again would give. So a file that nobody has
-changed comes out as it came in.
+A file contains `prompts`, the order of the prompts to send in `prompt_order` (one list for each
+kind of chat), samplers, and more. The imported file is stored as the source. An export starts from
+the source and changes only members that would be read differently, so an unchanged preset is
+exported as it was imported.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Object = dict[str, Any]
 
 MAX_FILE_BYTES: Final = 2_000_000
 OWN_MEMBER: Final = "talekeeper"
-"""Our own member of a file, for what the format has not."""
+"""The member of a file for settings that the format does not have."""
 
 SHARED_ORDER_IDS: Final = (100001, 100000)
-"""Ids of the lists of `prompt_order` that are for all characters, the present one first."""
+"""Ids of the lists in `prompt_order` that apply to all characters, the current one first."""
 
 SAMPLERS: Final[Mapping[str, tuple[str, Any]]] = {
     "temperature": ("temperature", None),
@@ -56,18 +56,18 @@ SAMPLERS: Final[Mapping[str, tuple[str, Any]]] = {
     "reasoning_effort": ("reasoning_effort", "auto"),
     "assistant_prefill": ("start_reply_with", ""),
 }
-"""By the member of a file: the setting that it is, and the value that stands for none."""
+"""Setting and neutral value of each member of a file."""
 
 _EFFORTS: Final = {"min": "minimal", "max": "high"}
 MARKERS_WITH_CONTENT: Final = frozenset({"system_prompt", "post_history"})
 OWN_BLOCK_IDS: Final = frozenset(each for each in MARKERS if each.startswith(OWN_MEMBER))
-_BEFORE: Final = (marker_block("campaign"), marker_block("summary"))
-_AFTER: Final = (marker_block("memory"),)
+_BEFORE_HISTORY: Final = (marker_block("campaign"), marker_block("summary"))
+_AFTER_HISTORY: Final = (marker_block("memory"),)
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedFile:
-    """A preset out of a file; the file without what the preset says; what to tell the user."""
+    """A preset, its file without the stored texts, and warnings for the user."""
 
     fields: PresetFields
     source: Object
@@ -75,10 +75,7 @@ class ImportedFile:
 
 
 def read_preset(data: bytes, *, name: str) -> ImportedFile:
-    """Read a file. CPU-bound.
-
-    Raises `PresetFileError`: broken, too large, or no chat-completion preset.
-    """
+    """Read a file. CPU-bound. Raises `PresetFileError`."""
     if len(data) > MAX_FILE_BYTES:
         raise PresetFileError(
             f"The file has {len(data):,} bytes; {MAX_FILE_BYTES:,} are allowed.",
@@ -93,12 +90,12 @@ def read_preset(data: bytes, *, name: str) -> ImportedFile:
         raise PresetFileError(
             kind.explain("a chat-completion preset")
             if kind
-            else "This is no chat-completion preset: it has no list of `prompts`. "
-            "Presets for text completion can't be used."
+            else "This is not a chat-completion preset: it has no list of `prompts`. "
+            "Text-completion presets are not supported."
         )
     source = cast("Object", file)
     warnings: list[str] = []
-    blocks = _blocks(source, warnings)
+    blocks = _read_blocks(source, warnings)
     own = read_object(source.get(OWN_MEMBER))
     if not own.get("all_blocks"):
         blocks = add_own_blocks(blocks)
@@ -117,14 +114,14 @@ def read_preset(data: bytes, *, name: str) -> ImportedFile:
     except ValidationError as error:
         raise PresetFileError(f"{error.detail}") from error
     except msgspec.ValidationError as error:
-        raise PresetFileError(f"The preset can't be kept: {error}.") from error
+        raise PresetFileError(f"The preset cannot be stored: {error}.") from error
     if read_object(source.get("extensions")).get("regex_scripts"):
-        warnings.append("Its regex scripts are kept for export; they do not run.")
-    return ImportedFile(fields, _without_contents(source, fields.blocks), warnings)
+        warnings.append("Its regex scripts are kept for export, but they do not run.")
+    return ImportedFile(fields, _remove_contents(source, fields.blocks), warnings)
 
 
-def _blocks(source: Object, warnings: list[str]) -> list[Block]:
-    """The blocks that the file sends, in order."""
+def _read_blocks(source: Object, warnings: list[str]) -> list[Block]:
+    """Return the blocks of the file, in order."""
     listed = list_ordered_prompts(source, warnings)
     if len(listed) > MAX_BLOCKS:
         raise PresetFileError(
@@ -141,10 +138,10 @@ def _blocks(source: Object, warnings: list[str]) -> list[Block]:
 def list_ordered_prompts(
     source: Object, warnings: list[str] | None = None
 ) -> list[tuple[str, bool]]:
-    """(id, whether it is sent) of what the file has in its order, each once."""
+    """Return (id, enabled) of the prompts in the file's order, each once."""
     prompts, found = index_prompts(source), dict[str, bool]()
     order = find_order(source)
-    entries = list(prompts.values()) if order is None else _objects(order.get("order"))
+    entries = list(prompts.values()) if order is None else _read_objects(order.get("order"))
     for entry in entries:
         block_id = read_id(entry)
         if not block_id or block_id in found:
@@ -152,36 +149,36 @@ def list_ordered_prompts(
         if block_id in prompts or block_id in MARKERS:
             found[block_id] = entry.get("enabled", True) is True
         elif warnings is not None:
-            warnings.append(f"Its order names `{block_id[:100]}`, which it does not have.")
+            warnings.append(f"Its order contains the unknown prompt `{block_id[:100]}`.")
     return list(found.items())
 
 
 def find_order(source: Object) -> Object | None:
-    """The list of `prompt_order` that counts here."""
-    orders = [each for each in _objects(source.get("prompt_order")) if "order" in each]
+    """Return the list of `prompt_order` for all characters, else the longest one."""
+    orders = [each for each in _read_objects(source.get("prompt_order")) if "order" in each]
     for wanted in SHARED_ORDER_IDS:
         for each in orders:
             if each.get("character_id") == wanted:
                 return each
-    return max(orders, key=lambda each: len(_objects(each["order"])), default=None)
+    return max(orders, key=lambda each: len(_read_objects(each["order"])), default=None)
 
 
 def index_prompts(source: Object) -> dict[str, Object]:
-    """The file's prompts by their ids; of several with one id the first."""
+    """Return the file's prompts by id, and the first one of several with the same id."""
     found: dict[str, Object] = {}
-    for prompt in _objects(source.get("prompts")):
+    for prompt in _read_objects(source.get("prompts")):
         if block_id := read_id(prompt):
             found.setdefault(block_id, prompt)
     return found
 
 
 def read_id(prompt: object) -> str:
-    """The id of a prompt, or of an entry of an order; empty for none."""
+    """Return the id of a prompt or of an entry of an order, or an empty text."""
     return read_text(read_object(prompt), "identifier")
 
 
 def make_block(block_id: str, prompt: Object, *, enabled: bool) -> Block:
-    """A prompt of the file as a block."""
+    """Make a block from a prompt of the file."""
     marker = MARKERS.get(block_id)
     has_content = marker is None or marker in MARKERS_WITH_CONTENT
     content = read_text(prompt, "content") if has_content else ""
@@ -201,23 +198,26 @@ def make_block(block_id: str, prompt: Object, *, enabled: bool) -> Block:
         marker=marker,
         enabled=enabled,
         depth=(
-            _whole(prompt.get("injection_depth"), 4, 0, 10_000)
+            _read_integer(prompt.get("injection_depth"), 4, 0, 10_000)
             if prompt.get("injection_position") == 1
             else None
         ),
-        order=_whole(prompt.get("injection_order"), 100, -1_000_000, 1_000_000),
+        order=_read_integer(prompt.get("injection_order"), 100, -1_000_000, 1_000_000),
         triggers=tuple(each for each in get_args(BlockTrigger) if each in listed),
         forbid_overrides=prompt.get("forbid_overrides") is True,
     )
 
 
 def add_own_blocks(blocks: Sequence[Block]) -> list[Block]:
-    """With what Talekeeper has and the format has not, around the history, where it is not there.
+    """Add missing blocks that the format does not have around the history.
 
-    So a preset of others does not lose the chat's memory.
+    Otherwise prompts with an imported preset would lack the chat's memory.
     """
     present = {block.id for block in blocks}
-    before, after = ([each for each in own if each.id not in present] for own in (_BEFORE, _AFTER))
+    before, after = (
+        [each for each in own if each.id not in present]
+        for own in (_BEFORE_HISTORY, _AFTER_HISTORY)
+    )
     history = BLOCK_IDS["history"]
     at = next((place for place, each in enumerate(blocks) if each.id == history), None)
     if at is None:
@@ -225,8 +225,8 @@ def add_own_blocks(blocks: Sequence[Block]) -> list[Block]:
     return [*blocks[:at], *before, blocks[at], *after, *blocks[at + 1 :]]
 
 
-def _without_contents(source: Object, blocks: Sequence[Block]) -> Object:
-    """The file without the texts that its blocks have: they are not stored twice."""
+def _remove_contents(source: Object, blocks: Sequence[Block]) -> Object:
+    """Return the file without the texts of its blocks, which are stored in the preset."""
     texts, known = {block.id: block.content for block in blocks}, index_prompts(source)
     prompts: list[Any] = []
     for prompt in cast("list[Any]", source["prompts"]):
@@ -237,7 +237,7 @@ def _without_contents(source: Object, blocks: Sequence[Block]) -> Object:
 
 
 def read_sampling(source: Object, warnings: list[str]) -> Sampling:
-    """The samplers that the file sets to something else than none."""
+    """Return the samplers with values that are not neutral."""
     sampling = Sampling()
     for member, (name, neutral) in SAMPLERS.items():
         value = source.get(member)
@@ -254,29 +254,29 @@ def read_sampling(source: Object, warnings: list[str]) -> Sampling:
 
 
 def read_text(source: Object, member: str) -> str:
-    """A member that is a text; empty where it is none."""
+    """Return a member if it is a text, else an empty text."""
     value = source.get(member)
     return value if isinstance(value, str) else ""
 
 
-def _whole(value: object, default: int, least: int, most: int) -> int:
+def _read_integer(value: object, default: int, least: int, most: int) -> int:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return min(max(int(cast("float", value)), least), most) if is_number else default
 
 
 def read_object(value: object) -> Object:
-    """A value that is an object; an empty one where it is none."""
+    """Return a value if it is an object, else an empty one."""
     return cast("Object", value) if isinstance(value, dict) else {}
 
 
-def _objects(value: object) -> list[Object]:
+def _read_objects(value: object) -> list[Object]:
     values = cast("list[object]", value) if isinstance(value, list) else []
     return [cast("Object", each) for each in values if isinstance(each, dict)]
 
 
 def write_preset(fields: PresetFields, source: Object) -> Object:
-    """The file of a preset: the source, and what is not as reading the source would give."""
-    file = _with_samplers(fields.sampling, source)
+    """Return the file of a preset: the source, with members that would be read differently."""
+    file = _write_sampling(fields.sampling, source)
     if fields.squash_system_messages != (source.get("squash_system_messages") is True):
         file["squash_system_messages"] = fields.squash_system_messages
     own = {
@@ -299,14 +299,14 @@ def write_preset(fields: PresetFields, source: Object) -> Object:
     file.pop(OWN_MEMBER, None)
     if own:
         file[OWN_MEMBER] = own
-    file["prompts"] = _prompts(blocks, source)
+    file["prompts"] = _write_prompts(blocks, source)
     if listed != [(block.id, block.enabled) for block in blocks]:
-        file["prompt_order"] = _orders(blocks, source)
+        file["prompt_order"] = _write_orders(blocks, source)
     return file
 
 
-def _with_samplers(sampling: Sampling, source: Object) -> Object:
-    """The source with samplers that are not as it has them."""
+def _write_sampling(sampling: Sampling, source: Object) -> Object:
+    """Return a copy of the source with changed samplers."""
     file, was = dict(source), read_sampling(source, [])
     for member, (name, neutral) in SAMPLERS.items():
         value = getattr(sampling, name, None)
@@ -319,8 +319,8 @@ def _with_samplers(sampling: Sampling, source: Object) -> Object:
     return file
 
 
-def _prompts(blocks: Sequence[Block], source: Object) -> list[Any]:
-    """The file's `prompts`: changed in place, new ones last, none that was deleted here."""
+def _write_prompts(blocks: Sequence[Block], source: Object) -> list[Any]:
+    """Return the file's `prompts`: changed ones in place, new ones last, without deleted ones."""
     known, sent = index_prompts(source), {block.id: block for block in blocks}
     listed = {block_id for block_id, _ in list_ordered_prompts(source)}
     written: list[Any] = []
@@ -328,19 +328,19 @@ def _prompts(blocks: Sequence[Block], source: Object) -> list[Any]:
         block_id = read_id(prompt)
         is_read = known.get(block_id) is prompt
         if is_read and block_id in sent:
-            written.append(_prompt(sent[block_id], prompt))
+            written.append(_write_prompt(sent[block_id], prompt))
         elif not is_read or block_id not in listed:
             written.append(prompt)
     for block in blocks:
-        # A marker may be in the order alone.
+        # A marker may be listed only in the order.
         is_bare = block.id in listed and block == make_block(block.id, {}, enabled=block.enabled)
         if block.id not in known and not is_bare:
-            written.append(_prompt(block, {}))
+            written.append(_write_prompt(block, {}))
     return written
 
 
-def _prompt(block: Block, prompt: Object) -> Object:
-    """A prompt of the file, with what its block says."""
+def _write_prompt(block: Block, prompt: Object) -> Object:
+    """Return a prompt of the file with the values of its block."""
     has_content = block.marker is None or block.marker in MARKERS_WITH_CONTENT
     whole = dict(prompt)
     if has_content and (block.content or "content" in prompt):
@@ -364,8 +364,8 @@ def _prompt(block: Block, prompt: Object) -> Object:
     return whole
 
 
-def _orders(blocks: Sequence[Block], source: Object) -> list[Any]:
-    """The file's `prompt_order`, its list that counts here written again."""
+def _write_orders(blocks: Sequence[Block], source: Object) -> list[Any]:
+    """Return the file's `prompt_order` with the list for all characters replaced."""
     order = [{"identifier": block.id, "enabled": block.enabled} for block in blocks]
     was, orders = find_order(source), source.get("prompt_order")
     if was is None or not isinstance(orders, list):

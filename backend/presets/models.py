@@ -1,4 +1,4 @@
-"""The table of prompt presets, and what is sealed in its rows as JSON."""
+"""The table of prompt presets, and its sealed JSON columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIELDS = msgspec.json.Decoder(PresetFields)
 
 
 class Preset(Base):
-    """A prompt preset: its name for lists, what it says, and the file that it came in."""
+    """A prompt preset: its name for lists, its fields, and the file that it was imported from."""
 
     __tablename__ = "presets"
     __table_args__ = (Index(None, "user_id", "id"),)
@@ -38,23 +38,20 @@ PRESET_SOURCE = Column("presets", "sealed_source")
 
 
 def seal_preset(sealer: Sealer, row: Preset, fields: PresetFields) -> None:
-    """Put what a preset says into its row."""
     row.sealed_name = sealer.seal(PRESET_NAME, row.id, fields.name)
     row.sealed_preset = sealer.seal_bytes(PRESET, row.id, msgspec.json.encode(fields))
 
 
 def open_preset(sealer: Sealer, row_id: UUID, blob: bytes) -> PresetFields:
-    """What a preset says."""
     return _FIELDS.decode(sealer.open_bytes(PRESET, row_id, blob))
 
 
 def seal_source(sealer: Sealer, row: Preset, source: dict[str, Any]) -> None:
-    """Put the file that a preset came in into its row."""
     row.sealed_source = sealer.seal_bytes(PRESET_SOURCE, row.id, msgspec.json.encode(source))
 
 
 def open_source(sealer: Sealer, row: Preset) -> dict[str, Any]:
-    """The file that a preset came in; an empty object for one that was made here."""
+    """Return the imported file of a preset; an empty object if it was created here."""
     if row.sealed_source is None:
         return {}
     data = sealer.open_bytes(PRESET_SOURCE, row.id, row.sealed_source)

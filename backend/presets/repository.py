@@ -1,4 +1,4 @@
-"""Rows of presets. Nothing here commits; what is someone else's does not exist."""
+"""Queries of presets. Nothing here commits. Rows of other users do not exist."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ async def get_preset(
     lock: bool = False,
     source: bool = False,
 ) -> Preset:
-    """Raises `PresetNotFoundError`, both when absent and when someone else's.
+    """Raise `PresetNotFoundError` if it does not exist or belongs to another user.
 
-    `source` loads the file that it came in, too.
+    `source`: also load the imported file.
     """
     query = select(Preset).where(Preset.id == preset_id, Preset.user_id == owner_id)
     if not source:
@@ -40,7 +40,7 @@ async def get_preset(
 async def list_presets(
     session: AsyncSession, *, owner_id: UUID, limit: int, after: UUID | None
 ) -> Sequence[Preset]:
-    """Presets of a user, newest first, from behind `after`, with their names alone."""
+    """Return presets of a user after `after`, newest first, only with their names."""
     query = (
         select(Preset)
         .options(_WITHOUT_SOURCE, _WITHOUT_PRESET)
@@ -54,6 +54,5 @@ async def list_presets(
 
 
 async def count_presets(session: AsyncSession, *, owner_id: UUID) -> int:
-    """How many presets a user has."""
     query = select(func.count()).select_from(Preset).where(Preset.user_id == owner_id)
     return await session.scalar(query) or 0

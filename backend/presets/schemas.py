@@ -1,4 +1,4 @@
-"""Shapes of the presets' part of the API."""
+"""Schemas of the presets API."""
 
 from datetime import datetime
 from uuid import UUID
@@ -10,7 +10,7 @@ from backend.generation.sampling import Sampling
 
 
 class PresetItem(msgspec.Struct, kw_only=True):
-    """A preset as it is listed."""
+    """A preset in a list."""
 
     id: UUID
     name: str
@@ -20,7 +20,7 @@ class PresetItem(msgspec.Struct, kw_only=True):
 
 
 class PresetView(msgspec.Struct, kw_only=True):
-    """A preset. Members of blocks that are as by default are left out."""
+    """A preset. Members of blocks with default values are left out."""
 
     id: UUID
     name: str
@@ -40,7 +40,7 @@ class ChosenPreset(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ImportedPreset(msgspec.Struct, kw_only=True):
-    """A preset that was made of a file, and what of the file is not as it was there."""
+    """A preset from a file, with warnings about members that were changed or ignored."""
 
     preset: PresetView
     warnings: list[str]

@@ -1,4 +1,4 @@
-"""Prompt presets: listing, making, changing, deleting, and their way through files."""
+"""Services for prompt presets and their files."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from backend.presets.schemas import ImportedPreset, PresetItem, PresetView
 from backend.vault.sealing import Sealer
 
 MAX_PRESETS = 100
-"""Presets of one user."""
+"""Maximum number of presets of one user."""
 
 MAX_NAME = 300
 UNNAMED = "Preset"
 
 
 class PresetService:
-    """What a user does with presets.
+    """Reads and changes a user's presets.
 
-    All raise `PresetNotFoundError` for what is not there or someone else's, and
-    `PreconditionFailedError` where `if_match` is of another revision.
+    Methods raise `PresetNotFoundError`, and `PreconditionFailedError` if `if_match` is another
+    revision.
     """
 
     def __init__(self, database: Database, pool: CpuPool) -> None:
@@ -60,7 +60,7 @@ class PresetService:
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None
     ) -> Page[PresetItem]:
-        """Presets, newest first."""
+        """Return a page of presets, newest first."""
         async with self._database.read() as session:
             rows = await repository.list_presets(
                 session, owner_id=identity.user_id, limit=limit + 1, after=after
@@ -91,27 +91,23 @@ class PresetService:
             character.preset_id = preset_id
 
     async def create(self, identity: Identity, fields: PresetFields) -> PresetView:
-        """Make a preset. Raises `PresetsFullError`, `ValidationError`."""
+        """Create a preset. Raises `PresetsFullError` and `ValidationError`."""
         _check(fields)
         row = Preset(id=new_id(), user_id=identity.user_id)
         seal_preset(identity.sealer, row, fields)
         async with self._database.write() as session:
             await _add(session, row)
-        return _view(row, fields)
+        return _make_view(row, fields)
 
     async def get(self, identity: Identity, preset_id: UUID) -> PresetView:
-        """A preset."""
         async with self._database.read() as session:
             row = await repository.get_preset(session, preset_id, owner_id=identity.user_id)
-        return _view(row, open_preset(identity.sealer, row.id, row.sealed_preset))
+        return _make_view(row, open_preset(identity.sealer, row.id, row.sealed_preset))
 
     async def patch(
         self, identity: Identity, preset_id: UUID, patch: dict[str, Any], *, if_match: str | None
     ) -> PresetView:
-        """Merge into a preset: what is absent stays, null goes back to the default.
-
-        Raises `ValidationError`.
-        """
+        """Apply a merge patch. Raises `ValidationError`."""
         reject_unknown(patch, PresetFields)
         async with self._database.write() as session:
             row = await repository.get_preset(
@@ -123,10 +119,9 @@ class PresetService:
             seal_preset(identity.sealer, row, fields)
             row.revision += 1
             row.updated_at = now()
-        return _view(row, fields)
+        return _make_view(row, fields)
 
     async def delete(self, identity: Identity, preset_id: UUID, *, if_match: str | None) -> None:
-        """Delete a preset."""
         async with self._database.write() as session:
             row = await repository.get_preset(
                 session, preset_id, owner_id=identity.user_id, lock=True
@@ -135,7 +130,7 @@ class PresetService:
             await session.delete(row)
 
     async def import_file(self, identity: Identity, data: bytes, name: str) -> ImportedPreset:
-        """Make a preset of a file. Raises `PresetFileError`, `PresetsFullError`."""
+        """Create a preset from a file. Raises `PresetFileError` and `PresetsFullError`."""
         sealer, row = identity.sealer, Preset(id=new_id(), user_id=identity.user_id)
 
         def read() -> tuple[PresetFields, list[str]]:
@@ -147,17 +142,16 @@ class PresetService:
         fields, warnings = await self._pool.run(identity.user_id, read, size=len(data))
         async with self._database.write() as session:
             await _add(session, row)
-        return ImportedPreset(preset=_view(row, fields), warnings=warnings)
+        return ImportedPreset(preset=_make_view(row, fields), warnings=warnings)
 
     async def export(self, identity: Identity, preset_id: UUID) -> ExportedFile:
-        """A preset as a file."""
         async with self._database.read() as session:
             row = await repository.get_preset(
                 session, preset_id, owner_id=identity.user_id, source=True
             )
         size = len(row.sealed_preset) + len(row.sealed_source or b"")
         return await self._pool.run(
-            identity.user_id, partial(_exported, identity.sealer, row), size=size
+            identity.user_id, partial(_export, identity.sealer, row), size=size
         )
 
 
@@ -170,13 +164,13 @@ def _check(fields: PresetFields) -> None:
 async def _add(session: AsyncSession, row: Preset) -> None:
     if await repository.count_presets(session, owner_id=row.user_id) >= MAX_PRESETS:
         raise PresetsFullError(
-            f"An account holds {MAX_PRESETS} presets. Delete some first.",
+            f"An account can have {MAX_PRESETS} presets. Delete some first.",
             extra={"limit": "presets", "allowed": MAX_PRESETS},
         )
     session.add(row)
 
 
-def _exported(sealer: Sealer, row: Preset) -> ExportedFile:
+def _export(sealer: Sealer, row: Preset) -> ExportedFile:
     fields = open_preset(sealer, row.id, row.sealed_preset)
     file = msgspec.json.encode(write_preset(fields, open_source(sealer, row)))
     return ExportedFile(
@@ -184,7 +178,7 @@ def _exported(sealer: Sealer, row: Preset) -> ExportedFile:
     )
 
 
-def _view(row: Preset, fields: PresetFields) -> PresetView:
+def _make_view(row: Preset, fields: PresetFields) -> PresetView:
     return PresetView(
         id=row.id,
         **msgspec.structs.asdict(fields),

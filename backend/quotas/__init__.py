@@ -1,1 +1,1 @@
-"""How much one account may store and do: definitions, counters, the middleware that asks."""
+"""Limits on the storage and the requests of one account."""

@@ -1,4 +1,4 @@
-"""What accounts use of their quotas: `/me/usage`, and for administrators of each account."""
+"""Usage of quotas: `/me/usage`, and that of each account for administrators."""
 
 from uuid import UUID
 
@@ -24,15 +24,15 @@ class UsageController(Controller):
     async def get_usage(
         self, identity: NamedDependency[Identity], quotas: NamedDependency[Quotas]
     ) -> AccountUsage:
-        """How much the account uses of each quota.
+        """The account's usage of each quota.
 
-        Requests, and what is under way at once, are those of the process that answers.
+        Requests and concurrent work are those of the process that responds.
         """
         return await quotas.usage(identity.user_id)
 
 
 class AccountUsageController(Controller):
-    """The same of any account, for administrators: numbers, and no texts."""
+    """The usage of any account, for administrators. It contains numbers, but no texts."""
 
     path = "/admin/users/{user_id:uuid}/usage"
     tags = ("Administration",)
@@ -43,5 +43,5 @@ class AccountUsageController(Controller):
     async def get_user_usage(
         self, user_id: FromPath[UUID], quotas: NamedDependency[Quotas]
     ) -> AccountUsage:
-        """How much an account uses of each quota: numbers, and no texts."""
+        """An account's usage of each quota. It contains numbers, but no texts."""
         return await quotas.usage(user_id)

@@ -1,4 +1,4 @@
-"""Every quota that an account has, each defined once, and what a request beyond it is answered."""
+"""All quotas of an account, and the errors of requests that exceed them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Unit = Literal["bytes", "chats", "entries", "requests", "at once", "jobs", "toke
 
 
 class QuotaExceededError(TooManyRequestsError):
-    """A quota on a rate or on work at once is used up: wait for `retry_after` seconds."""
+    """A rate limit or a limit on concurrent work is reached. Wait for `retry_after` seconds."""
 
-    slug, title = "quota-exceeded", "You have reached a limit"
+    slug, title = "quota-exceeded", "Quota exceeded"
 
 
 class StorageQuotaExceededError(TooLargeError):
-    """A quota on what an account stores is used up: it frees when something is deleted."""
+    """The account has reached its storage limit. Delete something to make room."""
 
-    slug, title = "storage-quota-exceeded", "Your account is full"
+    slug, title = "storage-quota-exceeded", "Storage quota exceeded"
 
 
 class TooManyFromAddressError(TooManyRequestsError):
-    """Too many requests from one address by those who are not signed in."""
+    """Too many requests without sign-in came from one address."""
 
     slug, title = "too-many-from-address", "Too many requests from your address"
 
@@ -36,12 +36,12 @@ class Quota:
     """A limit of one account.
 
     Args:
-        name: What problems and `GET /me/usage` call it.
-        unit: What is counted.
-        advice: What to do about it.
-        is_stored: Whether it is on what is stored, which frees when something is deleted. Rates,
-            and work at once, free by themselves.
-        retry_after: Seconds after which another try makes sense, where nothing tells exactly.
+        name: Name in problems and in `GET /me/usage`.
+        unit: Unit of the limit.
+        advice: Advice to the user.
+        is_stored: True for storage, which is freed by deleting something. Rates and concurrent work
+            become free with time.
+        retry_after: Seconds after which to retry, if the exact time is unknown.
     """
 
     name: str
@@ -50,21 +50,21 @@ class Quota:
     is_stored: bool = False
     retry_after: int | None = None
 
-    def limit(self, settings: Settings) -> int:
-        """The limit that this installation sets; 0 is none."""
+    def get_limit(self, settings: Settings) -> int:
+        """Return the limit of this installation; 0 for no limit."""
         limit: int = getattr(settings, f"max_{self.name}_per_user")
         return limit
 
-    def exceeded(
+    def make_error(
         self, *, limit: int, used: int, wait: float | None = None, at: datetime | None = None
     ) -> AppError:
-        """The problem of a request beyond it.
+        """Make the error of a request that exceeds the limit.
 
         Args:
-            limit: The limit that holds.
-            used: How much is used, in `unit`.
-            wait: Seconds until it frees, where that is known.
-            at: The present moment, by default now.
+            limit: The limit.
+            used: The usage, in `unit`.
+            wait: Seconds until there is room again, if known.
+            at: The current time, by default now.
         """
         detail = f"{used:,} of {limit:,} {self.unit}: {self.advice}"
         frees_at = (at or now()) + timedelta(seconds=wait) if wait is not None else None
@@ -84,17 +84,17 @@ class Quota:
 STORED_BYTES = Quota(
     "stored_bytes",
     "bytes",
-    "delete chats, characters or lorebooks to make room. Reading and exporting go on.",
+    "delete chats, characters or lorebooks to make room. Reading and exporting still work.",
     is_stored=True,
 )
-CHATS = Quota("chats", "chats", "delete some that you no longer need.", is_stored=True)
+CHATS = Quota("chats", "chats", "delete chats that you no longer need.", is_stored=True)
 LOREBOOK_ENTRIES = Quota(
     "lorebook_entries",
     "entries",
-    "delete lorebooks, or entries, that you no longer need.",
+    "delete lorebooks or entries that you no longer need.",
     is_stored=True,
 )
-REQUESTS = Quota("requests_per_minute", "requests", "send fewer requests a minute.")
+REQUESTS = Quota("requests_per_minute", "requests", "send fewer requests per minute.")
 REQUESTS_AT_ONCE = Quota(
     "requests_at_once",
     "at once",
@@ -104,24 +104,24 @@ REQUESTS_AT_ONCE = Quota(
 TURNS = Quota(
     "turns",
     "at once",
-    "wait until one of your turns or suggestions is over, or stop one.",
+    "wait until one of your turns or suggestions has ended, or stop one.",
     retry_after=1,
 )
 PREVIEWS = Quota(
     "previews",
     "at once",
-    "wait until one of your previews, token counts or tests of a lorebook or provider is over.",
+    "wait until one of your previews, token counts or tests has ended.",
     retry_after=1,
 )
 STREAMS = Quota(
     "streams",
     "at once",
-    "close a page or a program that follows your turns or jobs.",
+    "close a page or program that follows your turns or jobs.",
     retry_after=5,
 )
-UPLOADS = Quota("uploads", "at once", "wait until your other upload is over.", retry_after=5)
+UPLOADS = Quota("uploads", "at once", "wait until your other upload has ended.", retry_after=5)
 UPLOAD_BYTES = Quota(
-    "upload_bytes", "bytes", "wait until what you are sending has arrived.", retry_after=5
+    "upload_bytes", "bytes", "wait until your current upload has arrived.", retry_after=5
 )
 QUEUED_JOBS = Quota(
     "queued_jobs",
@@ -132,7 +132,7 @@ QUEUED_JOBS = Quota(
 TOKENS_PER_DAY = Quota(
     "tokens_per_day",
     "tokens",
-    "the day's tokens are spent; the next day begins at midnight UTC.",
+    "wait until the next day begins, at midnight UTC.",
 )
 
 QUOTAS = (
@@ -149,4 +149,4 @@ QUOTAS = (
     QUEUED_JOBS,
     TOKENS_PER_DAY,
 )
-"""All of them, in the order in which they are shown."""
+"""All quotas, in display order."""

@@ -1,6 +1,6 @@
-"""What users store and spend: reading the ledgers, keeping them short, checking them at night.
+"""Ledgers of stored bytes and used tokens: reading, folding, and a nightly recount.
 
-`database.stored_bytes` sets up the triggers that write the ledger of stored bytes.
+The triggers of `database.stored_bytes` write the ledger of stored bytes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from backend.quotas.models import StorageLedger, TokenLedger
 log = get_logger(__name__)
 
 UNCOUNTED_TABLES = frozenset({"users", "key_slots", "second_factors", "account_activity"})
-"""Tables with sealed columns that hold no content: settings, keys, second factors, activity."""
+"""Tables with sealed columns but without content: settings, keys, second factors, activity."""
 
 MIN_ROWS_TO_FOLD = 64
-"""Lines of one user from which on they are folded into one."""
+"""Number of ledger rows of one user from which they are folded into one."""
 
 _FOLD_AT_ONCE = 5000
 
@@ -46,35 +46,35 @@ _STORED = select(func.coalesce(func.sum(StorageLedger.bytes), 0)).where(
 
 
 async def add_tokens(session: AsyncSession, user_id: UUID, tokens: int) -> None:
-    """Note tokens as spent today."""
+    """Add tokens to today's usage."""
     if tokens > 0:
         row = {"user_id": user_id, "day": now().date(), "tokens": tokens}
         await session.execute(_SPENT, row)
 
 
 async def add_tokens_if_account(session: AsyncSession, user_id: UUID, tokens: int) -> None:
-    """Note tokens of work whose chat was deleted, unless the account was deleted, too."""
+    """Add tokens of work whose chat was deleted, unless the account was deleted as well."""
     if await session.scalar(select(exists().where(User.id == user_id))):
         await add_tokens(session, user_id, tokens)
 
 
 async def count_tokens_today(session: AsyncSession, user_id: UUID) -> int:
-    """Tokens that were spent today, in UTC."""
+    """Return the tokens used today (UTC)."""
     return await session.scalar(_TODAY, {"owner": user_id, "today": now().date()}) or 0
 
 
 def find_counted_tables() -> Sequence[SealedTable]:
-    """The tables whose rows count, among the models that were imported."""
+    """Return the imported tables that count as storage."""
     return [each for each in find_model_tables() if each.table.name not in UNCOUNTED_TABLES]
 
 
 async def count_stored_bytes(session: AsyncSession, user_id: UUID) -> int:
-    """How many bytes a user stores."""
+    """Return the bytes that a user stores."""
     return int(await session.scalar(_STORED, {"owner": user_id}) or 0)
 
 
 async def fold_ledger(database: Database) -> int:
-    """Put the lines of each user who has many into one; returns how many users had."""
+    """Fold the rows of each user with many rows into one. Return the number of these users."""
     many = (
         select(StorageLedger.user_id)
         .group_by(StorageLedger.user_id)
@@ -96,8 +96,7 @@ async def _fold(database: Database, user_id: UUID) -> int:
         .limit(_FOLD_AT_ONCE)
     )
     async with database.write() as session:
-        # What is deleted is what is summed: lines that others add meanwhile stay, and of two who
-        # fold at once the second finds nothing.
+        # Only the deleted rows are summed, so new rows are kept, and a concurrent fold finds none.
         gone = list(
             await session.scalars(
                 delete(StorageLedger)
@@ -112,16 +111,16 @@ async def _fold(database: Database, user_id: UUID) -> int:
 
 
 async def _add_line(session: AsyncSession, user_id: UUID, size: int) -> None:
-    """Add a line of so many bytes, unless the account is gone."""
+    """Add a row, unless the account was deleted."""
     if await session.scalar(select(exists().where(User.id == user_id))):
         await session.execute(insert(StorageLedger).values(user_id=user_id, bytes=size))
 
 
 async def recount(database: Database, user_id: UUID) -> int:
-    """Compare a user's ledger with the tables themselves; returns the bytes that it was off by.
+    """Compare a user's ledger with the tables, and return the difference in bytes.
 
-    Both are read at one moment, and the difference is added as one more line. So changes that
-    others make meanwhile are counted once, and no request waits.
+    Both are read in one snapshot, and the difference is added as a row. So concurrent changes are
+    counted once, and no request has to wait.
     """
     sizes = [
         select(func.coalesce(func.sum(each.size + literal(ROW_BYTES)), 0))
@@ -140,7 +139,7 @@ async def recount(database: Database, user_id: UUID) -> int:
 
 
 class NightlyRecount:
-    """The job that compares every user's ledger with the tables, and forgets old days."""
+    """The job that compares every user's ledger with the tables, and deletes old token usage."""
 
     def __init__(self, database: Database, queue: JobQueue) -> None:
         self._database = database
@@ -148,16 +147,16 @@ class NightlyRecount:
 
     @property
     def kinds(self) -> dict[str, JobKind]:
-        """What is done for each kind of job."""
+        """Handlers by kind of job."""
         return {RECOUNT_KIND: JobKind(self.run, needs_key=False)}
 
     async def schedule(self) -> None:
-        """Put tonight's job into the queue, unless it is there."""
+        """Queue tonight's job, unless it is already queued."""
         async with self._database.write() as session:
-            await self._queue.enqueue(session, _tonight())
+            await self._queue.enqueue(session, _make_next_job())
 
     async def run(self, job: RunningJob) -> None:
-        """Recount every user, and put the next night's job into the queue."""
+        """Recount every user, and queue the job of the next night."""
         async with self._database.read() as session:
             users = list(await session.scalars(select(User.id).order_by(User.id)))
         for number, user_id in enumerate(users):
@@ -166,10 +165,10 @@ class NightlyRecount:
         async with job.finish() as session:
             oldest = now().date() - TOKEN_RETENTION
             await session.execute(delete(TokenLedger).where(TokenLedger.day < oldest))
-            await self._queue.enqueue(session, _tonight())
+            await self._queue.enqueue(session, _make_next_job())
 
 
-def _tonight() -> NewJob:
+def _make_next_job() -> NewJob:
     at = datetime.combine(now().date(), RECOUNT_TIME)
     if at <= now():
         at += timedelta(days=1)

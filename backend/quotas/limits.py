@@ -1,4 +1,4 @@
-"""How much an account may ask a minute, and have under way at once, counted in this process."""
+"""Rate limits and limits on concurrent work, counted in this process."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from backend.quotas.definitions import Quota
 
 SECONDS_PER_MINUTE = 60.0
 SWEEP_INTERVAL_SECONDS = 60.0
-"""Seconds between two looks for who has everything back, and so can be forgotten."""
+"""Interval at which unused keys are removed."""
 _ROUNDING = 1e-6
 
 
 CHECK_INTERVAL_SECONDS = 5.0
-"""Seconds for which what was free stands."""
+"""Time for which a known amount of free storage is used."""
 MIN_FREE_BYTES = 256 * 2**20
-"""Bytes that an account has to have free, so that it is not looked at each time."""
+"""Free storage from which an account is not checked at each request."""
 
 
 class FreeRoom:
-    """Accounts that had plenty of room a moment ago, so that not every request has to look.
+    """Accounts with plenty of free storage, so that not every request has to query it.
 
-    With several processes, each lets as much in before it looks again.
+    With several processes, each of them accepts up to half of the free storage before it checks
+    again.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,13 +36,13 @@ class FreeRoom:
         self._free: dict[Hashable, int] = {}
         self._emptied_at = clock()
 
-    def found(self, key: Hashable, free: int) -> None:
-        """Note how much somebody has free: half of it may be taken before the next look."""
+    def record(self, key: Hashable, free: int) -> None:
+        """Record the free storage. Half of it may be taken before the next check."""
         if free >= MIN_FREE_BYTES:
             self._free[key] = free // 2
 
     def take(self, key: Hashable, size: int) -> bool:
-        """Whether there surely is room for `size` more, which counts as taken."""
+        """Take `size` bytes. False if the storage must be checked."""
         at = self._clock()
         if at - self._emptied_at >= CHECK_INTERVAL_SECONDS:
             self._emptied_at = at
@@ -54,10 +55,10 @@ class FreeRoom:
 
 
 class RateLimit:
-    """Lets `per_minute` requests through at once, and as many more in each minute; 0 is no limit.
+    """Allows `per_minute` requests at once, refilled evenly over a minute. 0: no limit.
 
-    Each request takes the minute's part that comes back evenly in its time; what is kept of
-    somebody is when all of it is back. With several processes, each counts what it serves itself.
+    Stores for each key the time at which all requests are available again. Each process counts its
+    own requests.
     """
 
     def __init__(self, per_minute: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,7 +71,7 @@ class RateLimit:
         return len(self._full_at)
 
     def take(self, key: Hashable) -> float:
-        """Count a request: 0.0; or the seconds until there is room for it, and none was counted."""
+        """Count a request and return 0, or return the seconds to wait without counting it."""
         if not self.per_minute:
             return 0.0
         at = self._clock()
@@ -85,28 +86,28 @@ class RateLimit:
         return 0.0
 
     def used(self, key: Hashable) -> int:
-        """Requests that are not back yet."""
+        """Return the number of used requests."""
         return round(self.seconds_until_full(key) * self.per_minute / SECONDS_PER_MINUTE)
 
     def seconds_until_full(self, key: Hashable) -> float:
-        """Seconds until all of somebody's requests are back."""
+        """Return the seconds until all requests are available again."""
         at = self._clock()
         return max(0.0, self._full_at.get(key, at) - at)
 
 
 class Permit:
-    """One piece of work that is under way."""
+    """A piece of running work."""
 
     def __init__(self) -> None:
         self.event: asyncio.Event | None = None
 
-    def until(self, event: asyncio.Event) -> None:
-        """Hold it until the event comes, not to the end of the block."""
+    def extend(self, event: asyncio.Event) -> None:
+        """Keep the permit until the event, instead of the end of the block."""
         self.event = event
 
 
 class ConcurrencyLimit:
-    """Counts an account's work of one kind; 0 is no limit."""
+    """Limits the concurrent work of each account. 0: no limit."""
 
     def __init__(self, quota: Quota, limit: int) -> None:
         self.quota = quota
@@ -116,17 +117,17 @@ class ConcurrencyLimit:
         self._later: set[asyncio.Task[None]] = set()
 
     def used(self, user_id: UUID) -> int:
-        """How much of an account's is under way."""
+        """Return the amount of an account's running work."""
         return self._held[user_id]
 
     @contextlib.contextmanager
     def hold(self, user_id: UUID, amount: int = 1) -> Generator[Permit]:
-        """Take `amount` for the length of the block, or for as long as the permit says.
+        """Take `amount` until the end of the block, or longer if the permit is extended.
 
-        Raises `QuotaExceededError` at once where that is too much.
+        Raises `QuotaExceededError` if that exceeds the limit.
         """
         if not self._fits(user_id, amount):
-            raise self._exceeded(user_id)
+            raise self._make_error(user_id)
         self._held[user_id] += amount
         permit = Permit()
         try:
@@ -161,7 +162,7 @@ class ConcurrencyLimit:
     ) -> None:
         line = self._queues.setdefault(user_id, deque())
         if len(line) >= queue:
-            raise self._exceeded(user_id)
+            raise self._make_error(user_id)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         place = (amount, turn)
         line.append(place)
@@ -170,18 +171,18 @@ class ConcurrencyLimit:
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                # It was let in at the very moment at which it gave up.
+                # It was admitted at the moment of the timeout.
                 self._release(user_id, amount)
             else:
-                with contextlib.suppress(ValueError):  # it may have been passed over already
+                with contextlib.suppress(ValueError):  # it may have been skipped already
                     line.remove(place)
                 self._admit(user_id)
             if isinstance(error, TimeoutError):
-                raise self._exceeded(user_id) from None
+                raise self._make_error(user_id) from None
             raise
 
     def _admit(self, user_id: UUID) -> None:
-        """Let in those who wait, as far as there is room, the first one first."""
+        """Admit waiting work in order while there is room."""
         line = self._queues.get(user_id)
         while line and self._fits(user_id, line[0][0]):
             amount, turn = line.popleft()
@@ -192,12 +193,12 @@ class ConcurrencyLimit:
             del self._queues[user_id]
 
     def _fits(self, user_id: UUID, amount: int) -> bool:
-        """Whether there is room. One alone always fits: its size has a limit of its own."""
+        """True if there is room. A single request always fits, because its size is limited."""
         held = self._held[user_id]
         return not self.limit or not held or held + amount <= self.limit
 
-    def _exceeded(self, user_id: UUID) -> AppError:
-        return self.quota.exceeded(limit=self.limit, used=self.used(user_id))
+    def _make_error(self, user_id: UUID) -> AppError:
+        return self.quota.make_error(limit=self.limit, used=self.used(user_id))
 
     async def _release_after(self, user_id: UUID, amount: int, event: asyncio.Event) -> None:
         await event.wait()

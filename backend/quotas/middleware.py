@@ -1,4 +1,4 @@
-"""What is asked before a request's body is read: is there room for it within the quotas?"""
+"""Checks the quotas of a request before its body is read."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from backend.quotas.definitions import STORED_BYTES
 from backend.quotas.service import Quotas
 
 REQUEST_TIMEOUT_SECONDS = 30.0
-"""Seconds that a request waits for others of the same account."""
+"""Time that a request waits for others of the same account."""
 MAX_WAITING_REQUESTS = 200
-"""Requests of one account that may wait."""
+"""Maximum number of waiting requests of one account."""
 UPLOAD_TIMEOUT_SECONDS = 30.0
-"""Seconds that an upload waits for the one before it."""
+"""Time that an upload waits for an earlier one."""
 MAX_WAITING_UPLOADS = 8
-"""Uploads of one account that may wait."""
+"""Maximum number of waiting uploads of one account."""
 
 
 class QuotaMiddleware(ASGIMiddleware):
-    """Comes after `IdentityMiddleware` and before anything that reads a request's body.
+    """Place it after `IdentityMiddleware`, and before anything that reads the body.
 
     Args:
-        upload_above: A route that takes larger bodies than this, in bytes, takes files.
+        upload_above: A route is for uploads if its maximum body size in bytes is larger than this.
     """
 
     scopes = (ScopeType.HTTP,)
@@ -41,7 +41,7 @@ class QuotaMiddleware(ASGIMiddleware):
         self._upload_above = upload_above
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Answer a request, or refuse it with `QuotaExceededError`, `StorageQuotaExceededError`."""
+        """Handle a request. Raises `QuotaExceededError` and `StorageQuotaExceededError`."""
         if not scope.get("path_template", "").startswith(API_PREFIX):
             await next_app(scope, receive, send)
             return
@@ -54,13 +54,13 @@ class QuotaMiddleware(ASGIMiddleware):
         async with contextlib.AsyncExitStack() as held, contextlib.AsyncExitStack() as body:
             await self._reserve(scope, identity.user_id, held=held, body=body)
 
-            async def sending(message: Message) -> None:
-                # By then the body was read and parsed.
+            async def send_and_release(message: Message) -> None:
+                # The body has been read and parsed.
                 if message["type"] == "http.response.start":
                     await body.aclose()
                 await send(message)
 
-            await next_app(scope, receive, sending)
+            await next_app(scope, receive, send_and_release)
 
     async def _reserve(
         self,
@@ -70,15 +70,15 @@ class QuotaMiddleware(ASGIMiddleware):
         held: contextlib.AsyncExitStack,
         body: contextlib.AsyncExitStack,
     ) -> None:
-        """Take a request's share of its account's quotas: `body` gives back what its body needs.
+        """Reserve the quotas of a request. `body` releases those of its body.
 
-        The account waits for itself before anything is read for it from the database: however many
-        requests it sends at once, others find a connection.
+        Requests of one account wait here, before they use the database, so that one account cannot
+        occupy all connections.
         """
         quotas, opt = self._quotas, scope["route_handler"].opt
         method = str(scope.get("method", "GET"))
         is_safe = method in SAFE_METHODS
-        if not (opt.get(STREAMS) and is_safe):  # those have a limit of their own
+        if not (opt.get(STREAMS) and is_safe):  # streams have a separate limit
             quotas.count_request(user_id)
         size, largest = _body_size(scope), find_max_body_bytes(scope)
         takes_files = largest > self._upload_above
@@ -104,7 +104,7 @@ class QuotaMiddleware(ASGIMiddleware):
 
 
 def _body_size(scope: Scope) -> int | None:
-    """The size of the body that is announced; None where there is one of unknown size."""
+    """Return the announced size of the body; None if it is unknown."""
     headers = dict(scope["headers"])
     if b"transfer-encoding" in headers:
         return None
@@ -113,9 +113,9 @@ def _body_size(scope: Scope) -> int | None:
 
 
 def _adds(method: str, opt: dict[str, Any]) -> bool:
-    """Whether a route that writes makes the account larger.
+    """True if a writing route increases the account's storage.
 
-    Routes that need another scope change the account itself, or store nothing.
+    Routes with another scope change the account itself, or store nothing.
     """
     stores: bool = opt.get(STORES, True)
     return method != "DELETE" and opt.get(NEEDS, "chat") == "chat" and stores

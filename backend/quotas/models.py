@@ -1,4 +1,4 @@
-"""Tables of what users store and spend."""
+"""Tables of stored bytes and used tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from backend.database.base import Base, ListedOwnerId, PrimaryId
 
 
 class StorageLedger(Base):
-    """A change of what a user stores, in bytes; triggers write it (`database.stored_bytes`).
+    """A change of a user's storage in bytes, written by triggers (`database.stored_bytes`).
 
-    The sum of a user's rows is what the user stores now.
+    The sum of a user's rows is the current storage.
     """
 
     __tablename__ = "storage_ledger"
@@ -27,9 +27,9 @@ class StorageLedger(Base):
 
 
 class TokenLedger(Base):
-    """Tokens, of a prompt and its reply, that a model took of a user's, and on which day in UTC.
+    """Tokens of prompts and replies of a user on a day (UTC).
 
-    Rows are added and never changed, so that no two transactions wait for each other.
+    Rows are only inserted, so that transactions do not block each other.
     """
 
     __tablename__ = "token_ledger"

@@ -1,4 +1,4 @@
-"""What can go wrong with a turn before the model is asked."""
+"""Errors of turns before the model is asked."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from backend.errors import (
 
 
 class TurnNotFoundError(NotFoundError):
-    """No such turn, or someone else's."""
+    """The turn does not exist or belongs to another user."""
 
-    slug, title = "turn-not-found", "No such turn"
+    slug, title = "turn-not-found", "Turn not found"
 
 
 class TurnInProgressError(ConflictError):
-    """Another turn runs in this chat; `turn_id` names it, so that a client can follow it."""
+    """Another turn is running in this chat: `turn_id` is its id."""
 
-    slug, title = "turn-in-progress", "A turn is in progress in this chat"
+    slug, title = "turn-in-progress", "A turn is already in progress"
 
     def __init__(self, turn_id: UUID | None = None) -> None:
         super().__init__(
@@ -32,9 +32,9 @@ class TurnInProgressError(ConflictError):
 
 
 class TurnWaitingError(ConflictError):
-    """A turn of the chat waits for its player: `turn_id` names it, `waiting` says for what."""
+    """A turn of the chat is waiting for the player: `turn_id` is its id, `waiting` the question."""
 
-    slug, title = "turn-waiting", "A turn waits for a choice"
+    slug, title = "turn-waiting", "A turn is waiting for a choice"
 
     def __init__(self, turn_id: UUID, waiting: dict[str, Any] | None) -> None:
         super().__init__(
@@ -44,57 +44,57 @@ class TurnWaitingError(ConflictError):
 
 
 class TurnNotWaitingError(ConflictError):
-    """The turn waits for nothing: it runs, or is over."""
+    """The turn is running, or has ended."""
 
-    slug, title = "turn-not-waiting", "The turn waits for no choice"
+    slug, title = "turn-not-waiting", "The turn is not waiting for a choice"
 
 
 class ChoiceMadeError(ConflictError):
-    """Another option was chosen before; `option` is that one."""
+    """Another option was chosen before: `option` is its id."""
 
-    slug, title = "choice-made", "The choice is made"
+    slug, title = "choice-made", "A choice was already made"
 
     def __init__(self, option: str) -> None:
         super().__init__("What was chosen stays.", extra={"option": option})
 
 
 class TurnIdReusedError(ConflictError):
-    """The turn's id was used before, for something else."""
+    """The turn id was used before, for a different request."""
 
-    slug, title = "turn-id-reused", "This turn id was used for another request"
+    slug, title = "turn-id-reused", "The turn id was already used"
 
 
 class ChatChangedError(ConflictError):
-    """The chat's path changed again and again while the prompt was put together."""
+    """The chat's active path kept changing while the prompt was built."""
 
-    slug, title = "chat-changed", "The chat changed meanwhile"
+    slug, title = "chat-changed", "The chat changed during the request"
 
 
 class NothingToAnswerError(ValidationError):
-    """There is no line to answer and none was sent."""
+    """The request has no text, and there is no message to reply to."""
 
-    slug, title = "nothing-to-answer", "There is nothing to answer"
+    slug, title = "nothing-to-answer", "Nothing to reply to"
 
 
 class NotContinuableError(ConflictError):
-    """The path does not end with a reply that could go on."""
+    """The active path does not end with a reply that can be continued."""
 
-    slug, title = "not-continuable", "There is no reply to continue"
+    slug, title = "not-continuable", "No reply to continue"
 
 
 class TurnInterruptedError(AppError):
-    """The server went down while the reply was being written; what there was of it is kept."""
+    """The server stopped while the reply was being written. The text so far is kept."""
 
     status, slug, title = 503, "turn-interrupted", "The reply was cut off"
 
 
 class ContextNotFoundError(NotFoundError):
-    """The message has no context record: only replies that a model wrote have one."""
+    """The message has no context record. Only replies of a model have one."""
 
-    slug, title = "context-not-found", "No context record"
+    slug, title = "context-not-found", "Context record not found"
 
 
 class OpeningTooLongError(ValidationError):
-    """The greetings that a chat would open with are too long together."""
+    """The greetings of the new chat are too long together."""
 
-    slug, title = "opening-too-long", "The greetings are too long together"
+    slug, title = "opening-too-long", "The greetings are too long"

@@ -1,8 +1,8 @@
-"""Blinding: what goes into the index is turned and keyed, so that the index alone tells little.
+"""Blinding: rotates vectors and hashes terms with secret keys before they enter the index.
 
-It is obfuscation and no encryption. Equal terms of one user are visible as equal, neighbours stay
-neighbours, and whoever has about as many texts with their vectors as a vector has dimensions can
-work the rotation out.
+It is obfuscation, not encryption. Equal terms of one user remain equal, and near vectors remain
+near. Anyone who knows as many texts with their vectors as a vector has dimensions can compute the
+rotation.
 """
 
 from __future__ import annotations
@@ -26,31 +26,29 @@ _TERMS_KEPT = 50_000
 _ROTATIONS_KEPT = 4
 _WORD = np.dtype("<u8")
 _SMALL_BLOCK = 64
-"""Longest block whose Hadamard transform is one product with a matrix."""
+"""Up to this size, a block's Hadamard transform is a single matrix product."""
 
 
 class Rotation:
-    """A secret rotation (or reflection) of vectors of one length. Cosines and lengths are kept.
+    """A secret rotation (or reflection) of vectors of one dimension. Preserves cosines and lengths.
 
-    Three rounds of: order the numbers anew, flip signs, apply an orthonormal Hadamard transform to
-    blocks. The blocks are powers of two that make up the dimension, largest first (1,000 is
-    512+256+128+64+32+8), so nothing is padded and nothing is cut; for an odd dimension the last
-    block is a single number. The orders of the following rounds mix the blocks, and a last order
-    hides which numbers came out of which.
+    Each of three rounds permutes the numbers, flips signs, and applies an orthonormal Hadamard
+    transform to blocks. The blocks are powers of two that add up to the dimension, largest first
+    (1,000 is 512+256+128+64+32+8), so no padding is needed. The permutations of later rounds mix
+    the blocks, and a final permutation hides the blocks.
 
-    What is drawn from `key` must stay the same for good, for stored vectors hang on it. The stream
-    is AES-256-CTR of zero bytes, from a counter block of zeros, read as 64-bit words, little
-    endian. Rounds come one after the other; each takes d words for its order, then (d + 63) // 64
-    words for its signs, bit i % 64 of word i // 64 flipping number i. At the end come d words for
-    the last order. An order lists the indices of its words from the smallest word to the largest,
-    equal ones as they stand.
+    Stored vectors depend on the numbers drawn from `key`, so the method must not change. The stream
+    is AES-256-CTR of zero bytes with a counter block of zeros, read as little-endian 64-bit words.
+    Each round takes d words for its permutation, then (d + 63) // 64 words for its signs: bit
+    i % 64 of word i // 64 flips number i. The last d words are for the final permutation. A
+    permutation sorts the indices of its words by value (stable).
 
     Args:
         key: 32 bytes.
         dimension: d, at least 1.
 
     Raises:
-        ValueError: For a key of another length, or a dimension below 1.
+        ValueError: The key has another length, or the dimension is below 1.
     """
 
     __slots__ = ("_blocks", "_last", "_orders", "_scales", "dimension")
@@ -64,7 +62,7 @@ class Rotation:
         self._blocks = _blocks(dimension)
         flags = (dimension + 63) // 64
         words = _keystream(key, ROUNDS * (dimension + flags) + dimension)
-        # The transform below leaves the root of a block's length out: the scales bring it in.
+        # The transform below is unscaled: the scales contain the square root of the block size.
         norms = np.concatenate([np.full(size, size**-0.5) for _, size in self._blocks])
         self._orders: list[NDArray[np.intp]] = []
         self._scales: list[Floats] = []
@@ -77,9 +75,9 @@ class Rotation:
         self._last = _order(words[ROUNDS * (dimension + flags) :])
 
     def apply(self, vectors: Floats) -> Floats:
-        """Turn vectors, shape (n, d) or (d,), float32; a new array of the same shape.
+        """Return rotated copies of vectors, shape (n, d) or (d,), float32.
 
-        O(n * d * log d) time. Raises `ValueError` when the last axis is not d long.
+        O(n * d * log d) time. Raises `ValueError` if the last axis does not have length d.
         """
         if vectors.shape[-1] != self.dimension:
             raise ValueError(
@@ -98,22 +96,22 @@ class Rotation:
 
 
 class Blinder:
-    """Blinds one user's vectors and terms under keys of that user's."""
+    """Blinds one user's vectors and terms with keys derived for this user."""
 
     __slots__ = ("_ids", "_rotation", "_term_mac")
 
     def __init__(self, sealer: Sealer) -> None:
-        make = partial(Rotation, sealer.derived("memory-rotation"))
+        make = partial(Rotation, sealer.derive_key("memory-rotation"))
         self._rotation = lru_cache(_ROTATIONS_KEPT)(make)
-        self._term_mac = hmac.new(sealer.derived("memory-terms"), digestmod=hashlib.sha256)
+        self._term_mac = hmac.new(sealer.derive_key("memory-terms"), digestmod=hashlib.sha256)
         self._ids: dict[str, int] = {}
 
     def turn(self, vectors: Floats) -> Floats:
-        """Vectors, shape (n, d) or (d,), as they go into the index."""
+        """Return vectors, shape (n, d) or (d,), for the index."""
         return self._rotation(vectors.shape[-1]).apply(vectors)
 
     def term_id(self, stem: str) -> int:
-        """The first 32 bits, big-endian, of HMAC-SHA256 of the stem's UTF-8."""
+        """Return the first 32 bits, big-endian, of HMAC-SHA256 of the stem's UTF-8."""
         found = self._ids.get(stem)
         if found is None:
             mac = self._term_mac.copy()
@@ -131,12 +129,12 @@ def _keystream(key: bytes, count: int) -> NDArray[np.uint64]:
 
 
 def _order(words: NDArray[np.uint64]) -> NDArray[np.intp]:
-    """A permutation: every one is as likely as any other, but for equal words (2**-40 or so)."""
+    """Return a uniformly distributed permutation, up to equal words (about 2**-40)."""
     return np.argsort(words, kind="stable")
 
 
 def _blocks(dimension: int) -> tuple[tuple[int, int], ...]:
-    """(start, size) of powers of two that make up the dimension, largest first."""
+    """Return (start, size) of blocks that are powers of two and add up to the dimension."""
     blocks: list[tuple[int, int]] = []
     start = 0
     while start < dimension:
@@ -148,7 +146,7 @@ def _blocks(dimension: int) -> tuple[tuple[int, int], ...]:
 
 @lru_cache
 def _matrix(size: int) -> Floats:
-    """Sylvester's Hadamard matrix of plus and minus one, shape (size, size)."""
+    """Return Sylvester's Hadamard matrix of 1 and -1, shape (size, size)."""
     index = np.arange(size)
     is_odd = np.bitwise_count(index[:, None] & index) & 1
     matrix: Floats = (1 - 2 * is_odd.astype(np.int64)).astype(np.float32)
@@ -156,10 +154,10 @@ def _matrix(size: int) -> Floats:
 
 
 def _hadamard(block: Floats) -> Floats:
-    """The unscaled Hadamard transform of each row, shape (n, size), size a power of two.
+    """Return the unscaled Hadamard transform of each row, shape (n, size), size a power of two.
 
-    As products with small matrices: H of a * b is H of a, times the row as a matrix (a, b), times
-    H of b. Two of them are faster than a pass in Python for every power of two.
+    H(a * b) is the product of H(a), the row as a matrix (a, b), and H(b). Two such products are
+    faster than a loop over the powers of two.
     """
     count, size = block.shape
     if size <= _SMALL_BLOCK:

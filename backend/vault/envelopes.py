@@ -1,15 +1,15 @@
-"""Envelopes: what a slot holds, so that a new user key can be put in without the slot's secret.
+"""Envelopes: the wrapped user key in a slot, which can be replaced without the slot's secret.
 
-Each slot has an X25519 key pair: the private key is HKDF of the slot's secret, and the public key
-lies in the slot. When the user key is changed, the new one is encrypted to that public key (HPKE,
-RFC 9180); whoever has the old user key alone learns nothing of the new one. The next time that the
-slot is opened, its secret wraps the user key directly again, which is faster to open.
+Each slot has an X25519 key pair. The private key is HKDF of the slot's secret; the public key is
+stored in the slot. A new user key is encrypted to this public key (HPKE, RFC 9180), so the old user
+key reveals nothing about the new one. When the slot is opened next, its secret wraps the user key
+directly again, which opens faster.
 
-An envelope is `form (1 byte) | public key, sealed (60) | user key, wrapped`, and all of that under
-the root key:
+An envelope is `form (1 byte) | public key, sealed (60) | user key, wrapped`, wrapped under the root
+key:
 
-- The public key is sealed under HKDF of the user key: somebody who can write to the database can't
-  put in one of their own, to be sent the next user key, nor guess passwords against it.
+- The public key is sealed under HKDF of the user key. An attacker who can write to the database
+  cannot replace it to receive the next user key, and cannot use it to guess passwords.
 - `DIRECT`: the user key, sealed under HKDF of the slot's secret (60 bytes).
 - `ADDRESSED`: the user key, encrypted to the public key (80 bytes).
 
@@ -45,7 +45,7 @@ _PURPOSE = "envelope"
 
 
 class EnvelopePlace(NamedTuple):
-    """Which slot an envelope belongs to, and the generation of the user key in it."""
+    """The slot of an envelope, and the generation of the user key in it."""
 
     kind: SlotKind
     slot_id: UUID
@@ -53,7 +53,7 @@ class EnvelopePlace(NamedTuple):
     generation: int
 
     def context(self) -> bytes:
-        """What each part of the envelope is bound to."""
+        """Return the context that each part of the envelope is bound to."""
         return (
             f"envelope/{self.kind}/".encode()
             + self.slot_id.bytes
@@ -63,14 +63,13 @@ class EnvelopePlace(NamedTuple):
 
 
 class UnwrappedKey(NamedTuple):
-    """The user key of an envelope, and whether its secret wraps it directly."""
+    """The user key of an envelope. `is_direct` is true if the slot's secret wraps it directly."""
 
     user_key: bytes
     is_direct: bool
 
 
 def wrap(place: EnvelopePlace, *, secret: bytes, user_key: bytes, root: RootKeys) -> Wrapped:
-    """Wrap the user key for a slot whose secret is at hand."""
     public_key = _private_key(place.kind, secret).public_key().public_bytes_raw()
     key = derive(secret, f"slot/{place.kind}")
     inner = seal_under(key, user_key, context=place.context())
@@ -80,10 +79,10 @@ def wrap(place: EnvelopePlace, *, secret: bytes, user_key: bytes, root: RootKeys
 def unwrap(
     place: EnvelopePlace, wrapped: Wrapped, *, secret: bytes, root: RootKeys
 ) -> UnwrappedKey:
-    """The user key, by the slot's secret.
+    """Return the user key.
 
-    Raises `WrongSecretError`, also where the envelope was changed or is another slot's, and
-    `RootKeyError` when the root key of that version is not at hand.
+    Raises `WrongSecretError`, also if the envelope was modified or belongs to another slot, and
+    `RootKeyError` if its root key version is missing.
     """
     try:
         content = root.unwrap(wrapped, context=place.context(), purpose=_PURPOSE)
@@ -102,9 +101,9 @@ def unwrap(
 def readdress(
     place: EnvelopePlace, wrapped: Wrapped, *, old_key: bytes, new_key: bytes, root: RootKeys
 ) -> Wrapped:
-    """The envelope of the next generation, with the new user key: the secret is not needed.
+    """Return the envelope of the next generation with the new user key, without the secret.
 
-    Raises `SealBrokenError` where the old user key or the place is wrong, and `RootKeyError`.
+    Raises `SealBrokenError` if the old user key or the place is wrong, and `RootKeyError`.
     """
     try:
         content = root.unwrap(wrapped, context=place.context(), purpose=_PURPOSE)
@@ -119,7 +118,7 @@ def readdress(
 
 
 def rewrap(place: EnvelopePlace, wrapped: Wrapped, *, root: RootKeys) -> Wrapped:
-    """The same envelope under the newest root key. Raises `RootKeyError`."""
+    """Return the same envelope under the newest root key. Raises `RootKeyError`."""
     content = root.unwrap(wrapped, context=place.context(), purpose=_PURPOSE)
     return root.wrap(content, context=place.context(), purpose=_PURPOSE)
 

@@ -1,4 +1,4 @@
-"""The root key: outside the database, versioned, the one thing that a stolen copy lacks."""
+"""The root key: versioned, and stored outside the database, so that a stolen copy lacks it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from backend.vault.sealing import KEY_BYTES, SealBrokenError, derive, seal_under
 
 
 class RootKeyError(AppError):
-    """The root key is missing or unreadable: the server does not start without it."""
+    """The root key is missing or unreadable. The server does not start without it."""
 
     slug, title = "root-key", "The root key cannot be used"
 
 
 class RootSealBrokenError(RootKeyError):
-    """What lies under the root key does not open: changed, moved, or wrapped under another key."""
+    """A wrapped secret does not open: it was modified, moved, or wrapped under another root key."""
 
 
 class Wrapped(NamedTuple):
-    """What was wrapped under the root key, and under which version of it."""
+    """A secret wrapped under a version of the root key."""
 
     root_version: int
     blob: bytes
 
 
 class RootKeys:
-    """The root key's versions. New wrappings use the newest; older ones still open."""
+    """The versions of the root key. The newest one wraps; older ones only unwrap."""
 
     def __init__(self, keys: Mapping[int, bytes]) -> None:
         if not keys:
@@ -44,73 +44,73 @@ class RootKeys:
 
     @property
     def versions(self) -> list[int]:
-        """Every version at hand, oldest first."""
+        """The available versions, oldest first."""
         return sorted(self._keys)
 
     def wrap(self, secret: bytes, *, context: bytes, purpose: str = "wrapping") -> Wrapped:
-        """Wrap a secret under the newest version, by its key for a purpose."""
-        key = self._for(self.current, purpose)
+        """Wrap a secret under the newest version, with a key derived for `purpose`."""
+        key = self._derive(self.current, purpose)
         return Wrapped(self.current, seal_under(key, secret, context=context))
 
     def unwrap(self, wrapped: Wrapped, *, context: bytes, purpose: str = "wrapping") -> bytes:
-        """What was wrapped.
+        """Return the secret.
 
-        Raises `RootKeyError` when that version is not at hand, its `RootSealBrokenError` when the
-        blob does not open.
+        Raises `RootKeyError` if the version is missing, and its subclass `RootSealBrokenError` if
+        the blob does not open.
         """
-        key = self._for(wrapped.root_version, purpose)
+        key = self._derive(wrapped.root_version, purpose)
         try:
             return unseal_under(key, wrapped.blob, context=context)
         except SealBrokenError as error:
             raise RootSealBrokenError(
-                f"What lies under root key version {wrapped.root_version} does not open: this is "
-                "not the key that it was wrapped under, or its row in the database was damaged."
+                f"Data under root key version {wrapped.root_version} cannot be decrypted. Either "
+                "this is a different key, or the database row is damaged."
             ) from error
 
-    def _for(self, version: int, purpose: str) -> bytes:
+    def _derive(self, version: int, purpose: str) -> bytes:
         key = self._keys.get(version)
         if key is None:
             raise RootKeyError(
-                f"Root key version {version} is needed and not at hand. Put it back beside the "
-                "newer ones until `talekeeper rotate-keys` has finished."
+                f"Root key version {version} is missing. Add it again to the newer ones, and keep "
+                "it until `talekeeper rotate-keys` has finished."
             )
         return derive(key, purpose)
 
 
 def parse_root_keys(text: str) -> RootKeys:
-    """Read `version:base64` pairs, split by commas or lines; a bare base64 is version 1.
+    """Parse `version:base64` pairs, separated by commas or lines. A key without version is 1.
 
-    Lines that begin with `#` are comments. Raises `RootKeyError`, never with the key's text in it.
+    Lines that begin with `#` are comments. Raises `RootKeyError`, which never quotes the key.
     """
     return RootKeys(_parse(text))
 
 
 def load_root_keys(path: Path, *, value: str | None = None, create: bool = False) -> RootKeys:
-    """The root key from its setting, else from its file; `create` makes the file when absent.
+    """Load the root key from its setting `value`, else from its file.
 
-    Raises `RootKeyError`.
+    With `create`, a missing file is created. Raises `RootKeyError`.
     """
     if value is None and not path.exists():
         if not create:
             raise RootKeyError(
-                f"{path.name} is missing: {path} does not exist, and no new key was written. Put "
-                "your copy of the root key back there, or into TALEKEEPER_ROOT_KEY."
+                f"{path.name} is missing: {path} does not exist, and no new key was written. "
+                "Restore your copy of the root key there, or set TALEKEEPER_ROOT_KEY."
             )
-        with _reported(path):
+        with _name_file(path):
             create_private(path, _line(1, os.urandom(KEY_BYTES)))
     source, text = ("TALEKEEPER_ROOT_KEY", value) if value is not None else (path, _read(path))
     try:
         return parse_root_keys(text)
     except RootKeyError as error:
         raise RootKeyError(
-            f"{source} cannot be used. {error.detail} Put your copy of the root key there."
+            f"{source} cannot be used. {error.detail} Restore your copy of the root key there."
         ) from None
 
 
 def add_root_key(path: Path) -> RootKeys:
-    """Add a new version to the file, in front of the older ones.
+    """Add a new version to the file.
 
-    Raises `RootKeyError`, and `OSError` where the file can't be written.
+    Raises `RootKeyError`, and `OSError` if the file cannot be written.
     """
     text = _read(path)
     text = _line(parse_root_keys(text).current + 1, os.urandom(KEY_BYTES)) + text
@@ -119,9 +119,9 @@ def add_root_key(path: Path) -> RootKeys:
 
 
 def drop_old_root_keys(path: Path) -> RootKeys:
-    """Keep only the newest version in the file, once nothing is wrapped under the others.
+    """Delete the older versions from the file. First rewrap everything under the newest one.
 
-    Raises `RootKeyError`, and `OSError` where the file can't be written.
+    Raises `RootKeyError`, and `OSError` if the file cannot be written.
     """
     text = _read(path)
     newest = parse_root_keys(text).current
@@ -138,10 +138,10 @@ def _parse(text: str) -> dict[int, bytes]:
         try:
             number, key = int(version or "1"), base64.b64decode(value, validate=True)
         except ValueError:
-            # Without its cause, whose text quotes a key that stands in the version's place.
-            raise RootKeyError("The root key is not `version:base64`.") from None
+            # Without the cause, which may quote the key.
+            raise RootKeyError("The root key is not in the format `version:base64`.") from None
         if number < 1 or number in keys:
-            raise RootKeyError("The root key's versions are numbers from 1 on, each there once.")
+            raise RootKeyError("Versions of the root key must be different numbers from 1.")
         keys[number] = key
     return keys
 
@@ -152,16 +152,16 @@ def _line(version: int, key: bytes) -> str:
 
 def _read(path: Path) -> str:
     try:
-        with _reported(path):
+        with _name_file(path):
             return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        # Without its cause, which carries the file's bytes.
-        raise RootKeyError(f"{path} is not text: it holds `version:base64` lines.") from None
+        # Without the cause, which contains the file's bytes.
+        raise RootKeyError(f"{path} is not a text file with `version:base64` lines.") from None
 
 
 @contextmanager
-def _reported(path: Path) -> Generator[None]:
-    """Say which file it is that can't be read or written."""
+def _name_file(path: Path) -> Generator[None]:
+    """Raise an `OSError` of the block as a `RootKeyError` that names the file."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Sealing: AES-256-GCM that binds a text to its table, column, row and owner.
+"""Sealing: encryption with AES-256-GCM that binds a text to its table, column, row and owner.
 
 A sealed blob is `format (1 byte) | data key number (4 bytes, big-endian) | nonce (12) | ciphertext
-and tag (16)`. Its associated data names where it belongs, each part behind its length, so that a
-blob that was moved to another row, column, table or user, or under another key, does not open.
+and tag (16)`. Its associated data contains table, column, owner, key number and row id, so that a
+blob does not open if it is moved to another of these.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ OVERHEAD = HEADER.size + NONCE_BYTES + TAG_BYTES
 
 
 class SealBrokenError(AppError):
-    """A stored text does not open: damaged, moved, or sealed under another key."""
+    """A stored text does not open: it is damaged, moved, or sealed under another key."""
 
-    status, slug, title = 500, "seal-broken", "A stored text could not be opened"
+    status, slug, title = 500, "seal-broken", "Stored text could not be decrypted"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Where a sealed text lives."""
+    """A column that contains sealed texts."""
 
     table: str
     name: str
 
 
 def derive(key: bytes, purpose: str) -> bytes:
-    """32 bytes of HKDF-SHA256 of `key`, for one purpose alone."""
+    """Derive a key of 32 bytes for one purpose with HKDF-SHA256."""
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=f"talekeeper/{purpose}".encode()).derive(key)
 
 
 def digest(key: bytes, *parts: bytes) -> bytes:
-    """HMAC-SHA256 over the parts, each behind its length, so that no two lists look the same."""
+    """Return HMAC-SHA256 over the parts with their lengths, so that different lists differ."""
     mac = hmac.new(key, digestmod=hashlib.sha256)
     for part in parts:
         mac.update(struct.pack(">I", len(part)))
@@ -59,13 +59,13 @@ def digest(key: bytes, *parts: bytes) -> bytes:
 
 
 def seal_under(key: bytes, data: bytes, *, context: bytes) -> bytes:
-    """`nonce | ciphertext and tag`, bound to `context`: for keys that wrap keys."""
+    """Return `nonce | ciphertext and tag`, bound to `context`. For keys that wrap keys."""
     nonce = os.urandom(NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, data, context)
 
 
 def unseal_under(key: bytes, blob: bytes, *, context: bytes) -> bytes:
-    """What `seal_under` was given. Raises `SealBrokenError`."""
+    """Return the data that `seal_under` sealed. Raises `SealBrokenError`."""
     try:
         return AESGCM(key).decrypt(blob[:NONCE_BYTES], blob[NONCE_BYTES:], context)
     except (InvalidTag, ValueError) as error:
@@ -76,10 +76,10 @@ class Sealer:
     """Seals and opens the texts of one user.
 
     Args:
-        user_id: The owner, part of every blob's associated data.
-        data_keys: Number to 32-byte key. New blobs are sealed under the highest, `current_key`.
-        user_key: What wraps the others: to be wrapped in a slot, and for nothing else.
-        derivation_key: From which purposes (`derived`) get their own keys; by default the user key.
+        user_id: The owner; part of every blob's associated data.
+        data_keys: 32-byte keys by number. New blobs are sealed under the highest, `current_key`.
+        user_key: The key that wraps the others. Use it only to wrap it in a slot.
+        derivation_key: The key for `derive_key`; by default the user key.
     """
 
     __slots__ = ("_ciphers", "_derivation_key", "_prefixes", "current_key", "user_id", "user_key")
@@ -99,16 +99,14 @@ class Sealer:
         self._derivation_key = derivation_key or user_key
         self._prefixes: dict[tuple[Column, int], bytes] = {}
 
-    def derived(self, purpose: str) -> bytes:
-        """A key of this user's for one purpose. A change of the user key does not change it."""
+    def derive_key(self, purpose: str) -> bytes:
+        """Return this user's key for one purpose. It does not depend on the current user key."""
         return derive(self._derivation_key, purpose)
 
     def seal(self, column: Column, row_id: UUID, text: str) -> bytes:
-        """Seal a text for one column of one row."""
         return self.seal_bytes(column, row_id, text.encode())
 
     def seal_bytes(self, column: Column, row_id: UUID, data: bytes) -> bytes:
-        """Seal bytes (an image, an encoded struct) for one column of one row."""
         number = self.current_key
         nonce = os.urandom(NONCE_BYTES)
         sealed = self._ciphers[number].encrypt(
@@ -117,11 +115,11 @@ class Sealer:
         return HEADER.pack(FORMAT, number) + nonce + sealed
 
     def open(self, column: Column, row_id: UUID, blob: bytes) -> str:
-        """The text of a blob. Raises `SealBrokenError`."""
+        """Return the text of a blob. Raises `SealBrokenError`."""
         return self.open_bytes(column, row_id, blob).decode()
 
     def open_bytes(self, column: Column, row_id: UUID, blob: bytes) -> bytes:
-        """The bytes of a blob. Raises `SealBrokenError`."""
+        """Return the bytes of a blob. Raises `SealBrokenError`."""
         cipher, prefix = self._opener(column, blob)
         body = HEADER.size + NONCE_BYTES
         try:
@@ -130,9 +128,9 @@ class Sealer:
             raise SealBrokenError from error
 
     def open_many(self, column: Column, rows: Iterable[tuple[bytes, bytes]]) -> list[str]:
-        """The texts of many rows of one column, in order, by (row id's 16 bytes, blob).
+        """Return the texts of many rows (16 bytes of the id, blob) of one column, in order.
 
-        One pass with nothing looked up twice: a full window is thousands of rows. Raises
+        Faster than single calls, because a full window contains thousands of rows. Raises
         `SealBrokenError`.
         """
         texts: list[str] = []
@@ -153,13 +151,13 @@ class Sealer:
         return texts
 
     def reseal(self, column: Column, row_id: UUID, blob: bytes) -> bytes | None:
-        """The same text under the newest data key; None when it is under it already."""
+        """Seal the same text under the newest data key. None if it already is."""
         if key_number(blob) == self.current_key:
             return None
         return self.seal_bytes(column, row_id, self.open_bytes(column, row_id, blob))
 
     def _opener(self, column: Column, blob: bytes) -> tuple[AESGCM, bytes]:
-        """The cipher of a blob, and its associated data up to the row's id."""
+        """Return the cipher of a blob, and its associated data without the row's id."""
         if len(blob) < OVERHEAD:
             raise SealBrokenError
         version, number = HEADER.unpack_from(blob)
@@ -177,7 +175,7 @@ class Sealer:
 
 
 def make_associated_data_prefix(column: Column, user_id: UUID, key_number: int) -> bytes:
-    """All of a blob's associated data but the row's id, which follows as its last 16 bytes."""
+    """Return a blob's associated data without its last part, the 16 bytes of the row's id."""
     table, name = column.table.encode(), column.name.encode()
     return b"".join(
         (
@@ -192,7 +190,7 @@ def make_associated_data_prefix(column: Column, user_id: UUID, key_number: int) 
 
 
 def key_number(blob: bytes) -> int:
-    """Number of the data key that a blob is sealed under. Raises `SealBrokenError`."""
+    """Return the number of a blob's data key. Raises `SealBrokenError`."""
     if len(blob) < OVERHEAD:
         raise SealBrokenError
     number: int = HEADER.unpack_from(blob)[1]

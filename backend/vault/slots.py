@@ -1,8 +1,8 @@
-"""Key slots: the user key, wrapped once for each way in.
+"""Key slots: the user key, wrapped once for each way to sign in.
 
-A slot's secret is either a password (slow to try, and wrapped under the root key as well) or 256
-random bits (a session's token, an API key, a recovery code), for which HKDF is enough. A user key
-that is lent to the server, for one job or for a time, lies under the root key.
+The secret of a slot is a password, which Argon2id stretches, or 256 random bits (a session token,
+an API key, a recovery code), for which HKDF is enough. A user key that is lent to the server, for a
+job or for a period, is wrapped under the root key.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from backend.vault.sealing import KEY_BYTES
 
 SlotKind = Literal["password", "recovery", "session", "api_key", "standing"]
 LentKind = Literal["standing", "job"]
-"""Slots that the server opens by itself: they are under the root key alone."""
+"""Slots that the server opens without the user, because only the root key wraps them."""
 SECRET_BYTES = 32
 
 
 class WrongSecretError(AppError):
     """The secret does not open the slot."""
 
-    status, slug, title = 401, "wrong-secret", "That is not the right secret"
+    status, slug, title = 401, "wrong-secret", "Incorrect secret"
 
 
 class PasswordKdf(msgspec.Struct, frozen=True):
-    """Argon2id's parameters, kept beside each password slot (RFC 9106).
+    """Argon2id parameters (RFC 9106), stored with each password slot.
 
-    Decoding refuses costs beyond their bounds: whoever writes to the database could have a log-in
-    eat all memory.
+    The bounds are checked when it is decoded. Otherwise an attacker who can write to the database
+    could make a sign-in use all memory.
     """
 
     salt: bytes
@@ -46,7 +46,7 @@ class PasswordKdf(msgspec.Struct, frozen=True):
     lanes: Annotated[int, msgspec.Meta(ge=1, le=16)] = 4
 
     def stretch(self, password: str) -> bytes:
-        """32 bytes. Takes about 0.1 s and `memory_kib` of memory: call it in a thread."""
+        """Return 32 bytes. Takes about 0.1 s and `memory_kib` of memory: call it in a thread."""
         return hash_secret_raw(
             password.encode(),
             self.salt,
@@ -57,47 +57,47 @@ class PasswordKdf(msgspec.Struct, frozen=True):
             type=Type.ID,
         )
 
-    def fresh(self) -> PasswordKdf:
-        """The same cost with a new salt."""
+    def renew_salt(self) -> PasswordKdf:
+        """Return the same costs with a new salt."""
         return msgspec.structs.replace(self, salt=os.urandom(16))
 
 
 DEFAULT_KDF = PasswordKdf(salt=b"\0" * 16)
-"""Costs of a new password slot (`fresh()` gives it its salt)."""
+"""Costs of a new password slot. `renew_salt` adds its salt."""
 
 
 def wrap_lent(
     kind: LentKind, slot_id: UUID, user_id: UUID, *, user_key: bytes, root: RootKeys
 ) -> Wrapped:
     """Wrap the user key under HKDF(root key, slot or job, user)."""
-    context, purpose = _lent(kind, slot_id, user_id)
+    context, purpose = _make_lent_context(kind, slot_id, user_id)
     return root.wrap(user_key, context=context, purpose=purpose)
 
 
 def unwrap_lent(
     kind: LentKind, slot_id: UUID, user_id: UUID, wrapped: Wrapped, *, root: RootKeys
 ) -> bytes:
-    """The user key. Raises `RootKeyError` where it does not open."""
-    context, purpose = _lent(kind, slot_id, user_id)
+    """Return the user key. Raises `RootKeyError` if it does not open."""
+    context, purpose = _make_lent_context(kind, slot_id, user_id)
     return root.unwrap(wrapped, context=context, purpose=purpose)
 
 
 def rewrap_lent(
     kind: LentKind, slot_id: UUID, user_id: UUID, wrapped: Wrapped, *, root: RootKeys
 ) -> Wrapped:
-    """The same under the newest root key. Raises `RootKeyError`."""
+    """Rewrap the user key under the newest root key. Raises `RootKeyError`."""
     user_key = unwrap_lent(kind, slot_id, user_id, wrapped, root=root)
     return wrap_lent(kind, slot_id, user_id, user_key=user_key, root=root)
 
 
 def make_token(prefix: str) -> tuple[str, bytes]:
-    """A token to hand out (`prefix` and 256 random bits in base64url) and its secret."""
+    """Return a new token (`prefix` and 256 random bits in base64url) and its secret."""
     secret = secrets.token_bytes(SECRET_BYTES)
     return prefix + base64.urlsafe_b64encode(secret).rstrip(b"=").decode(), secret
 
 
 def parse_token(token: str, prefix: str) -> bytes | None:
-    """The secret of a token that `make_token` made; None when it is none."""
+    """Return the secret of a token, or None if it is not a token of `make_token`."""
     body = token.removeprefix(prefix)
     if body == token and prefix:
         return None
@@ -109,27 +109,27 @@ def parse_token(token: str, prefix: str) -> bytes | None:
 
 
 def hash_for_lookup(secret: bytes) -> bytes:
-    """What the table keeps of a token, to find its slot by: SHA-256."""
+    """Return the SHA-256 hash by which the table finds a token's slot."""
     return hashlib.sha256(secret).digest()
 
 
 def make_recovery_code() -> tuple[str, bytes]:
-    """A code to write down (`ABCD-EFGH-...`, 13 groups of base32) and its secret."""
+    """Return a new recovery code (`ABCD-EFGH-...`, 13 groups of base32) and its secret."""
     secret = secrets.token_bytes(SECRET_BYTES)
     letters = base64.b32encode(secret).decode().rstrip("=")
     return "-".join(letters[i : i + 4] for i in range(0, len(letters), 4)), secret
 
 
 def normalize_code(code: str) -> str:
-    """The base32 of a code as typed: case, dashes and spaces do not matter.
+    """Return the base32 letters of a typed code, without regard to case, dashes and spaces.
 
-    0, 1 and 8, which base32 does not have, are read as the letters that they are mistaken for.
+    0, 1 and 8 are not in base32: they are read as the similar letters.
     """
     return "".join(code.split()).replace("-", "").upper().translate(str.maketrans("018", "OIB"))
 
 
 def parse_recovery_code(code: str) -> bytes | None:
-    """The secret of a recovery code as typed."""
+    """Return the secret of a typed recovery code, or None if it is not one."""
     letters = normalize_code(code)
     try:
         secret = base64.b32decode(letters + "=" * (-len(letters) % 8))
@@ -138,7 +138,7 @@ def parse_recovery_code(code: str) -> bytes | None:
     return secret if len(secret) == SECRET_BYTES else None
 
 
-def _lent(kind: LentKind, slot_id: UUID, user_id: UUID) -> tuple[bytes, str]:
-    """What a user key that is lent is bound to, and the purpose of the key that it is under."""
+def _make_lent_context(kind: LentKind, slot_id: UUID, user_id: UUID) -> tuple[bytes, str]:
+    """Return the context of a lent user key, and the purpose of the key that wraps it."""
     context = f"slot/{kind}/".encode() + slot_id.bytes + user_id.bytes
     return context, f"slot/{kind}/{slot_id.hex}/{user_id.hex}"

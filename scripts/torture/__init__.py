@@ -1,1 +1,1 @@
-"""What `scripts/torture.py` does: one file a fault, and what they share."""
+"""Faults, hostile input and their checks, for `scripts/torture.py`."""

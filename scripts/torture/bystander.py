@@ -1,4 +1,4 @@
-"""Somebody who only looks, in a process of their own: how long the longest of their waits was.
+"""A user in another process that only reads, and the longest of its waits.
 
     python -m scripts.torture.bystander URL TOKEN
 
@@ -35,7 +35,7 @@ class Wait:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self) -> dict[str, float]:
-        """What there is since the last call."""
+        """Return the waits since the last call."""
         with self.lock:
             under_way = time.perf_counter() - self.asked_at if self.asked_at is not None else 0.0
             told = {
@@ -50,7 +50,7 @@ class Wait:
 
 
 def watch(url: str, path: str, headers: dict[str, str], *, kept: bool, wait: Wait) -> None:
-    """Ask again and again, for ever."""
+    """Send requests until cancelled."""
     place = urlsplit(url)
     connection: http.client.HTTPConnection | None = None
     while True:
@@ -93,14 +93,12 @@ class Bystander:
         return found
 
     async def stop(self) -> None:
-        """End it."""
         if self.process.returncode is None:
             self.process.kill()
         await self.process.wait()
 
 
 async def start_bystander(url: str, token: str) -> Bystander:
-    """Have somebody look on."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "scripts.torture.bystander", url, token),
         stdin=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What every campaign has: an installation, accounts that play, and the checks of all of it."""
+"""A torture campaign: an installation, accounts that play, and their checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from backend.database.engine import Database
 from backend.errors import AppError
 from backend.vault.sealing import Sealer
-from scripts._bench_table import DatabaseName
+from scripts.bench.tables import DatabaseName
 from scripts.torture import store_checks
 from scripts.torture.checks import check_chats
 from scripts.torture.client import Client, sign_up
@@ -39,13 +39,13 @@ from scripts.torture.visitors import Visitor
 
 CANARY = "zanzibarquagga"
 PLAYS = 1
-"""The account whose chats belong to a campaign that is played."""
+"""The account with chats that belong to a role-play campaign."""
 IDLE_WITHIN = 30.0
 
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     database: str = "sqlite"
     qdrant: str = ""
@@ -59,17 +59,16 @@ class Options:
     keep: Path | None = None
     name: str = ""
     slow: float = 1.0
-    """How many times longer than promised things may take: 1, but for a machine that is busy."""
+    """Factor on promised times: 1, or more on a busy machine."""
 
     @property
     def kind(self) -> DatabaseName:
-        """Which database it is."""
         return "sqlite" if self.database == "sqlite" else "postgres"
 
 
 @dataclass
 class Account:
-    """An account, what it was told, and what opens its texts."""
+    """An account, its ledger, and the sealer of its texts."""
 
     client: Client
     ledger: Ledger
@@ -96,7 +95,7 @@ class Campaign:
 
     @property
     def everybody(self) -> list[Player | Visitor]:
-        """Who acts while it may."""
+        """Everyone who acts while `may_act` is set."""
         return [*self.players, *self.visitors]
 
     @property
@@ -105,7 +104,7 @@ class Campaign:
         return {each.client.user_id for each in self.accounts}
 
     async def pause(self) -> None:
-        """Let nobody act, and wait until everybody has noticed."""
+        """Pause all workers, and wait until each has noticed."""
         self.may_act.clear()
         async with asyncio.timeout(IDLE_WITHIN):
             while any(each.is_busy for each in self.everybody):
@@ -113,14 +112,14 @@ class Campaign:
 
     async def play(self, answers: int, *, at_most: float = 10.0) -> None:
         """Let everybody act until so many more requests were acknowledged, and a moment longer."""
-        wanted, began = self.history.acknowledged() + answers, self.history.clock
+        wanted, began = self.history.count_acknowledged() + answers, self.history.clock
         self.may_act.set()
-        while self.history.acknowledged() < wanted and self.history.clock - began < at_most:
+        while self.history.count_acknowledged() < wanted and self.history.clock - began < at_most:
             await asyncio.sleep(0.01)
         await asyncio.sleep(self.draw.uniform(0, 0.1))
 
     async def check_touched(self, *, everything: bool = False) -> None:
-        """Hold the chats that were touched, or all, against what was acknowledged."""
+        """Compare the changed chats, or all chats, with the ledger."""
         for account in self.accounts:
             ledger = account.ledger
             chats = set(ledger.touched)
@@ -136,10 +135,10 @@ class Campaign:
 
 
 BREAKS = (BrokenPromiseError, AppError, httpx.HTTPError, SQLAlchemyError, OSError)
-"""What a fault may make of the work of the harness itself; time-outs are among them."""
+"""Errors that a fault can cause in the harness, such as time-outs."""
 
 
-async def guarded(group: str, name: str, work: Awaitable[list[Row]]) -> list[Row]:
+async def run_guarded(group: str, name: str, work: Awaitable[list[Row]]) -> list[Row]:
     """The rows of some work; where it breaks off, one that says so, and the others go on."""
     try:
         rows = await work
@@ -154,7 +153,7 @@ async def guarded(group: str, name: str, work: Awaitable[list[Row]]) -> list[Row
 async def campaign(
     options: Options, *, url: str | None = None, servers_url: str = "", **settings: Any
 ) -> AsyncGenerator[Campaign]:
-    """An installation that is up, with accounts whose workers wait for `may_act`.
+    """Yield a running installation with accounts and workers that wait for `may_act`.
 
     Args:
         options: The command line's.
@@ -223,7 +222,7 @@ async def _sign_up(run: Campaign, options: Options, stack: AsyncExitStack) -> No
         )
         stack.push_async_callback(client.aclose)
         ledger = ledgers[number]
-        sealer = await store_checks.sealer_of(run.database, run.made, client)
+        sealer = await store_checks.open_client_sealer(run.database, run.made, client)
         played = ""
         if number == PLAYS:
             # The model of these campaigns writes no summaries.

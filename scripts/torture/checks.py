@@ -1,4 +1,4 @@
-"""What is stored, held against what was acknowledged: nothing lost, nothing doubled or changed."""
+"""Comparison of stored chats with the ledger: nothing is lost, doubled or changed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StoredMessage:
     text: str
 
 
-async def stored_messages(
+async def read_stored_messages(
     database: Database, sealer: Sealer, chats: Iterable[str]
 ) -> dict[str, list[StoredMessage]]:
     """All messages of chats, on all branches; a chat that is gone has none."""
@@ -47,7 +47,7 @@ async def stored_messages(
 def check_chat(
     ledger: Ledger, chat: str, stored: Sequence[StoredMessage], outputs: dict[str, str]
 ) -> list[str]:
-    """What of a chat is lost, doubled or changed."""
+    """Return the messages of a chat that are lost, doubled or changed."""
     by_id = {str(each.row.id): each for each in stored}
     found = [
         _lost(ledger, line)
@@ -55,7 +55,7 @@ def check_chat(
         if line.chat_id == chat and line.id not in by_id
     ]
     found += [
-        _changed(line, by_id[line.id].text, outputs)
+        _find_changed(line, by_id[line.id].text, outputs)
         for line in ledger.lines.values()
         if line.chat_id == chat and line.id in by_id
     ]
@@ -80,8 +80,8 @@ def _lost(ledger: Ledger, line: Line) -> str:
     return f"lost: message {line.id} of chat {line.chat_id}, acknowledged at {line.since:.1f} s"
 
 
-def reads_as(line: Line, text: str) -> bool:
-    """Whether a message reads as it was written; replies may have been continued."""
+def has_text(line: Line, text: str) -> bool:
+    """True if a message has its text. A reply may have been continued."""
     if line.text is None or _without_flood(text) == line.text:
         return True
     return text.startswith(line.text) and bool(
@@ -89,8 +89,8 @@ def reads_as(line: Line, text: str) -> bool:
     )
 
 
-def _changed(line: Line, text: str, outputs: dict[str, str]) -> str:
-    if not reads_as(line, text):
+def _find_changed(line: Line, text: str, outputs: dict[str, str]) -> str:
+    if not has_text(line, text):
         return f"changed: message {line.id} reads otherwise"
     if missing := [mark for mark in line.marks if outputs[mark] not in text]:
         return f"changed: reply {line.id} lacks what was acknowledged ({missing})"
@@ -98,7 +98,7 @@ def _changed(line: Line, text: str, outputs: dict[str, str]) -> str:
 
 
 def is_said(text: str, sent: Collection[str], outputs: Mapping[str, str]) -> bool:
-    """Whether a text is one that was sent, or what the model said, or one continued by the other.
+    """True if a text was sent, or generated, or is one continued by the other.
 
     Of what the model said there may be a beginning alone, where it broke off.
     """
@@ -106,7 +106,7 @@ def is_said(text: str, sent: Collection[str], outputs: Mapping[str, str]) -> boo
     ends = [*(each.start() for each in marks[1:]), len(text)][: len(marks)]
     start = _without_flood(text[: marks[0].start()] if marks else text)
     return (not start or start in sent or start.removesuffix(" ") in sent) and all(
-        # What is said after a choice begins a paragraph of its own; a continuation, after a space.
+        # The text after a choice is a new paragraph; a continuation follows a space.
         outputs.get(mark[0], "").startswith(
             _without_flood(text[mark.start() : end]).removesuffix(PARAGRAPH).removesuffix(" ")
         )
@@ -121,7 +121,7 @@ def _without_flood(text: str) -> str:
 
 
 def check_tree(chat: Chat, rows: Sequence[Message]) -> list[str]:
-    """What of a chat's tree is not as `backend.chats.tree` promises."""
+    """Return the violations of the promises of `backend.chats.tree`."""
     by_id = {row.id: row for row in rows}
     path: set[UUID] = set()
     leaf = chat.leaf_id
@@ -155,7 +155,7 @@ async def check_chats(
     chats: set[str],
 ) -> list[str]:
     """Hold chats against the ledger and against the rules of the tree."""
-    stored = await stored_messages(database, sealer, chats)
+    stored = await read_stored_messages(database, sealer, chats)
     async with database.read() as session:
         rows = await session.scalars(
             select(Chat).where(Chat.id.in_([UUID(each) for each in chats]))

@@ -1,4 +1,4 @@
-"""Clients: an account with an API key, its requests, and what each of them came to."""
+"""Clients: an account with an API key, its requests and their outcomes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE = 20.0
 PASSWORD = "a long torture password"  # noqa: S105  # of accounts that last as long as a campaign
 
 PROVIDER_KEY = "sk-torture"
-"""What every key of a provider begins with: it must come back in no answer."""
+"""Prefix of the API keys of providers. No answer may contain it."""
 
 
 @dataclass
@@ -34,14 +34,14 @@ class Answer:
 
     @property
     def slug(self) -> str:
-        """What kind of problem it is, if it is one."""
+        """The slug of the problem, or an empty string."""
         body = cast("dict[str, Any]", self.body) if isinstance(self.body, dict) else {}
         return str(body.get("type", "")).rpartition(":")[2]
 
 
 @dataclass
 class HeardTurn:
-    """What a client heard of a turn: `is_line_saved` and `is_saved` are acknowledgements."""
+    """The events of a turn. `is_line_saved` and `is_saved` are acknowledgements."""
 
     status: int | None = None
     slug: str = ""
@@ -53,8 +53,8 @@ class HeardTurn:
     problem: str = ""
 
 
-def outcome_of(status: int) -> Outcome:
-    """What an answer's status says about whether the request was carried out."""
+def get_outcome(status: int) -> Outcome:
+    """Return the outcome of a request by the status of its answer."""
     if 200 <= status < 300:
         return "ok"
     # Of a failure in mid-way the client does not know how far it came.
@@ -77,13 +77,12 @@ class Client:
     )
 
     async def aclose(self) -> None:
-        """Let go of its connections."""
         await self.http.aclose()
 
     async def ask(
         self, who: str, name: str, method: str, path: str, *, key: str = "", **more: Any
     ) -> Answer:
-        """One request, written down in the history as `name`.
+        """Send one request, and record it in the history as `name`.
 
         Args:
             who: The worker that asks.
@@ -111,7 +110,7 @@ class Client:
             except (httpx.TransportError, TimeoutError):
                 pass
             else:
-                return self._answered(invocation, answer.status_code, answer.content, path)
+                return self._read_answer(invocation, answer.status_code, answer.content, path)
             return Answer(invocation.outcome)
 
     async def turn(self, who: str, chat_id: str, body: dict[str, Any]) -> HeardTurn:
@@ -122,7 +121,7 @@ class Client:
         return await self._heard(who, name, chat_id, f"/chats/{chat_id}/turns", body)
 
     async def choose(self, who: str, chat_id: str, turn_id: str, option: str) -> HeardTurn:
-        """Answer what a turn waits for, and listen as to a turn."""
+        """Send the choice that a turn waits for, and read its events."""
         path = f"/turns/{turn_id}/choice"
         return await self._heard(who, "choose", chat_id, path, {"option": option})
 
@@ -142,7 +141,7 @@ class Client:
                 pass
             made.status = heard.status
             if heard.status is not None and heard.status != 200:
-                made.outcome = outcome_of(heard.status)
+                made.outcome = get_outcome(heard.status)
                 self._look_for_crash(heard.status, name, {"type": heard.slug})
             elif heard.is_saved:
                 made.outcome = "ok"
@@ -195,8 +194,10 @@ class Client:
         urls = self.urls()
         return f"{self.draw.choice(urls)}/api/v1{path}" if urls else ""
 
-    def _answered(self, invocation: Invocation, status: int, content: bytes, path: str) -> Answer:
-        invocation.status, invocation.outcome = status, outcome_of(status)
+    def _read_answer(
+        self, invocation: Invocation, status: int, content: bytes, path: str
+    ) -> Answer:
+        invocation.status, invocation.outcome = status, get_outcome(status)
         try:
             body = json.loads(content) if content else None
         except ValueError:
@@ -207,7 +208,7 @@ class Client:
         return Answer(invocation.outcome, status, body)
 
     def _look_for_crash(self, status: int, what: str, body: Any) -> None:
-        # What is not there for a moment says so with a 502 or a 503; a 500 is a fault of ours.
+        # A part that is unavailable answers 502 or 503. A 500 is a bug.
         if status == 500:
             self.history.breach(f"answered 500: {what.partition('/')[0].strip()} ({body})")
 
@@ -219,7 +220,7 @@ async def sign_up(
     urls: Callable[[], Sequence[str]],
     draw: random.Random,
 ) -> Client:
-    """Make an account with an API key that may do all."""
+    """Create an account with an API key for all scopes."""
     async with httpx.AsyncClient(base_url=f"{url}/api/v1", timeout=60, trust_env=False) as browser:
         username = f"{name}{time.time_ns()}"
         body = {"username": username, "password": PASSWORD}

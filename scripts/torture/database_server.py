@@ -47,7 +47,7 @@ def new_server(name: str) -> Generator[DatabaseServer]:
     with tempfile.TemporaryDirectory(prefix="torture-pg-", ignore_cleanup_errors=True) as folder:
         server = get_server(Path(folder) / "data", cleanup_mode="delete")
         with server:
-            # What is killed here is processes, not the machine.
+            # Only processes are killed, not the machine.
             server.psql("ALTER SYSTEM SET fsync = off;")
             server.psql("SELECT pg_reload_conf();")
             server.psql("CREATE DATABASE torture;")

@@ -1,4 +1,4 @@
-"""The end of a campaign: work is let end, and all of it is held against what was acknowledged."""
+"""The end of a campaign: all work finishes and is compared with the ledger."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scripts.torture import store_checks
 from scripts.torture.campaign import CANARY, Campaign
 from scripts.torture.checks import all_items, check_things
 from scripts.torture.client import PROVIDER_KEY
-from scripts.torture.model import server_of
+from scripts.torture.model import get_server
 from scripts.torture.model_checks import (
     check_choices,
     check_memory,
@@ -18,7 +18,7 @@ from scripts.torture.model_checks import (
     check_prompts,
     check_servers,
     chosen_model,
-    end_with,
+    set_final_model,
 )
 from scripts.torture.playing import check_campaigns
 from scripts.torture.visitors import check_gone, check_private
@@ -26,7 +26,7 @@ from scripts.torture.visitors import check_gone, check_private
 ANSWERED_WITHIN = 40.0
 """Seconds within which a request that is sent again with its key has to be answered."""
 ENDS_WITH = {0: True, 1: False}
-"""Which accounts end with an embedding model of their own, and which with the installation's."""
+"""True for accounts that end with their own embedding model, by number."""
 RETRIES = 5
 """Rounds in which jobs that gave up are tried again."""
 
@@ -78,12 +78,12 @@ async def check_everything(run: Campaign) -> dict[str, Any]:
 
 
 async def _end_choices(run: Campaign) -> list[str]:
-    """Hold settings against what was chosen, then have accounts end with what they may."""
+    """Compare settings with the ledger, then set the final models of accounts."""
     found: list[str] = []
     for number, account in enumerate(run.accounts):
         found += await check_choices(account.client, account.ledger)
         worker = next(each for each in run.players if each.ledger is account.ledger)
-        found += await end_with(worker, embedding=ENDS_WITH.get(number))
+        found += await set_final_model(worker, embedding=ENDS_WITH.get(number))
     return found
 
 
@@ -100,7 +100,7 @@ async def _send_visitors_away(run: Campaign) -> set[UUID]:
 
 def _check_servers(run: Campaign) -> list[str]:
     """Lines that were sent to servers of others, or to the installation's."""
-    ledgers = {server_of(url): each.ledger for each in run.accounts for url in each.servers}
+    ledgers = {get_server(url): each.ledger for each in run.accounts for url in each.servers}
     private = {mark for each in run.visitors for mark in each.private}
     return [*check_servers(run.model, ledgers), *check_private(run.model, private)]
 
@@ -108,7 +108,7 @@ def _check_servers(run: Campaign) -> list[str]:
 async def _retry_dead_jobs(run: Campaign) -> int:
     """Have jobs that gave up tried again, as their users would: their processes died a lot."""
     for account in run.accounts:
-        # Jobs whose keys are gone wait until their user is seen.
+        # Jobs without a key wait until their user is active.
         await account.client.ask("seen", "look", "GET", "/me")
     tried = 0
     for _ in range(RETRIES):
@@ -129,7 +129,7 @@ async def _retry_dead_jobs(run: Campaign) -> int:
 
 
 async def _give_up_waiting(run: Campaign) -> None:
-    """Stop the turns that wait for a choice: nobody will make it."""
+    """Stop the turns that wait for a choice, because no choice will follow."""
     for account in run.accounts:
         for chat in account.ledger.usable("chat"):
             path, waiting = f"/chats/{chat.id}/turns", {"state": "waiting"}
@@ -139,7 +139,7 @@ async def _give_up_waiting(run: Campaign) -> None:
 
 
 async def _finish_pending(run: Campaign) -> None:
-    """Send again what was never answered, until it is."""
+    """Send unanswered requests again until they are answered."""
     await run.pause()
     until = run.history.clock + ANSWERED_WITHIN * run.slow
     for player in run.players:

@@ -1,4 +1,4 @@
-"""Requests that schemathesis makes up, the accounts that send them, and what is looked at."""
+"""Requests that schemathesis generates, their accounts and their checks."""
 
 # The types of schemathesis say less than pyright wants to know.
 # pyright: reportUnknownVariableType=false, reportArgumentType=false
@@ -31,10 +31,10 @@ CHECKS = [
     response_schema_conformance,
 ]
 STEPS = 12
-"""Of one walk along links."""
+"""Requests of one walk along links."""
 WALKS = 10
-"""That are drawn together. Hypothesis takes it that the same draws lead to the same answers, which
-a server that remembers does not give; when it notices, the walks go on with draws of their own."""
+"""Walks with shared draws. Hypothesis expects the same answers to the same draws, but a server has
+state. After it notices a difference, the walks continue with new draws."""
 
 MOST_FAULTS = 20
 """After which walking along links ends."""
@@ -43,7 +43,7 @@ ENDS_ACCOUNTS = {"deleteMe", "changePassword", "newRecoveryCode", "recover"}
 """Operations that get an account of their own each time, and its password, at least at times."""
 
 
-def examples_of(requests: int, operations: int) -> int:
+def count_examples(requests: int, operations: int) -> int:
     """Examples of each operation, where two thirds of so many requests are not along links."""
     return max(1, 2 * requests // 3 // operations)
 
@@ -63,7 +63,7 @@ def profile(examples: int, *, derandomize: bool = True, **more: Any) -> settings
 
 @dataclass
 class Explorer:
-    """Sends cases as an account that may do all. `asked` counts answers by status.
+    """A sender of cases as an account with all rights. `asked` counts answers by status.
 
     A new account is made where the last one was ended or locked out by what it was made to send.
     """
@@ -73,7 +73,6 @@ class Explorer:
     asked: Counter[int] = field(default_factory=Counter[int])
 
     def sign_up(self) -> None:
-        """Go on as somebody new."""
         with httpx.Client(base_url=f"{self.url}/api/v1", timeout=60, trust_env=False) as client:
             name = uuid4()
             body = {"username": f"explorer-{name}", "password": PASSWORD}
@@ -86,7 +85,7 @@ class Explorer:
         self.token = made.json()["token"]
 
     def prepare(self, case: schemathesis.Case[Any]) -> dict[str, Any]:
-        """The arguments of a call; what ends accounts is made to work every other time."""
+        """Return the arguments of a call. Every second call that ends an account is valid."""
         name = case.operation.definition.raw["operationId"]
         if not self.token or name in ENDS_ACCOUNTS:
             self.sign_up()
@@ -102,7 +101,6 @@ class Explorer:
         }
 
     def took(self, status: int, case: schemathesis.Case[Any]) -> None:
-        """Note an answer."""
         self.asked[status] += 1
         public = case.operation.definition.raw.get("security") == []
         if status == 401 and not public:
@@ -116,15 +114,14 @@ class Explorer:
         case.validate_response(response, checks=CHECKS)
 
 
-def operations_of(document: dict[str, Any]) -> list[Any]:
-    """Schemathesis' operations of a document."""
+def list_operations(document: dict[str, Any]) -> list[Any]:
     return [result.ok() for result in _schema(document).get_all_operations()]
 
 
 def explore_operations(
     explorer: Explorer, operations: Sequence[Any], examples: int, tell: Callable[[str], None]
 ) -> list[str]:
-    """Ask operations for what can be made up; gives back what was not as it should be."""
+    """Send generated requests to operations; return the failures."""
     faults: list[str] = []
     for operation in operations:
         tell(f"{explorer.asked.total()} requests, at {operation.label}")
@@ -147,7 +144,7 @@ def explore_links(
     requests: int,
     tell: Callable[[str], None],
 ) -> list[str]:
-    """Walk along links from answer to answer, for so many requests; tells what was wrong."""
+    """Follow links between answers for a number of requests; return the failures."""
 
     class Walk(_schema(document).as_state_machine()):  # type: ignore[misc]  # made at run time
         def get_call_kwargs(self, case: schemathesis.Case[Any]) -> dict[str, Any]:

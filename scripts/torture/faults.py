@@ -1,4 +1,4 @@
-"""How a fault of a part is tried: while people play it begins, lasts, and ends.
+"""Trial of a fault: it begins, lasts and ends while accounts play.
 
 While it lasts answers may be poorer, or problems that say what is the matter: never a 500, never a
 loss. Once it is over `/ready` has to be good within 10 s, a turn has to go through, and all that
@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import httpx
 
-from scripts._enrichment_wire import MODEL_ID
-from scripts.torture.campaign import BREAKS, Campaign, Options, guarded
+from scripts.model_server import MODEL_ID
+from scripts.torture.campaign import BREAKS, Campaign, Options, run_guarded
 from scripts.torture.ending import check_everything
 from scripts.torture.report import Row
 
@@ -27,7 +27,7 @@ Step = Callable[[], Awaitable[None]]
 
 
 async def nothing() -> None:
-    """For faults that need no step of a kind."""
+    """Do nothing, for faults without a step."""
 
 
 async def try_fault(
@@ -39,7 +39,7 @@ async def try_fault(
     *,
     lasts: float = LASTS,
 ) -> Row:
-    """One row: play, let the fault happen, play on, check."""
+    """Return one row: play, cause the fault, play again, check."""
     history = made.history
     made.progress.tell(f"{group}: {name}", always=True)
     broken_before, outcomes_before = len(history.broken), dict(history.outcomes)
@@ -52,7 +52,7 @@ async def try_fault(
     ended = time.monotonic()
     # The fault may have hit the connections that look at the database from here, too.
     await made.database.dispose()
-    recovered = await _recovered(made, ended)
+    recovered = await _wait_for_recovery(made, ended)
     await made.play(AFTER, at_most=30 * made.slow)
     await made.pause()
     await made.check_touched()
@@ -65,7 +65,7 @@ async def try_fault(
     return Row(group, name, figures, history.broken[broken_before:])
 
 
-async def _recovered(made: Campaign, ended: float) -> float:
+async def _wait_for_recovery(made: Campaign, ended: float) -> float:
     """Wait until `/ready` is good and a turn goes through; seconds since the fault ended."""
     within = made.made.ready_within
     account = made.accounts[0]
@@ -102,26 +102,26 @@ async def _recovered(made: Campaign, ended: float) -> float:
 
 
 async def check_all(made: Campaign, group: str) -> Row:
-    """All checks at the end of a group's faults, as one row more."""
+    """Return a row for all checks after the faults of a group."""
     broken_before = len(made.history.broken)
     try:
         figures = await check_everything(made)
     except BREAKS as error:
         made.history.breach(f"the checks broke off: {type(error).__name__}: {error}")
         figures = {}
-    figures = {"acknowledged": made.history.acknowledged(), **figures}
+    figures = {"acknowledged": made.history.count_acknowledged(), **figures}
     return Row(group, "all of it, checked", figures, made.history.broken[broken_before:])
 
 
 async def try_all(
     made: Campaign, options: Options, group: str, faults: Mapping[str, tuple[Step, Step]]
 ) -> list[Row]:
-    """One row for each fault, and one for the checks."""
+    """Return one row for each fault, and one for the checks."""
     rows: list[Row] = []
     for name, (begin, end) in faults.items():
         if options.name not in name:
             continue
-        rows += await guarded(group, name, _rows(made, group, name, begin, end))
+        rows += await run_guarded(group, name, _rows(made, group, name, begin, end))
         if not made.made.servers[0].is_alive:
             await made.made.open()
     return [*rows, await check_all(made, group)]

@@ -1,4 +1,4 @@
-"""Every operation of the OpenAPI document, asked for what schemathesis makes up from it.
+"""Requests that schemathesis generates for every operation of the OpenAPI document.
 
 No answer may be a 5xx, and each has to be as the document says: its status, its media type, its
 body. A third of the requests walk along the document's links, from what one answer gave to the next
@@ -19,7 +19,7 @@ from scripts.torture.report import Row
 
 
 async def run(options: Options) -> list[Row]:
-    """One row for the operations, one for the links."""
+    """Return one row for the operations and one for the links."""
     alone = dataclasses.replace(options, users=0, workers=0, visitors=0)
     async with campaign(alone, trusted_proxies="127.0.0.1") as made:
         url = made.made.url
@@ -33,8 +33,8 @@ def _explore(made: Campaign, document: dict[str, Any], url: str, requests: int) 
         warnings.simplefilter("ignore")  # of libraries that schemathesis brings along
         from scripts.torture import exploring  # noqa: PLC0415  # slow to import
 
-        operations = exploring.operations_of(document)
-        examples = exploring.examples_of(requests, len(operations))
+        operations = exploring.list_operations(document)
+        examples = exploring.count_examples(requests, len(operations))
         one, other = exploring.Explorer(url), exploring.Explorer(url)
         faults = exploring.explore_operations(one, operations, examples, made.progress.tell)
         left = max(requests // 3, requests - one.asked.total())

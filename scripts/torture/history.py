@@ -1,4 +1,4 @@
-"""The record of what clients asked for and what they were answered, one line of JSON each."""
+"""A record of requests and their answers, one line of JSON each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Invocation:
 
 @dataclass
 class History:
-    """Every invocation of a campaign, written to a file as it ends.
+    """The invocations of a campaign, each written to a file when it ends.
 
     `broken` are promises that did not hold, each told once.
     """
@@ -64,7 +64,7 @@ class History:
 
     @contextmanager
     def invocation(self, client: str, name: str, **arguments: Any) -> Generator[Invocation]:
-        """Write one down: what the block leaves as its outcome is what it was."""
+        """Record one invocation with the outcome that the block sets."""
         self.count += 1
         made = Invocation(self.count, client, name, arguments, self.clock)
         try:
@@ -75,14 +75,14 @@ class History:
             self._output.write(json.dumps(vars(made), default=str) + "\n")
 
     def breach(self, what: str) -> None:
-        """Note a promise that did not hold."""
+        """Record a broken promise."""
         if what not in self.broken:
             self.broken.append(what)
             self._output.write(json.dumps({"broken": what, "at": self.clock}) + "\n")
             self._output.flush()
 
-    def acknowledged(self, *names: str) -> int:
-        """How many invocations with one of the names were acknowledged; without names, all."""
+    def count_acknowledged(self, *names: str) -> int:
+        """Return the number of acknowledged invocations with the names, or of all."""
         return sum(
             count
             for (name, outcome), count in self.outcomes.items()

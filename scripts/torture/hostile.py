@@ -1,8 +1,8 @@
-"""Hostile inputs of one user, beside a bystander who must not have to wait.
+"""Hostile inputs of one user, while a bystander must not wait.
 
-Each gets an installation of its own on SQLite, a user who sends it, and a bystander in a process of
-their own (`bystander.py`). A wait of over 0.5 s breaks the promise; so does a server that is not
-there afterwards, or that took more memory than the input may cost it.
+Each input gets a new installation on SQLite, a user who sends it, and a bystander in another
+process (`bystander.py`). A promise is broken if the bystander waits more than 0.5 s, if the server
+has ended, or if its memory grows too much.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
+from scripts.bench.processes import read_resident_mib
 from scripts.torture.bystander import Bystander, start_bystander
-from scripts.torture.campaign import Campaign, Options, campaign, guarded
+from scripts.torture.campaign import Campaign, Options, campaign, run_guarded
 from scripts.torture.client import sign_up
 from scripts.torture.hostile_connections import CONNECTIONS
 from scripts.torture.hostile_servers import SERVERS
@@ -22,13 +24,12 @@ from scripts.torture.hostile_texts import TEXTS
 from scripts.torture.hostile_uploads import UPLOADS
 from scripts.torture.hostile_user import HostileUser
 from scripts.torture.installation import UNLIMITED
-from scripts.torture.memory import MemoryWatch
 from scripts.torture.report import Row
 
 LONGEST_WAIT = 0.5
 """Seconds that a bystander may have to wait: a promise."""
 MOST_MEMORY = 400
-"""MiB that a server may grow by, whatever one user sends."""
+"""Limit of the growth of a server in MiB."""
 GIVEN_UP_AFTER = 60.0
 AFTERWARDS = 2.0
 """Seconds that a bystander goes on looking after the input was answered."""
@@ -41,12 +42,31 @@ Attack = Callable[[HostileUser], Awaitable[None]]
 ATTACKS: dict[str, Attack] = {**TEXTS, **UPLOADS, **SERVERS, **CONNECTIONS}
 
 
+@dataclass
+class MemoryWatch:
+    """The peak memory of a process and its children, read every 20 ms, in MiB."""
+
+    pid: int
+    before: float = 0.0
+    most: float = 0.0
+
+    async def watch(self) -> None:
+        self.before = self.most = read_resident_mib(self.pid)
+        while True:
+            self.most = max(self.most, read_resident_mib(self.pid))
+            await asyncio.sleep(0.02)
+
+    @property
+    def growth(self) -> float:
+        """The difference between the peak and the start."""
+        return self.most - self.before
+
+
 async def run(options: Options) -> list[Row]:
-    """One row for each input."""
     rows: list[Row] = []
     for name, attack in ATTACKS.items():
         if options.name in name:
-            rows += await guarded("hostile", name, _rows(options, name, attack))
+            rows += await run_guarded("hostile", name, _rows(options, name, attack))
     return rows
 
 
@@ -65,13 +85,13 @@ async def _row(options: Options, name: str, attack: Attack) -> Row:
         user = HostileUser(hostile, made.made.url, made.model, made.accounts[0].servers[0])
         bystander = await start_bystander(made.made.url, other.token)
         try:
-            return await _attacked(options, name, attack, user, bystander, made)
+            return await _run_attack(options, name, attack, user, bystander, made)
         finally:
             await bystander.stop()
             await other.aclose()
 
 
-async def _attacked(
+async def _run_attack(
     options: Options,
     name: str,
     attack: Attack,

@@ -15,7 +15,7 @@ LASTS = 6.0
 
 @asynccontextmanager
 async def _connections(user: HostileUser, count: int) -> AsyncGenerator[list[asyncio.StreamWriter]]:
-    """So many connections, as far as they are taken."""
+    """Yield up to a number of connections, as far as the server accepts them."""
     opened: list[asyncio.StreamWriter] = []
     try:
         for _ in range(count):
@@ -39,7 +39,7 @@ async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 async def slowloris(user: HostileUser) -> None:
-    """500 requests whose headers come a byte at a time."""
+    """Send 500 requests with headers that arrive byte by byte."""
     async with _connections(user, 500) as opened:
         for each in opened:
             await _send(each, b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
@@ -51,7 +51,7 @@ async def slowloris(user: HostileUser) -> None:
 
 
 async def slow_bodies(user: HostileUser) -> None:
-    """200 uploads whose bodies come a byte at a time."""
+    """Send 200 uploads with bodies that arrive byte by byte."""
     head = (
         "POST /api/v1/characters/import HTTP/1.1\r\nHost: localhost\r\n"
         f"Authorization: Bearer {user.client.token}\r\nContent-Length: 20000000\r\n"

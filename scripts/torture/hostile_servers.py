@@ -1,4 +1,4 @@
-"""Answers of a user's own model server that have no measure: replies, and lists of models."""
+"""Oversized answers of a user's own model server: replies, and lists of models."""
 
 from __future__ import annotations
 

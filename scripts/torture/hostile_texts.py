@@ -9,13 +9,13 @@ from scripts.torture.hostile_user import HostileUser
 
 BLANKS = " " * 40_000 + "x"
 BLANKS_OF_AN_ENTRY = 199_000
-"""All but what an entry may hold."""
+"""Nearly the maximum size of an entry."""
 GREETINGS = 40
 BIG = "The harbour lies still under the rain, and the lamps burn low. " * 3_000
 
 
 async def blanks_in_a_line(user: HostileUser) -> None:
-    """A line of 40,000 blanks and a letter; then what reads it again."""
+    """Send a line of 40,000 blanks and a letter, and read it again."""
     chat = await user.chat()
     await user.say(chat, BLANKS)
     await user.preview(chat)
@@ -107,7 +107,7 @@ async def previews_at_once(user: HostileUser) -> None:
 
 
 async def regex_scripts(user: HostileUser) -> None:
-    """40 scripts that take long, on lines, prompts and what is shown, and on 8 tests at once."""
+    """Run 40 slow scripts on lines, prompts and shown texts, and in 8 concurrent tests."""
     finds = ["/(x*y|x)/g", "/(x+x+)+[yz](?!b)/g", "/(?=x)/g", "/.+/gs"]
     scripts: list[dict[str, Any]] = [
         {

@@ -1,4 +1,4 @@
-"""Somebody who sends what nobody should: their requests, and what became of them."""
+"""A user who sends hostile requests, and their outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUIET_AFTER = 0.5
 
 @dataclass
 class HostileUser:
-    """An account that attacks. `statuses` are those that it was answered with.
+    """An account that attacks. `statuses` are the statuses of its answers.
 
     `own_server` is the address of its own model server.
     """
@@ -33,18 +33,16 @@ class HostileUser:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Host and port of the server."""
         parts = urlsplit(self.url)
         return parts.hostname or "", parts.port or 0
 
     async def ask(self, name: str, method: str, path: str, **more: Any) -> Answer:
-        """One request."""
         answer = await self.client.ask("hostile", name, method, path, **more)
         self.statuses[answer.status or "none"] += 1
         return answer
 
     async def warm_up(self) -> None:
-        """What the first request of a kind has to load, it loads before anything is measured."""
+        """Send the first request of each kind, because it loads modules."""
         chat = await self.chat()
         await self.say(chat, "Is anyone there?")
         await self.ask("search", "GET", "/search", params={"q": "harbour"})
@@ -53,18 +51,17 @@ class HostileUser:
         self.statuses.clear()
 
     async def chat(self, *characters: str) -> str:
-        """A new chat."""
         made = await self.ask("chat", "POST", "/chats", json={"character_ids": list(characters)})
         return str(made.body["id"]) if made.outcome == "ok" else ""
 
     async def character(self, **fields: Any) -> str:
-        """A new character; empty where it is refused."""
+        """Create a character; return an empty id if it is refused."""
         body = {"name": "Mara", **fields}
         made = await self.ask("character", "POST", "/characters", json=body)
         return str(made.body["id"]) if made.outcome == "ok" else ""
 
     async def lorebook(self, entries: Sequence[dict[str, Any]]) -> str:
-        """An imported lorebook; empty where it is refused."""
+        """Import a lorebook; return an empty id if it is refused."""
         book = {"entries": {str(uid): {"uid": uid, **each} for uid, each in enumerate(entries)}}
         made = await self.upload("/lorebooks/import", json.dumps(book).encode())
         return str(made.body["lorebook"]["id"]) if made.outcome == "ok" else ""
@@ -78,12 +75,11 @@ class HostileUser:
             await self.ask("models", "GET", path, params=params)
 
     async def campaign(self, name: str) -> str:
-        """A new campaign."""
         made = await self.ask("campaign", "POST", "/campaigns", json={"name": name})
         return str(made.body["id"])
 
     async def export(self, campaign: str) -> dict[str, bytes]:
-        """The files of a campaign's export; none where it is refused."""
+        """Return the files of a campaign's export, or none if it is refused."""
         path = f"/campaigns/{campaign}/export"
         answer = await self.ask("export", "GET", path, params={"format": "json"})
         if answer.outcome != "ok":
@@ -92,22 +88,20 @@ class HostileUser:
             return {name: archive.read(name) for name in archive.namelist()}
 
     async def upload(self, path: str, data: bytes) -> Answer:
-        """A file, as a form has it."""
+        """Return a file in the format of a form."""
         return await self.ask("upload", "POST", path, files={"file": ("file.json", data)})
 
     async def link(self, chat: str, lorebook: str) -> None:
-        """Give a chat a lorebook."""
         body = {"state": "linked"}
         await self.ask("link", "PUT", f"/chats/{chat}/lorebooks/{lorebook}", json=body)
 
     async def say(self, chat: str, text: str) -> HeardTurn:
-        """One turn."""
         heard = await self.client.turn("hostile", chat, {"text": text})
         self.statuses[heard.status or "none"] += 1
         return heard
 
     async def preview(self, chat: str, text: str = "What of the harbour?") -> None:
-        """The prompt that would come, whole."""
+        """Preview the whole next prompt."""
         body = {"text": text, "prompt": True}
         await self.ask("preview", "POST", f"/chats/{chat}/context", json=body)
 

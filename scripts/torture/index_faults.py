@@ -23,7 +23,6 @@ Hurt = Callable[[Path], None]
 
 
 async def run(options: Options) -> list[Row]:
-    """One row for each fault."""
     if options.qdrant:
         return await _server(options)
     rows = [Row("index", "server: refused, slow, truncated", skipped="no --qdrant URL")]
@@ -36,7 +35,7 @@ async def run(options: Options) -> list[Row]:
 
 
 async def _hurt(made: Campaign, hurt: Hurt) -> None:
-    """Hurt the folder while nothing has it open."""
+    """Damage the folder while no process uses it."""
     await made.pause()
     await made.made.stop()
     hurt(made.made.data / "index")
@@ -45,7 +44,7 @@ async def _hurt(made: Campaign, hurt: Hurt) -> None:
 
 
 async def _mend(made: Campaign) -> None:
-    """Where the server does not come up with what it finds, do as a person would: throw it away."""
+    """Delete the index if the server does not start with it, as an operator would."""
     if not made.made.servers[0].is_alive:
         shutil.rmtree(made.made.data / "index", ignore_errors=True)
         await made.made.open()
@@ -101,7 +100,7 @@ async def _server(options: Options) -> list[Row]:
 
 
 def proxy_faults(proxy: Proxy) -> dict[str, tuple[Step, Step]]:
-    """What a proxy can do to those who go through it."""
+    """Faults of a proxy."""
 
     async def become(mode: Mode, delay: float = 0.0, *, cut: bool = False) -> None:
         proxy.mode, proxy.delay = mode, delay

@@ -1,4 +1,4 @@
-"""The processes of a whole Talekeeper: started, killed, stopped for a while, started again."""
+"""The processes of an installation: started, killed, paused and restarted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ import httpx
 from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.index.server import server_collections
 from backend.settings import Settings
-from scripts._bench_table import DatabaseName, Started, start
-from scripts._enrichment_wire import MODEL, MODEL_ID, listen
+from scripts.bench.processes import start_process
+from scripts.bench.tables import DatabaseName
+from scripts.model_server import MODEL, MODEL_ID, listen
 from scripts.torture.model import DIMENSION, TaggedModel
 
 READY_WITHIN = 10.0
@@ -45,11 +46,11 @@ UNLIMITED = {
     "max_uploads_per_user": MUCH,
     "max_queued_jobs_per_user": 100 * MUCH,
 }
-"""Quotas that a campaign does without: it is to find out what is lost, not what is refused."""
+"""Disabled quotas: a campaign looks for lost data, not for refusals."""
 
 
 class BrokenPromiseError(Exception):
-    """Something that was promised did not hold; its text says what."""
+    """A broken promise, described in the text."""
 
 
 @dataclass
@@ -66,18 +67,17 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs, or is stopped and may go on."""
+        """True if the process runs or is stopped."""
         return self.popen is not None and self.popen.poll() is None
 
     @property
     def pid(self) -> int:
-        """Of the process that runs."""
         if self.popen is None:
             raise RuntimeError(f"{self.name} does not run.")
         return self.popen.pid
 
     def start(self) -> None:
-        """Start it; it takes a while until it answers."""
+        """Start the process without waiting for an answer."""
         with self.log.open("ab") as output:
             self.popen = subprocess.Popen(  # noqa: S603  # a command of ours
                 self.command,
@@ -90,7 +90,7 @@ class Process:
         self.started_at = time.monotonic()
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, where it runs."""
+        """Send a signal if the process runs."""
         if self.popen is not None and self.popen.poll() is None:
             self.popen.send_signal(number)
 
@@ -104,7 +104,7 @@ class Process:
             await asyncio.sleep(0.01)
 
     async def kill(self) -> None:
-        """SIGKILL, where it runs."""
+        """Send SIGKILL if the process runs."""
         self.send(signal.SIGKILL)
         await self.gone(KILLED_WITHIN)
 
@@ -126,7 +126,6 @@ class Process:
                 await asyncio.sleep(0.02)
 
     def last_words(self) -> str:
-        """The end of its log."""
         return self.log.read_text(errors="replace")[-500:]
 
 
@@ -157,7 +156,6 @@ class Installation:
 
     @property
     def data(self) -> Path:
-        """The data folder."""
         return self.root / "data"
 
     @property
@@ -178,15 +176,14 @@ class Installation:
 
     @property
     def url(self) -> str:
-        """Where the first server listens."""
         return self.servers[0].url
 
     def urls(self) -> list[str]:
-        """Where servers listen that run."""
+        """The addresses of the running servers."""
         return [each.url for each in self.servers if each.is_alive]
 
     async def open(self, within: float | None = None) -> None:
-        """Start what does not run, and wait until every server is ready."""
+        """Start the processes that have ended, and wait until every server is ready."""
         within = within or self.ready_within
         fresh = [each for each in self.processes if not each.is_alive]
         servers = [each for each in fresh if each in self.servers]
@@ -200,7 +197,7 @@ class Installation:
                 each.start()
 
     async def stop(self) -> None:
-        """End all of them as a service manager does."""
+        """End all processes as a service manager does."""
         for each in self.processes:
             each.send(signal.SIGCONT)
             each.send(signal.SIGTERM)
@@ -208,7 +205,7 @@ class Installation:
             await each.gone(self.stop_within)
 
     async def kill(self) -> None:
-        """SIGKILL to all of them."""
+        """Send SIGKILL to all processes."""
         for each in self.processes:
             await each.kill()
 
@@ -241,9 +238,10 @@ async def installation(
     (root / "data").mkdir(mode=0o700)
     (root / "logs").mkdir()
     listener, model_port = await listen(model.respond)
-    index: Started | None = None
+    processes, index_port = AsyncExitStack(), None
     if database == "postgres" and not qdrant_url:
-        index = await start("_enrichment_index", str(root / "index"))
+        command = (sys.executable, "-m", "scripts.torture.index_process", str(root / "index"))
+        _, index_port = await processes.enter_async_context(start_process(*command))
     given = {
         "database_url": servers_url or database_url,
         "data_dir": root / "data",
@@ -258,14 +256,14 @@ async def installation(
         "embedder": "openai",
         "embedding_model": "vectors",
         "embedding_dimension": DIMENSION,
-        "qdrant_url": qdrant_url or (f"http://127.0.0.1:{index.greeting}" if index else ""),
+        "qdrant_url": qdrant_url or (f"http://127.0.0.1:{index_port}" if index_port else ""),
         # Collections of other installations on the same server are none of this one's.
         "qdrant_collection_prefix": f"torture-{uuid4().hex[:8]}-",
         **settings,
     }
     environment = _environment(given, root)
     launcher = [sys.executable, "-m", "scripts.torture.process"]
-    if index is not None:
+    if index_port is not None:
         launcher.append("--shared-index")
     made = Installation(
         database,
@@ -282,15 +280,14 @@ async def installation(
         ],
         {name: str(value) for name, value in given.items()},
         model_url=f"http://127.0.0.1:{model_port}",
-        index_port=int(index.greeting) if index else None,
+        index_port=index_port,
         ready_within=ready_within,
     )
     try:
         yield made
     finally:
         await made.kill()
-        if index is not None:
-            await index.kill()
+        await processes.aclose()
         if qdrant_url:
             await _delete_collections(made.index_settings)
         listener.close()
@@ -332,7 +329,7 @@ def _environment(settings: dict[str, Any], root: Path) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Processes that are killed at random moments, ended, or stopped for seconds, while people play.
+"""Processes that are killed, ended or paused at random moments while accounts play.
 
 On SQLite the one process is killed, sometimes while it starts. On PostgreSQL one of two servers or
 the worker is killed while the others go on. After each restart `/ready` has to answer within 10 s,
@@ -23,7 +23,7 @@ START_UP = 2.0
 
 
 async def run(options: Options) -> list[Row]:
-    """A campaign of so many kills, or of so many minutes."""
+    """Run a campaign for a number of kills or minutes."""
     async with campaign(options) as made:
         kills: Counter[str] = Counter()
         began = time.monotonic()
@@ -110,7 +110,7 @@ def _told(made: Campaign, kills: Counter[str], began: float) -> str:
     history = made.history
     return (
         f"{kills.total()} kills, {time.monotonic() - began:.0f} s, "
-        f"{history.acknowledged()} acknowledged ({_messages(made)} messages), "
+        f"{history.count_acknowledged()} acknowledged ({_messages(made)} messages), "
         f"{len(history.broken)} promises broken"
     )
 
@@ -124,7 +124,7 @@ def _row(options: Options, made: Campaign, kills: Counter[str], figures: dict[st
     told = {
         "kills": kills.total(),
         **dict(kills),
-        "acknowledged": history.acknowledged(),
+        "acknowledged": history.count_acknowledged(),
         "messages": _messages(made),
         "unknown": sum(n for (_, outcome), n in history.outcomes.items() if outcome == "unknown"),
         "slowest start": f"{max(made.made.started, default=0):.1f} s",

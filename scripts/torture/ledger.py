@@ -1,4 +1,4 @@
-"""What one account's clients were told: what must be there, and what may or may not be."""
+"""A ledger of one account: items that must exist, and items that may exist."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Line:
 
 @dataclass
 class Thing:
-    """Something with a name of its own. It may be gone from the moment that it was to be deleted.
+    """An item with a unique name. It may be missing after a request to delete it.
 
     `values` is what it may say now: the last value that was acknowledged, and those that were sent
     after it without an answer. `has_key`: its request has an `Idempotency-Key`, and is sent again
@@ -50,7 +50,7 @@ class Thing:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is there for certain."""
+        """True if it certainly exists."""
         return self.id is not None and self.deleted == "refused"
 
 
@@ -67,7 +67,7 @@ class Choice:
     _under_way: int = 0
 
     def begin(self, value: Any) -> tuple[int, bool, bool]:
-        """Note that it is to be set; what `end` has to be told."""
+        """Record that it will be set; return the argument of `end`."""
         self._begun += 1
         self._under_way += 1
         is_new = value not in self.values
@@ -76,7 +76,6 @@ class Choice:
         return self._begun, self._under_way == 1, is_new
 
     def end(self, ticket: tuple[int, bool, bool], value: Any, outcome: Outcome) -> None:
-        """Note what came of it."""
         self._under_way -= 1
         number, was_alone, is_new = ticket
         if not was_alone or number != self._begun:
@@ -120,26 +119,25 @@ class Ledger:
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def choice(self, place: str, member: str) -> Choice:
-        """What a setting may be, by the path of its settings; null to begin with."""
+        """Possible values of each setting by path; null at first."""
         return self.choices.setdefault((place, member), Choice([None]))
 
     def thing(self, kind: ThingKind, name: str) -> Thing:
-        """Note that something is to be made."""
+        """Record that an item will be created."""
         made = self.things[kind, name] = Thing(kind, name)
         return made
 
     def usable(self, kind: ThingKind) -> list[Thing]:
-        """What of a kind is there for certain."""
+        """Return the items of a kind that certainly exist."""
         return [each for each in self.things.values() if each.kind == kind and each.is_usable]
 
-    def chat_of(self, chat_id: str) -> Thing | None:
-        """The chat with an id."""
+    def find_chat(self, chat_id: str) -> Thing | None:
         chats = (each for each in self.things.values() if each.kind == "chat")
         return next((each for each in chats if each.id == chat_id), None)
 
     def may_be_missing(self, line: Line) -> bool:
-        """Whether the line, or one above it, or its chat, was to be deleted."""
-        chat = self.chat_of(line.chat_id)
+        """True if the line, one above it, or its chat may have been deleted."""
+        chat = self.find_chat(line.chat_id)
         if chat is not None and chat.deleted != "refused":
             return True
         asked = {
@@ -152,11 +150,11 @@ class Ledger:
             if at in asked:
                 return True
             if at not in self.parents:
-                # Nobody has seen what is above it: any deletion that was not over may be meant.
+                # The lines above it are unknown, so that any unfinished deletion may concern it.
                 return any(each.until >= line.since for each in asked.values())
             at = self.parents[at]
         return False
 
     def must_be_missing(self) -> set[str]:
-        """Messages whose deletion was acknowledged."""
+        """Return the messages with an acknowledged deletion."""
         return {each.message_id for each in self.deletions if each.outcome == "ok"}

@@ -16,7 +16,6 @@ import uvloop
 
 from backend.core.logs import configure_logging
 from scripts.torture import (
-    embedder_faults,
     generated,
     hostile,
     index_faults,
@@ -26,14 +25,14 @@ from scripts.torture import (
     replicas,
     sqlite_faults,
 )
-from scripts.torture.campaign import Options, guarded
+from scripts.torture.campaign import Options, run_guarded
 from scripts.torture.report import Row, show
 
 Group = Callable[[Options], Coroutine[Any, Any, list[Row]]]
 
 FAULTS: dict[str, Group] = {
-    "model": model_faults.run,
-    "embedder": embedder_faults.run,
+    "model": model_faults.run_model,
+    "embedder": model_faults.run_embedder,
     "index": index_faults.run,
     "sqlite": sqlite_faults.run,
     "postgres": postgres_faults.run,
@@ -43,7 +42,7 @@ FAULTS: dict[str, Group] = {
 async def _faults(options: Options) -> list[Row]:
     rows: list[Row] = []
     for name, group in FAULTS.items():
-        rows += await guarded(name, options.kind, group(options))
+        rows += await run_guarded(name, options.kind, group(options))
     return rows
 
 
@@ -57,19 +56,17 @@ GROUPS: dict[str, Group] = {
 
 
 async def run(options: Options, only: list[str]) -> list[Row]:
-    """Every row of the table."""
     task = asyncio.current_task()
-    if task is not None:  # so that no process of ours is left behind
+    if task is not None:  # so that all processes are ended
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     rows: list[Row] = []
     for name in only or GROUPS:
         group = GROUPS.get(name) or FAULTS[name]
-        rows += await guarded(name, options.kind, group(options))
+        rows += await run_guarded(name, options.kind, group(options))
     return rows
 
 
 def parser() -> argparse.ArgumentParser:
-    """What may be said on the command line."""
     made = argparse.ArgumentParser(prog="scripts/torture.py", description=__doc__)
     much = made.add_mutually_exclusive_group()
     much.add_argument("--kills", type=int, default=20, help="processes to kill or to end")
@@ -95,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Run what was asked for; 0 only when every promise held."""
+    """Run the chosen groups; return 0 only if every promise held."""
     asked = parser().parse_args()
     options = Options(
         database=asked.database,
@@ -109,7 +106,7 @@ def main() -> int:
         name=asked.name,
     )
     configure_logging("error", "json")
-    # It tells of connections that are still open at the end.
+    # uvicorn logs connections that are still open at the end.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     began = time.monotonic()
     rows = uvloop.run(run(options, asked.only))

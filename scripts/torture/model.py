@@ -1,4 +1,4 @@
-"""The models and embedders that a campaign plays with: OpenAI-compatible servers on one port.
+"""Models and embedders of a campaign: OpenAI-compatible servers on one port.
 
 At `/v1` is the installation's server; at `/own/NAME/v1` are those of users' own, as many as are
 asked for. All of them have the models of `LISTED`; vectors of two servers, or of two models, have
@@ -25,18 +25,18 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts._enrichment_model import new_lines
-from scripts._enrichment_wire import (
+from scripts.model_server import (
     CUT,
     MODEL,
     Answer,
     CutError,
-    call,
-    chunk,
-    kind_of,
-    said,
-    tokens_of,
-    usage,
+    estimate_tokens,
+    find_new_lines,
+    get_kind,
+    make_answer,
+    make_call,
+    make_chunk,
+    make_usage,
 )
 from scripts.torture.playing import table_calls
 
@@ -49,7 +49,7 @@ OWN_PATH = re.compile(r"/own/([\w.]+)/v1")
 USER_MARK = re.compile(r"\[L\d{7}\]")
 REPLY_MARK = re.compile(r"\[R\d{7}\]")
 FLOOD = "x"
-"""What a broken model says ten million times; no word of `WORDS` ends with it."""
+"""A text that a broken model repeats ten million times. No word of `WORDS` ends with it."""
 LINE_MARK = re.compile(r"\[[LR]\d{7}\]")
 
 Fault = Literal[
@@ -115,8 +115,7 @@ class TaggedModel:
         self._draw = random.Random(self.seed)
 
     async def respond(self, path: str, body: Any) -> Answer:
-        """Answer a request."""
-        server = server_of(path)
+        server = get_server(path)
         if body is not None:
             self.heard[server].update(USER_MARK.findall(json.dumps(body)))
         if path.endswith("/models"):
@@ -130,16 +129,16 @@ class TaggedModel:
         return await self._said(body)
 
     async def _said(self, body: Any) -> Answer:
-        kind = kind_of(body)
+        kind = get_kind(body)
         self.asked[kind] += 1
         if broken := await _broken(self.fault):
             return broken
         if kind == "reply":
             says, calls = table_calls(body, self._draw)
-            return Answer(pieces=self._reply(tokens_of(body["messages"]), calls, says=says))
+            return Answer(pieces=self._reply(estimate_tokens(body["messages"]), calls, says=says))
         if kind == "triage":
             value = {"why": "Something happens.", "significant": True, "kinds": ["event"]}
-            return said(json.dumps(value), tokens_of(body["messages"]))
+            return make_answer(json.dumps(value), estimate_tokens(body["messages"]))
         return _step(body)
 
     async def _embedded(self, body: Any, server: str) -> Answer:
@@ -154,10 +153,10 @@ class TaggedModel:
         fault, text = self.fault, self._text() if says else ""
         pieces = [text] if self.literal is not None else _pieces(text, self._draw)
         if fault == "10 MB at once":
-            # One piece; what comes of it is a reply that is cut short or a failure, no crash.
-            yield json.dumps(chunk({"content": FLOOD * 10_000_000}))
+            # One piece. It may lead to a truncated reply or to a failure, but not to a crash.
+            yield json.dumps(make_chunk({"content": FLOOD * 10_000_000}))
         for number, piece in enumerate(itertools.cycle(pieces) if self.is_endless else pieces):
-            yield json.dumps(chunk({"role": "assistant", "content": piece}))
+            yield json.dumps(make_chunk({"role": "assistant", "content": piece}))
             if number == len(pieces) // 2:
                 if fault == "hang-up midway":
                     raise CutError
@@ -167,10 +166,10 @@ class TaggedModel:
                 slow = 20 if fault == "slow drip" else 1
                 await asyncio.sleep(self._draw.uniform(0, self.pace * slow))
         for index, each in enumerate(calls):
-            yield json.dumps(chunk({"tool_calls": [{**each, "index": index}]}))
-        yield json.dumps(chunk({}, finish="tool_calls" if calls else "stop"))
-        counts = usage(prompt_tokens, tokens_of(text))
-        yield json.dumps({**chunk({}), "choices": [], "usage": counts})
+            yield json.dumps(make_chunk({"tool_calls": [{**each, "index": index}]}))
+        yield json.dumps(make_chunk({}, finish="tool_calls" if calls else "stop"))
+        counts = make_usage(prompt_tokens, estimate_tokens(text))
+        yield json.dumps({**make_chunk({}), "choices": [], "usage": counts})
         yield "[DONE]"
 
     def _text(self) -> str:
@@ -194,7 +193,7 @@ def _pieces(text: str, draw: random.Random) -> list[str]:
 
 
 async def _broken(fault: Fault) -> Answer | None:
-    """The answer in place of a good one; None where the fault is not one of the whole answer."""
+    """Return the answer of a fault, or None if the fault concerns only a part of an answer."""
     error = {"error": {"message": "slow down", "type": "rate_limit_error", "code": None}}
     match fault:
         case "429":
@@ -217,11 +216,11 @@ async def _broken(fault: Fault) -> Answer | None:
 def _step(body: Any) -> Answer:
     """One event for each new line with a mark, all at once; then nothing more."""
     messages: Sequence[Any] = body["messages"]
-    prompt = tokens_of(messages)
+    prompt = estimate_tokens(messages)
     if any(message["role"] == "assistant" for message in messages):
-        return said(None, prompt, [call("f0", "finish", {})])
+        return make_answer(None, prompt, [make_call("f0", "finish", {})])
     calls: list[Any] = []
-    for number, text in new_lines(messages):
+    for number, text in find_new_lines(messages):
         if found := LINE_MARK.search(text):
             digest = hashlib.blake2b(found[0].encode(), digest_size=9).hexdigest()
             words = " ".join(digest[at : at + 6] for at in range(0, 18, 6))
@@ -232,11 +231,11 @@ def _step(body: Any) -> Answer:
                 "significance": 3,
                 "source_messages": [f"#{number}"],
             }
-            calls.append(call(f"n{number}", "create_chronicle_event", arguments))
-    return said(None, prompt, calls[:8] or [call("f0", "finish", {})])
+            calls.append(make_call(f"n{number}", "create_chronicle_event", arguments))
+    return make_answer(None, prompt, calls[:8] or [make_call("f0", "finish", {})])
 
 
-def server_of(url: str) -> str:
+def get_server(url: str) -> str:
     """The name of a user's own server, by an address of it; empty for the installation's."""
     found = OWN_PATH.search(url)
     return found[1] if found else ""
@@ -252,8 +251,8 @@ def embeddings(body: Any, server: str = "") -> Answer:
     """Unit vectors that follow from server, model and text alone."""
     texts: list[str] = [body["input"]] if isinstance(body["input"], str) else body["input"]
     name: str = body["model"]
-    size = int(body.get("dimensions") or size_of(name))
-    vectors = [vector_of(text, server, name, size) for text in texts]
+    size = int(body.get("dimensions") or get_dimension(name))
+    vectors = [make_vector(text, server, name, size) for text in texts]
     data = [
         {"object": "embedding", "index": index, "embedding": _sent(vector, body)}
         for index, vector in enumerate(vectors)
@@ -262,12 +261,12 @@ def embeddings(body: Any, server: str = "") -> Answer:
     return Answer(body={"object": "list", "data": data, "model": name, "usage": counts})
 
 
-def size_of(name: str) -> int:
-    """How long a model's vectors are."""
+def get_dimension(name: str) -> int:
+    """Return the dimension of a model's vectors."""
     return int(name.rpartition("-")[2]) if name in EMBEDDERS else DIMENSION
 
 
-def vector_of(text: str, server: str, name: str, size: int) -> NDArray[np.float32]:
+def make_vector(text: str, server: str, name: str, size: int) -> NDArray[np.float32]:
     """The vector of a text, shape (size,), of unit length."""
     digest = hashlib.blake2b(f"{server} {name} {text}".encode(), digest_size=8).digest()
     drawn = np.random.default_rng(int.from_bytes(digest, "big")).standard_normal(size)

@@ -1,4 +1,4 @@
-"""Whether vectors, settings, providers and presets are what their users chose."""
+"""Checks of vectors, settings, providers and presets: they are those that users chose."""
 
 from __future__ import annotations
 
@@ -25,16 +25,23 @@ from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 from scripts.torture.client import Client
 from scripts.torture.ledger import Ledger
-from scripts.torture.model import EMBEDDERS, USER_MARK, TaggedModel, server_of, size_of, vector_of
+from scripts.torture.model import (
+    EMBEDDERS,
+    USER_MARK,
+    TaggedModel,
+    get_dimension,
+    get_server,
+    make_vector,
+)
 from scripts.torture.own_models import NO_TASKS, SETTINGS, OwnModels
-from scripts.torture.own_presets import text_of
+from scripts.torture.own_presets import get_block_text
 from scripts.torture.worker import Worker
 
 USUAL = "vectors"
 """The installation's embedding model."""
 
 NEAR = 0.999
-"""Cosine of a vector with what the index keeps of it; two models' are at 0.4 at most."""
+"""Minimum cosine of a vector with its stored form. Two models reach at most 0.4."""
 
 ROWS = 200
 
@@ -50,7 +57,7 @@ class ChosenModel:
 
 
 async def chosen_model(database: Database, sealer: Sealer) -> ChosenModel:
-    """What the account's settings and providers say, read with the user's keys."""
+    """Return the account's embedding model, read with the user's keys."""
     async with database.read() as session:
         user = await session.get_one(User, sealer.user_id)
         model_id = open_user_settings(sealer, user.sealed_settings).task_models.embedding
@@ -62,11 +69,11 @@ async def chosen_model(database: Database, sealer: Sealer) -> ChosenModel:
         if row is None:
             return ChosenModel(is_own=True, is_gone=True)
         url = open_provider(sealer, row).base_url or ""
-    return ChosenModel(server_of(url), name, is_own=True)
+    return ChosenModel(get_server(url), name, is_own=True)
 
 
-async def end_with(worker: Worker, *, embedding: bool | None) -> list[str]:
-    """Take back what models were named, so that all work can end.
+async def set_final_model(worker: Worker, *, embedding: bool | None) -> list[str]:
+    """Remove the chosen models, so that all work can end.
 
     With `embedding` the account's texts get a model of its own at last; with False the
     installation's. None leaves them what they have.
@@ -89,14 +96,14 @@ async def _take_back(worker: Worker) -> list[str]:
     """Name no model any more: in the account, in its chats, and in copies of chats."""
     found: list[str] = []
     for place, member in list(worker.ledger.choices):
-        chat = worker.ledger.chat_of(place.split("/")[2]) if place.startswith("/chats/") else None
+        chat = worker.ledger.find_chat(place.split("/")[2]) if place.startswith("/chats/") else None
         is_there = place == SETTINGS or (chat is not None and chat.is_usable)
         if is_there and (member == "model" or member.removeprefix("task_models.") in NO_TASKS):
             answer = await worker.choose(place, member, None)
             if answer.outcome != "ok":
                 found.append(f"settings: {member} can't be taken back ({answer.body})")
     for chat in worker.ledger.usable("chat"):
-        if chat.id in worker.ledger.copies:  # with what its original named
+        if chat.id in worker.ledger.copies:  # with the models of its original
             body = {"model": None, "task_models": NO_TASKS}
             answer = await worker.ask(
                 "settings of a copy", "PATCH", f"/chats/{chat.id}/settings", json=body
@@ -107,7 +114,7 @@ async def _take_back(worker: Worker) -> list[str]:
 
 
 async def check_choices(client: Client, ledger: Ledger) -> list[str]:
-    """Settings that are not what was acknowledged; presets whose text is not."""
+    """Return settings and presets that differ from the ledger."""
     found: list[str] = []
     read: dict[str, Any] = {}
     for (place, member), choice in ledger.choices.items():
@@ -116,12 +123,12 @@ async def check_choices(client: Client, ledger: Ledger) -> list[str]:
         things = [each for each in ledger.things.values() if each.id == thing_id]
         if place != SETTINGS and not (things and things[0].is_usable):
             continue
-        if thing_id in ledger.copies:  # with whatever settings its original had
+        if thing_id in ledger.copies:  # with the settings of its original
             continue
         if place not in read:
             read[place] = (await client.ask("check", "read", "GET", place)).body
         if kind == "presets":
-            value = text_of(read[place]["blocks"])
+            value = get_block_text(read[place]["blocks"])
         else:
             value = _member(read[place], member)
         if value not in choice.values:
@@ -131,14 +138,14 @@ async def check_choices(client: Client, ledger: Ledger) -> list[str]:
 
 
 def _member(body: dict[str, Any], name: str) -> Any:
-    """What settings say, where members of members are named with dots; null where they do not."""
+    """Return a value of settings by a path with dots, or null."""
     first, _, rest = name.partition(".")
     value = body.get(first)
     return _member(value or {}, rest) if rest else value
 
 
 async def check_memory(client: Client, chosen: ChosenModel) -> list[str]:
-    """Whether memory says of itself that all is where it belongs, and searches by meaning."""
+    """Compare the memory status and a search with the account's model."""
     status = (await client.ask("check", "memory", "GET", "/memory")).body
     kinds = [each["kind"] for each in status["problems"]]
     wanted = ["own_model_gone"] if chosen.is_gone else []
@@ -167,13 +174,13 @@ async def check_vectors(
 ) -> tuple[list[str], int]:
     """Hold a user's vectors against those of the chosen model; and how many there are."""
     documents = [each for source in sources for each in await _documents(database, sealer, source)]
-    wanted = wanted_vectors(sealer, documents, chosen, dimension_of(index.name) or 0)
+    wanted = make_expected_vectors(sealer, documents, chosen, dimension_of(index.name) or 0)
     wrong = await count_wrong(index, wanted)
     found = f"vectors: {wrong} of {len(wanted)} in {index.name} are not those of {chosen}"
     return [found] if wrong else [], len(wanted)
 
 
-def wanted_vectors(
+def make_expected_vectors(
     sealer: Sealer, documents: Sequence[Document], chosen: ChosenModel, dimension: int
 ) -> dict[UUID, Floats]:
     """The vectors that points have to have, shape (dimension,) each, by the points' ids."""
@@ -181,7 +188,9 @@ def wanted_vectors(
     for document in documents:
         text = document.text if document.dense_text is None else document.dense_text
         if text:
-            vector = vector_of(prepared(text), chosen.server, chosen.name, size_of(chosen.name))
+            vector = make_vector(
+                prepared(text), chosen.server, chosen.name, get_dimension(chosen.name)
+            )
             longer = np.zeros(max(dimension, len(vector)), np.float32)
             longer[: len(vector)] = vector
             name = point_id(document.kind, document.source_id, document.chunk)
@@ -190,7 +199,7 @@ def wanted_vectors(
 
 
 async def count_wrong(index: VectorIndex, wanted: Mapping[UUID, Floats]) -> int:
-    """How many points have no vector, or another one."""
+    """Return the number of points with a missing or wrong vector."""
     wrong = 0
     for some in split_chunks(list(wanted), ROWS):
         kept = await index.dense_vectors(some)
@@ -213,7 +222,7 @@ async def _documents(database: Database, sealer: Sealer, source: Source) -> list
 
 
 async def check_placements(database: Database, users: Collection[UUID]) -> list[str]:
-    """Users whose texts are in two collections, or on their way, though no job is left."""
+    """Return users with texts that are in two collections or move, although no job is left."""
     async with database.read() as session:
         query = select(IndexState).where(IndexState.user_id.in_(users))
         rows = list(await session.scalars(query))
@@ -237,7 +246,7 @@ def check_servers(model: TaggedModel, ledgers: Mapping[str, Ledger]) -> list[str
 
 
 async def check_prompts(client: Client, ledger: Ledger) -> list[str]:
-    """Whether prompts are by the presets of their chats, where these are known for certain."""
+    """Compare the presets of prompts with those of the chats, if these are certain."""
     found: list[str] = []
     presets = {each.id: each for each in ledger.usable("preset")}
     for chat in ledger.usable("chat"):

@@ -1,11 +1,11 @@
-"""Providers of an account's own: made, tried out, moved, deleted, and their models chosen."""
+"""Providers of an account: created, tested, moved and deleted, with models chosen."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from scripts._enrichment_wire import MODEL
+from scripts.model_server import MODEL
 from scripts.torture.client import PROVIDER_KEY, Answer
 from scripts.torture.ledger import Thing
 from scripts.torture.model import EMBEDDERS, LISTED
@@ -16,8 +16,8 @@ MOST_PROVIDERS, NOWHERE = 5, "http://127.0.0.1:1024/v1"
 """Fewer than an account may have, and where nothing listens."""
 
 DELETED, MADE, LIVE, NAMED = 0.15, 0.35, 0.8, 0.7
-"""How often one is deleted, how often one more is made, how often that is where a server is, and
-how often its models are named."""
+"""Chances that a provider is deleted or created, that its server exists, and that its models are
+chosen."""
 
 NOT_FOUND = 404
 TASKS = ("triage", "agent", "summary", "suggestions", "compaction")
@@ -92,13 +92,13 @@ class OwnModels:
         await worker.choose(SETTINGS, "task_models.embedding", model_id)
 
     async def back_to_usual(self, chat: str) -> None:
-        """Name no models any more: one was of a provider that is gone."""
+        """Remove all chosen models, because a provider was deleted."""
         worker = self.worker
         await worker.choose(SETTINGS, "model", None)
         await worker.choose(f"/chats/{chat}/settings", "model", None)
 
     async def look_elsewhere(self) -> None:
-        """Ask for what another account has: nothing of it may be there."""
+        """Ask for resources of another account. All must be missing."""
         worker = self.worker
         others = [(ledger, kind) for ledger in worker.others for kind in ("provider", "preset")]
         if not others:
@@ -123,7 +123,7 @@ class OwnModels:
         await self._see_own()
 
     async def _take_elsewhere(self, thing: Thing) -> None:
-        """Try to choose what another account has."""
+        """Try to choose a model of another account."""
         worker = self.worker
         wanted: dict[str, Any] = {"preset_id": thing.id}
         if thing.kind == "provider":
@@ -136,7 +136,7 @@ class OwnModels:
             worker.client.history.breach(f"another's: settings take {wanted}")
 
     async def _see_own(self) -> None:
-        """Whether only models of the account's own providers, and everybody's, are on offer."""
+        """Report offered models that are neither the account's nor shared."""
         worker = self.worker
         page = await worker.ask("models", "GET", "/models")
         if page.outcome != "ok":
@@ -172,7 +172,7 @@ class OwnModels:
         await self.worker.ask("change provider", "PATCH", f"/providers/{thing.id}", json=change)
 
     async def _move(self, thing: Thing) -> None:
-        """Go over to another server, whose models have the same names."""
+        """Move to another server that has models with the same names."""
         url = self.worker.draw.choice(self.worker.servers)
         await self.worker.choose(f"/providers/{thing.id}", "base_url", url)
 

@@ -13,14 +13,14 @@ from scripts.torture.own_models import SETTINGS
 from scripts.torture.worker import MOST_THINGS, Worker
 
 MADE, IMPORTED = 0.4, 0.5
-"""How often one more is made, and how many of these from a file."""
+"""Chances that a preset is created, and that it comes from a file."""
 
 OWN = "own"
-"""The id of the block whose text is a preset's own."""
+"""The id of the block with the text of a preset."""
 
 
-def text_of(blocks: Sequence[Any], *, member: str = "id") -> str | None:
-    """What a preset's own block says; null where it has none."""
+def get_block_text(blocks: Sequence[Any], *, member: str = "id") -> str | None:
+    """Return the text of a preset's block, or null."""
     return next((each.get("content", "") for each in blocks if each[member] == OWN), None)
 
 
@@ -59,7 +59,7 @@ class Presets:
             place = f"/chats/{worker.draw.choice(chats).id}/settings"
         answer = await worker.choose(place, "preset_id", chosen)
         if answer.slug == "unknown-model":
-            # What names a model that is gone keeps nobody from changing anything else.
+            # A setting with a deleted model does not prevent other changes.
             worker.client.history.breach(f"settings: no preset can be chosen ({answer.body})")
 
     async def _add(self) -> None:
@@ -68,16 +68,16 @@ class Presets:
         if worker.draw.random() < IMPORTED:
             text = worker.text()
 
-            async def imported(thing: Thing, _: Answer) -> None:
+            async def record_text(thing: Thing, _: Answer) -> None:
                 worker.ledger.choice(f"/presets/{thing.id}", "blocks").values = [text]
 
             files = {"file": (f"{name}.json", json.dumps(_file(text)).encode())}
-            await worker.make("preset", name, "/presets/import", files=files, after=imported)
+            await worker.make("preset", name, "/presets/import", files=files, after=record_text)
         else:
             await worker.make("preset", name, "/presets", json={"name": name})
 
     async def _write(self, thing: Thing) -> None:
-        """Give it a block of its own, and the history."""
+        """Set one block of text, and the history."""
         text = self.worker.text()
         history = {"id": "chatHistory", "name": "Chat history", "marker": "history"}
         blocks = [{"id": OWN, "name": "Own", "content": text}, history]
@@ -90,14 +90,14 @@ class Presets:
         path = f"/presets/{thing.id}/export"
         file = await self.worker.ask("export preset", "GET", path)
         if file.outcome == "ok":
-            text = text_of(file.body["prompts"], member="identifier")
+            text = get_block_text(file.body["prompts"], member="identifier")
             if text not in {*before, *choice.values}:
                 told = f"changed: the file of {thing.name} says {text!r}"
                 self.worker.client.history.breach(told)
 
 
 def _file(text: str) -> dict[str, Any]:
-    """A file of SillyTavern's with one block of its own."""
+    """Return a SillyTavern preset with one block of text."""
     own = {"identifier": OWN, "name": "Own", "role": "system", "content": text}
     history = {"identifier": "chatHistory", "name": "Chat History", "marker": True}
     order = [{"identifier": each, "enabled": True} for each in (OWN, "chatHistory")]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from scripts.torture.checks import reads_as
+from scripts.torture.checks import has_text
 from scripts.torture.client import Answer
 from scripts.torture.ledger import Deletion, Line, Thing
 from scripts.torture.model import REPLY_MARK, WORDS
@@ -17,11 +17,11 @@ from scripts.torture.things import Things
 from scripts.torture.worker import MOST_CHATS, Action, Worker
 
 SENDS_AGAIN = 0.4
-"""How often a worker with unanswered requests sends one of them again, and does not go on."""
+"""Chance that a worker repeats an unanswered request instead of a new action."""
 
 MOST_CHOICES = 4
 GIVES_UP, CHOOSES_TWICE = 0.15, 0.3
-"""How often a turn that waits is given up, and a choice sent twice."""
+"""Chances that a waiting turn is cancelled, and that a choice is sent twice."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Player(Worker):
         self.things, self.models, self.presets = Things(self), OwnModels(self), Presets(self)
 
     async def play(self, may_act: asyncio.Event, is_over: asyncio.Event) -> None:
-        """Do one thing after the other, while it may."""
+        """Do one action after the other while `may_act` is set."""
         actions: list[tuple[float, Action]] = [
             (40, self.say),
             (12, self.regenerate),
@@ -63,7 +63,7 @@ class Player(Worker):
             self.is_busy = True
             try:
                 if self.pending and self.draw.random() < SENDS_AGAIN:
-                    # What was never answered.
+                    # Requests without an answer.
                     await self.pending.pop(0)()
                 else:
                     await self.draw.choices(kinds, weights)[0]()
@@ -74,17 +74,15 @@ class Player(Worker):
     # --- playing ---
 
     async def say(self) -> None:
-        """Send a line and hear the reply."""
         if chat := await self._chat():
             await self._take(chat, {"text": self.text()})
 
     async def regenerate(self) -> None:
-        """Swipe: another reply beside the last one."""
+        """Swipe: add another reply to the last line."""
         if (found := await self._last("assistant")) and found[1]["parent_id"] is not None:
             await self._take(found[0], {"regenerate_of": found[1]["id"]})
 
     async def go_on(self) -> None:
-        """Have the last reply continued."""
         if found := await self._last("assistant"):
             await self._take(found[0], {"continue": True}, continues=found[1]["id"])
 
@@ -111,7 +109,7 @@ class Player(Worker):
                 self.ledger.lines.setdefault(line_id, line)
                 self.ledger.parents[heard.started["reply_id"]] = line_id
             if heard.is_saved:
-                self._saved(chat, heard.started, heard.text, continues, began)
+                self._save_reply(chat, heard.started, heard.text, continues, began)
             elif heard.waiting is not None:
                 await self._answer(chat, heard.started["turn_id"], heard.waiting)
         if heard.status is None and retries and self.draw.random() < 0.7:
@@ -119,7 +117,7 @@ class Player(Worker):
             self.pending.append(lambda: self._hear(chat, body, continues, retries - 1))
 
     async def _answer(self, chat: str, turn_id: str, waiting: dict[str, Any] | None) -> None:
-        """Choose what a turn waits for, now and then twice at once; or give the turn up."""
+        """Send the choice that a turn waits for, sometimes twice, or cancel the turn."""
         for _ in range(MOST_CHOICES):
             if waiting is None:
                 return
@@ -134,15 +132,15 @@ class Player(Worker):
             )
             self.ledger.touched.add(chat)
             if heard.is_saved and heard.started is not None:
-                self._saved(chat, heard.started, heard.text, "", began)
+                self._save_reply(chat, heard.started, heard.text, "", began)
             waiting = heard.waiting
 
-    def _saved(
+    def _save_reply(
         self, chat: str, started: dict[str, Any], text: str, continues: str, began: float
     ) -> None:
         reply_id = started["reply_id"]
         if continues and continues != reply_id:
-            # Somebody else's line came in between: then it is a reply of its own.
+            # If another line came first, the continuation is a new reply.
             self.ledger.answered[chat] += 1
         marks = REPLY_MARK.findall(text)
         line = self.ledger.lines.setdefault(reply_id, Line(reply_id, chat, None, since=began))
@@ -151,7 +149,7 @@ class Player(Worker):
                 line.marks.append(mark)
 
     async def edit(self) -> None:
-        """Write a message anew: a sibling, which becomes active."""
+        """Edit a message as a sibling, which becomes active."""
         if found := await self._any_message():
             chat, message = found
             text, began = self.text(), self.client.history.clock
@@ -202,16 +200,16 @@ class Player(Worker):
         body: dict[str, Any] = {"title": title, "character_ids": chosen}
         if self.campaign_id:
             body["campaign_id"] = self.campaign_id
-        await self.make("chat", title, "/chats", json=body, after=self._opened)
+        await self.make("chat", title, "/chats", json=body, after=self._record_chat)
 
-    async def _opened(self, _: Thing, answer: Answer) -> None:
+    async def _record_chat(self, _: Thing, answer: Answer) -> None:
         if self.keeps_chronicle:
             path = f"/chats/{answer.body['id']}/settings"
             body = {"chronicle_enabled": True}
             await self.client.ask(self.name, "chat settings", "PATCH", path, json=body)
 
     async def fork(self) -> None:
-        """Copy a branch into a chat of its own."""
+        """Copy a branch into a new chat."""
         if (found := await self._any_message()) and (
             len(self.ledger.usable("chat")) < MOST_CHATS + 2
         ):
@@ -219,15 +217,17 @@ class Player(Worker):
             title = self.unique("chat")
             body = {"message_id": message["id"], "title": title}
             # What a copy may hold follows from the original, not from turns of its own.
-            await self.make("chat", title, f"/chats/{chat}/fork", json=body, after=self._forked)
+            await self.make(
+                "chat", title, f"/chats/{chat}/fork", json=body, after=self._record_fork
+            )
 
-    async def _forked(self, _: Thing, answer: Answer) -> None:
+    async def _record_fork(self, _: Thing, answer: Answer) -> None:
         self.ledger.copies.add(answer.body["id"])
 
     # --- looking ---
 
     async def read(self) -> None:
-        """Search, and look at what the next prompt would be."""
+        """Search, and preview the next prompt."""
         params = {"q": self.draw.choice(WORDS)}
         await self.client.ask(self.name, "search", "GET", "/search", params=params)
         if chat := await self._chat():
@@ -241,7 +241,7 @@ class Player(Worker):
         return self.draw.choice(chats).id
 
     async def _messages(self) -> tuple[str, list[dict[str, Any]]] | None:
-        """The end of a chat's path, held against what was acknowledged before it was asked for."""
+        """Return a chat and the end of its branch, after a comparison with the ledger."""
         chat = await self._chat()
         if chat is None:
             return None
@@ -253,7 +253,7 @@ class Player(Worker):
         for item in items:
             self.ledger.parents[item["id"]] = item["parent_id"]
             known = self.ledger.lines.get(item["id"])
-            if known is not None and not reads_as(known, item["text"]):
+            if known is not None and not has_text(known, item["text"]):
                 self.client.history.breach(f"changed: message {item['id']} reads otherwise")
         return (chat, items) if items else None
 

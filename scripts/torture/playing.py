@@ -1,4 +1,4 @@
-"""Campaigns under torture: what the model calls at the table, and whether the state is the fold."""
+"""Campaigns under torture: tool calls of the model, and comparison of state and fold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from backend.campaigns.models import Campaign, CampaignItem
 from backend.database.base import split_chunks
 from backend.database.engine import Database
 from backend.vault.sealing import Sealer
-from scripts._enrichment_wire import call
+from scripts.model_server import make_call
 
 CLOCK = "The alarm"
 OPTIONS = ("left", "right", "back")
@@ -34,40 +34,40 @@ _OUTCOMES: Sequence[Mapping[str, Any]] = (
 
 
 def table_calls(body: Any, draw: random.Random) -> tuple[bool, list[Any]]:
-    """What the model calls in a played turn, and whether it says something before that."""
+    """Return the tool calls of a played turn, and whether text precedes them."""
     offered = {each["function"]["name"] for each in body.get("tools") or ()}
     if "finish_turn" not in offered:
         return True, []
     last = body["messages"][-1]
     answer = _answer(last["content"]) if last["role"] == "tool" else None
     if answer is not None and "error" in answer:
-        return False, [call("f0", "finish_turn", {})]
+        return False, [make_call("f0", "finish_turn", {})]
     if "spend_die" in offered:
         return False, [_action(answer or {})]
     if answer is None and (made := _turn_of_mood(offered, draw)):
-        # A question is asked after something was told; another mood begins anew.
+        # A question follows a paragraph; another mood begins a new one.
         return "ask_player" in made["function"]["name"], [made]
     deltas = {} if "engage" in offered else {"clocks": [{"clock": CLOCK}]}
-    return True, [call("f0", "finish_turn", {"cost": "Time.", "deltas": deltas})]
+    return True, [make_call("f0", "finish_turn", {"cost": "Time.", "deltas": deltas})]
 
 
 def _action(answer: Mapping[str, Any]) -> Any:
-    """A die first, then what it has fixed."""
+    """Return the tool call of an action: first the die, then its result."""
     if "tier" in answer:
-        return call("r0", "resolve", {"tier": answer["tier"]})
-    return call("s0", "spend_die", {"situation": "It is close.", "outcomes": list(_OUTCOMES)})
+        return make_call("r0", "resolve", {"tier": answer["tier"]})
+    return make_call("s0", "spend_die", {"situation": "It is close.", "outcomes": list(_OUTCOMES)})
 
 
 def _turn_of_mood(offered: set[str], draw: random.Random) -> Any:
     """Now and then a question, something risky, or the end of an aftermath."""
     chance = draw.random()
     if "ask_player" in offered and chance < ASKS:
-        return call("a0", "ask_player", {"prompt": "Which way?", "options": list(OPTIONS)})
+        return make_call("a0", "ask_player", {"prompt": "Which way?", "options": list(OPTIONS)})
     if "engage" in offered and chance < RISKS:
         risk = {"domain": "infiltration", "position": "risky", "effect": "standard"}
-        return call("e0", "engage", {**risk, "stakes": "Being seen.", "clock": CLOCK})
+        return make_call("e0", "engage", {**risk, "stakes": "Being seen.", "clock": CLOCK})
     if "engage" not in offered and "accept" in offered and chance < RISKS:
-        return call("c0", "accept", {})
+        return make_call("c0", "accept", {})
     return None
 
 
@@ -80,7 +80,7 @@ def _answer(content: Any) -> dict[str, Any]:
 
 
 async def check_campaigns(database: Database, sealer: Sealer) -> tuple[list[str], int]:
-    """Whether each item's state is what its changes that count come to; and how many there are."""
+    """Return states that differ from the fold of their changes, and the number of items."""
     found: list[str] = []
     count = 0
     async with database.read() as session:

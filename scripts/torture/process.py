@@ -1,15 +1,9 @@
-"""`talekeeper serve` and `talekeeper work`, without what would make a campaign endless.
+"""`talekeeper serve` and `talekeeper work` with shorter waits, so that torture ends in minutes.
 
     python -m scripts.torture.process [--shared-index] serve|work [argument...]
 
-With `--shared-index` the index is not a Qdrant server's but the one of `_enrichment_index.py`, at
-the port that TALEKEEPER_QDRANT_URL names.
-
-The waits that `_enrichment_process.py` shortens, and beside them a turn whose process is gone is
-missed after 4 s and not 30, and looked for each second and not each 15. A request with an
-`Idempotency-Key` whose process died may be sent again after 25 s and not after five minutes: longer
-than a client here waits for an answer. Points of a deleted account are deleted for the second time
-after 10 s and not after five minutes. Nothing else differs.
+With `--shared-index` the index is that of `index_process.py` instead of a Qdrant server's, at the
+port of TALEKEEPER_QDRANT_URL. Nothing else differs.
 """
 
 from __future__ import annotations
@@ -17,40 +11,73 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from backend import app
 from backend.accounts.auth import idempotency
 from backend.cli import main
+from backend.jobs import claims as candidates
+from backend.jobs import running, worker
+from backend.memory.index import server
 from backend.memory.indexing import outbox
+from backend.settings import Settings
 from backend.turns.run import resume as play_store
 from backend.turns.run import start, store
-from scripts._enrichment_process import hurry, share_index
+from scripts.torture.index_process import RemoteIndex
 
+JOB_LEASE = timedelta(seconds=3)
 TURN_LEASE = timedelta(seconds=4)
-SWEEP_EVERY = 1.0
-GIVEN_UP_AFTER = timedelta(seconds=25)
-FORGOTTEN_AGAIN = timedelta(seconds=10)
+
+SHORTER_WAITS: tuple[tuple[Any, str, Any], ...] = (
+    (running, "FIRST_DELAY_SECONDS", 0.1),
+    (running, "MAX_DELAY_SECONDS", 2.0),
+    (worker, "HEARTBEAT_INTERVAL", timedelta(seconds=0.75)),
+    (candidates, "FIRST_LOSS_WAIT", timedelta(seconds=4)),
+    (candidates, "SECOND_LOSS_WAIT", timedelta(seconds=12)),
+    (store, "LEASE_DURATION", TURN_LEASE),
+    (start, "LEASE_DURATION", TURN_LEASE),
+    (play_store, "LEASE_DURATION", TURN_LEASE),
+    (app, "SWEEP_EVERY", 1.0),
+    # Longer than a client of torture waits for an answer.
+    (idempotency, "CLAIM_TIMEOUT", timedelta(seconds=25)),
+    (outbox, "FORGOTTEN_AGAIN", timedelta(seconds=10)),
+)
 
 
-def hurry_turns() -> None:
-    """Shorten what is waited for before a turn or a request is taken for abandoned."""
-    shorter: tuple[tuple[Any, str, Any], ...] = (
-        (store, "LEASE", TURN_LEASE),
-        (start, "LEASE", TURN_LEASE),
-        (play_store, "LEASE", TURN_LEASE),
-        (app, "SWEEP_EVERY", SWEEP_EVERY),
-        (idempotency, "CLAIM_TIMEOUT", GIVEN_UP_AFTER),
-        (outbox, "FORGOTTEN_AGAIN", FORGOTTEN_AGAIN),
-    )
-    for holder, name, value in shorter:
-        if not hasattr(holder, name):
-            raise SystemExit(f"{holder.__name__} has no {name} any more: change this script.")
-        setattr(holder, name, value)
+def replace(holder: Any, name: str, value: Any) -> None:
+    """Set an attribute of a module, or exit if it does not exist."""
+    if not hasattr(holder, name):
+        raise SystemExit(f"{holder.__name__} has no {name}: change this script.")
+    setattr(holder, name, value)
+
+
+def shorten_waits() -> None:
+    for wait in SHORTER_WAITS:
+        replace(*wait)
+    defaults: dict[str, Any] | None = worker.Worker.__init__.__kwdefaults__
+    if defaults is None or "lease" not in defaults:
+        raise SystemExit("Worker takes no lease: change this script.")
+    defaults["lease"] = JOB_LEASE
+
+
+def share_index() -> None:
+    """Use the shared index instead of a Qdrant server."""
+    replace(server, "open_server", open_remote)
+    replace(server, "server_collections", list_remote_collections)
+
+
+async def open_remote(settings: Settings, name: str, dimension: int | None) -> RemoteIndex:
+    index = RemoteIndex(urlsplit(settings.qdrant_url).port or 0, name, dimension)
+    await index.open()
+    return index
+
+
+async def list_remote_collections(settings: Settings) -> set[str]:
+    return await RemoteIndex(urlsplit(settings.qdrant_url).port or 0, "", None).collections()
 
 
 if __name__ == "__main__":
-    hurry()
-    hurry_turns()
+    shorten_waits()
     arguments = sys.argv[1:]
     if arguments[:1] == ["--shared-index"]:
         del arguments[0]

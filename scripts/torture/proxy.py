@@ -1,4 +1,4 @@
-"""A TCP proxy between a server and what it leans on: it cuts, refuses, delays, lets through."""
+"""A TCP proxy between a server and a dependency: it cuts, refuses, delays or forwards."""
 
 from __future__ import annotations
 

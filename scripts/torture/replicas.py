@@ -35,7 +35,7 @@ CHATS = 3
 FREE_WITHIN = 3.0
 """Seconds after the loss of a process in which its chats are free: a promise."""
 DRAIN_SECONDS = 25
-"""As in compose.yaml; a reply takes less here."""
+"""The value of compose.yaml. Replies take less time here."""
 PACE = 1.0
 """Longest pause in seconds between two pieces of a reply, which has some 3 to 20."""
 STOPPED_FOR = 6.0
@@ -114,10 +114,10 @@ class Rounds:
             self._breach(left)
 
     async def _begin(self, victim: Process, other: Process) -> Reply:
-        made = await self._client_of(other).ask("replicas", "chat", "POST", "/chats", json={})
+        made = await self._get_client(other).ask("replicas", "chat", "POST", "/chats", json={})
         chat, turn_id = str(made.body["id"]), str(uuid4())
         body = {"text": "What of the harbour?", "turn_id": turn_id}
-        heard = asyncio.create_task(self._client_of(victim).turn("replicas", chat, body))
+        heard = asyncio.create_task(self._get_client(victim).turn("replicas", chat, body))
         has_begun = asyncio.Event()
         end = asyncio.create_task(self._follow(other, turn_id, has_begun))
         await has_begun.wait()
@@ -171,7 +171,7 @@ class Rounds:
 
     async def _read(self, server: Process, reply: Reply) -> Stored:
         path = f"/turns/{reply.turn_id}"
-        turn = await self._client_of(server).ask("replicas", "look", "GET", path)
+        turn = await self._get_client(server).ask("replicas", "look", "GET", path)
         message = turn.body["reply"] if turn.outcome == "ok" else None
         return (message["status"], message["text"]) if message else ("missing", "")
 
@@ -215,7 +215,7 @@ class Rounds:
         ):
             yield answer
 
-    def _client_of(self, server: Process) -> Client:
+    def _get_client(self, server: Process) -> Client:
         return dataclasses.replace(self.client, urls=lambda: [server.url])
 
     def _said(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a campaign found: one row for each fault, and progress while it runs."""
+"""The report of a campaign: one row for each fault, and progress while it runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Row:
     is_told: bool = field(default=False, repr=False)
 
     def tell(self) -> None:
-        """Say how it went, once: a campaign takes long, and may be ended before its table."""
+        """Print the result once, because a campaign can end before its table."""
         if not self.is_told:
             self.is_told = True
             print(f"{self.group}: {self.name}: {self.verdict}  {self.told}", file=sys.stderr)
@@ -33,24 +33,24 @@ class Row:
 
     @property
     def told(self) -> str:
-        """Its figures in one line."""
+        """The figures in one line."""
         return self.skipped or ", ".join(f"{name} {value}" for name, value in self.figures.items())
 
     @property
     def verdict(self) -> str:
-        """In a word."""
+        """The result in a word."""
         return "skipped" if self.skipped else "BROKEN" if self.broken else "held"
 
 
 @dataclass
 class Progress:
-    """Says on standard error how far it is: over itself on a terminal, seldom elsewhere."""
+    """Progress on standard error: one line on a terminal, rare lines elsewhere."""
 
     every: float = 10.0
     _told_at: float = 0.0
 
     def tell(self, text: str, *, always: bool = False) -> None:
-        """Show where things are at."""
+        """Print the progress."""
         now = time.monotonic()
         if sys.stderr.isatty() and not always:
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
@@ -60,7 +60,7 @@ class Progress:
 
 
 def machine() -> str:
-    """Where it ran."""
+    """Return the system, the number of cores and the version of Python."""
     return f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 

@@ -25,7 +25,7 @@ async def run(options: Options) -> list[Row]:
         holder = Holder(made.made.data / "talekeeper.sqlite3")
         faults: dict[str, tuple[Step, Step]] = {
             "disk full": (partial(_limit, made, little=True), partial(_limit, made, little=False)),
-            "locked by another process": (holder.hold, holder.let_go),
+            "locked by another process": (holder.hold, holder.release),
         }
         rows = [await _read_only(made)]
         return [*rows, *await try_all(made, options, "sqlite", faults)]
@@ -51,7 +51,7 @@ class Holder:
         self._connection = sqlite3.connect(self._file, isolation_level=None, timeout=10)
         self._connection.execute("BEGIN IMMEDIATE")
 
-    async def let_go(self) -> None:
+    async def release(self) -> None:
         """Come to an end."""
         if self._connection is not None:
             self._connection.execute("ROLLBACK")
@@ -65,7 +65,7 @@ async def _read_only(made: Campaign) -> Row:
     data = made.made.data
 
     async def become(mode: int, *, stopped: bool) -> None:
-        # What is open stays open: the server has to be started on it.
+        # Open files stay open, so the server has to be started again.
         if stopped:
             await made.pause()
             await made.made.stop()

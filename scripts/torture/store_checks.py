@@ -1,4 +1,4 @@
-"""What holds for the whole store once nothing is going on: rows, jobs, index, and no plain text."""
+"""Checks of an idle installation: rows, jobs, index, and no plain text."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ from backend.turns.models import Turn
 from backend.vault.root import load_root_keys
 from backend.vault.sealing import Sealer
 from backend.vault.slots import DEFAULT_KDF
-from scripts._canary import disguises, sightings_in
-from scripts._enrichment_index import RemoteIndex
+from scripts.torture.canary import disguises, find_in_folder
 from scripts.torture.client import PASSWORD, Client
+from scripts.torture.index_process import RemoteIndex
 from scripts.torture.installation import Installation
 from scripts.torture.model import LINE_MARK
 from scripts.torture.model_checks import ChosenModel, check_vectors
 
 SETTLE_WITHIN = 120.0
 NIGHTLY_IN = timedelta(minutes=10)
-"""What is to run later than this is no work that follows from anything done here."""
+"""Jobs that run later than this do not follow from the campaign."""
 EVENT_MARK = re.compile(rf"Event of ({LINE_MARK.pattern})")
 
 
-async def sealer_of(database: Database, made: Installation, client: Client) -> Sealer:
-    """What opens a client's texts, got as the server gets it: from the password."""
+async def open_client_sealer(database: Database, made: Installation, client: Client) -> Sealer:
+    """Return the sealer of a client's texts, from the password as in the server."""
     values: dict[str, Any] = {"_env_file": None, "data_dir": made.data}
     settings = Settings(**values)
     root = load_root_keys(settings.resolved_root_key_file, value=None, create=False)
@@ -68,7 +68,7 @@ async def sealer_of(database: Database, made: Installation, client: Client) -> S
 async def settle(
     database: Database, users: Collection[UUID], within: float = SETTLE_WITHIN
 ) -> list[str]:
-    """Wait until no turn runs and no job is due soon; tells what is left after `within` seconds.
+    """Wait until no turn runs and no job is due; return the rest after `within` seconds.
 
     Jobs that wait for the key of somebody else than `users` wait for good.
     """
@@ -235,5 +235,5 @@ def check_plaintext(canary: str, folders: Mapping[str, Path]) -> list[str]:
     return [
         f"plain text: in {label}/{name}"
         for label, folder in folders.items()
-        for name in sightings_in(needles, folder)
+        for name in find_in_folder(needles, folder)
     ]

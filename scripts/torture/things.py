@@ -1,4 +1,4 @@
-"""What workers make beside chats: cards, lorebooks, personas."""
+"""Cards, lorebooks and personas that workers create."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Things:
         await worker.make("lorebook", name, "/lorebooks/import", files=files)
 
     async def change_persona(self) -> None:
-        """Make a persona, or give this worker's own another description."""
+        """Create a persona, or change the description of the worker's persona."""
         worker = self.worker
         personas = worker.ledger.usable("persona")
         own = [each for each in personas if each.name.startswith(worker.name)]

@@ -1,4 +1,4 @@
-"""Accounts that come, write with models of their own alone, and are deleted with all they have."""
+"""Accounts that write with their own models only, and are then deleted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from backend.accounts.models import User
 from backend.database.base import Base
 from backend.database.engine import Database
-from scripts._enrichment_wire import MODEL
+from scripts.model_server import MODEL
 from scripts.torture.client import PASSWORD, Client, sign_up
 from scripts.torture.history import History
 from scripts.torture.installation import Installation
@@ -25,7 +25,7 @@ from scripts.torture.own_models import SETTINGS, OwnModels
 from scripts.torture.worker import Action, Worker
 
 LOOKS = 200
-"""How often a visitor looks whether its texts have a model of their own, before it goes without."""
+"""Checks for the visitor's own model before it continues without."""
 
 UNAUTHORIZED = 401
 MOST_LINES = 6
@@ -33,7 +33,7 @@ MOST_LINES = 6
 
 @dataclass
 class Visitor:
-    """Comes again and again, as somebody new each time.
+    """A visitor that returns with a new account each time.
 
     `gone` are the accounts whose deletion was acknowledged, `private` the marks of lines that
     were written once account and embedding had models of their own.
@@ -103,7 +103,7 @@ class Visitor:
                 self.draw.choice(urls), "visitor", self.history, self.made.urls, self.draw
             )
         except (httpx.HTTPError, KeyError):
-            # It was killed on the way: somebody stays without a way in.
+            # The server was killed before the answer: the account stays without a client.
             self.client = None
 
     async def _write(self, worker: Worker) -> AsyncIterator[None]:
@@ -146,7 +146,7 @@ class Visitor:
 
 
 async def check_gone(database: Database, gone: set[UUID]) -> list[str]:
-    """Rows that deleted accounts have left behind."""
+    """Return rows that deleted accounts have left."""
     found: list[str] = []
     async with database.read() as session:
         for table in Base.metadata.sorted_tables:

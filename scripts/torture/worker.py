@@ -23,7 +23,7 @@ After = Callable[[Thing, Answer], Awaitable[None]]
 
 @dataclass
 class Worker:
-    """What all that a worker does has in common.
+    """The common parts of a worker's actions.
 
     `servers` are the addresses of the account's own model servers; `others` what other accounts
     have.
@@ -70,13 +70,13 @@ class Worker:
         is_waiting = answer.slug == "request-in-progress" or (answer.status is None and key)
         thing.was_lost = thing.was_lost or answer.outcome == "unknown"
         if answer.outcome == "ok":
-            thing.id, thing.outcome = _id_of(answer.body), "ok"
+            thing.id, thing.outcome = _get_id(answer.body), "ok"
             if after is not None:
                 await after(thing, answer)
         elif answer.outcome == "refused" and not thing.was_lost:
             thing.outcome = "refused"
         if answer.slug == "unknown-model":
-            # What names a model that is gone keeps nothing from being made.
+            # A setting with a deleted model does not prevent new resources.
             self.client.history.breach(f"no {thing.kind} can be made ({answer.body})")
         if key and (answer.outcome == "unknown" or is_waiting):
             thing.outcome = "unknown"
@@ -88,14 +88,14 @@ class Worker:
         chosen = self.draw.choice(self.ledger.usable(kind))
         chosen.deleted = "unknown"
         answer = await self.ask(f"delete {kind}", "DELETE", f"/{kind}s/{chosen.id}")
-        chosen.deleted = _deleted(answer)
+        chosen.deleted = _confirm_deletion(answer)
         if kind == "chat":
             self.ledger.touched.add(str(chosen.id))
 
     async def choose(
         self, place: str, member: str, value: Any, *, path: str = "", body: Any = None
     ) -> Answer:
-        """Set one member of settings; what it may be from then on is in the ledger.
+        """Set one setting, and record its possible values in the ledger.
 
         `place` is the path of the settings, or names what is changed by a request of its own, with
         `path` and `body`.
@@ -111,13 +111,13 @@ class Worker:
         return answer
 
 
-def _id_of(body: Any) -> str:
-    """The id of what was made: imports tell of more than that."""
+def _get_id(body: Any) -> str:
+    """Return the id of the new resource from a creation or an import."""
     kinds = ("character", "lorebook", "preset")
     inner = next((body[name] for name in kinds if isinstance(body.get(name), dict)), body)
     return str(inner["id"])
 
 
-def _deleted(answer: Answer) -> Outcome:
-    # Another worker may have been faster: what is not there is gone.
+def _confirm_deletion(answer: Answer) -> Outcome:
+    # Another worker may have deleted it first.
     return "ok" if answer.status == 404 else answer.outcome

@@ -1,8 +1,12 @@
 """The page in a real Chromium, before a server that runs as people run it.
 
 Tests have the marker `browser`, and are plain functions: Playwright's synchronous interface does
-not run inside an event loop. A test fails, whatever else it looks at, where the page had an error
-or a warning in the console, or sent a request to another origin.
+not run inside an event loop. Each test also fails if the page logs an error or a warning to the
+console, or sends a request to another origin.
+
+A worker starts one Chromium and one server for all of these tests, and a module has one browser
+context: the page's 110 modules are fetched and compiled once. Each test gets a new tab and a new
+account, without the cookies and the stored texts of the test before.
 """
 
 from __future__ import annotations
@@ -12,18 +16,23 @@ from collections.abc import Callable, Generator
 from itertools import count
 
 import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from tests.fakes.openai_server import OpenAIServer
 from tests.support.browser import (
     FLAGS,
     Account,
+    Installation,
     Watch,
+    empty,
     find_chromium,
     get_axe,
+    installing,
     signing_up,
     violations,
 )
-from tests.support.process import Served, serving
+from tests.support.process import Served
 from tests.support.waiting import PATIENCE
 
 _numbers = count(1)
@@ -38,14 +47,13 @@ def chromium_path() -> str:
     return path
 
 
-@pytest.fixture(scope="module")
-def chromium(request: pytest.FixtureRequest, chromium_path: str) -> Generator[Browser]:
-    """A Chromium, for one module's tests.
+@pytest.fixture(scope="package")
+def chromium(chromium_path: str) -> Generator[Browser]:
+    """One Chromium for the tests of this folder.
 
-    For no longer: as long as Playwright is there, its event loop counts as running in this thread,
-    and no test with a loop of its own could run.
+    It ends with them, because Playwright's event loop counts as running in this thread as long as
+    Playwright exists. Tests with their own loop could not run.
     """
-    assert request.node.get_closest_marker("browser"), "pytestmark = pytest.mark.browser"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium_path, args=list(FLAGS))
         expect.set_options(timeout=PATIENCE * 1000)
@@ -55,7 +63,7 @@ def chromium(request: pytest.FixtureRequest, chromium_path: str) -> Generator[Br
 
 @pytest.fixture
 def chromium_with_scrollbars(chromium: Browser, chromium_path: str) -> Generator[Browser]:
-    """A Chromium whose scrollbars take room, as on Windows. Playwright hides them by default."""
+    """A Chromium whose scrollbars take up space, as on Windows. Playwright hides them."""
     browser = chromium.browser_type.launch(
         executable_path=chromium_path,
         args=list(FLAGS),
@@ -66,42 +74,80 @@ def chromium_with_scrollbars(chromium: Browser, chromium_path: str) -> Generator
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
-    """A server where everybody may sign up, with the demo model at full speed."""
-    folder = tmp_path_factory.mktemp("served")
-    with serving(folder, registration="open", demo_tokens_per_second="0") as served:
-        yield served
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Generator[Installation]:
+    """A server with open sign-up and the demo model at full speed.
+
+    A module that needs other settings overrides this fixture, with the scope "module".
+    """
+    with installing(
+        tmp_path_factory.mktemp("served"), registration="open", demo_tokens_per_second="0"
+    ) as installation:
+        yield installation
+
+
+@pytest.fixture(scope="module")
+def server(installation: Installation) -> Served:
+    """The server of the module's tests."""
+    return installation.server
+
+
+@pytest.fixture(scope="module")
+def administrator(installation: Installation) -> Account:
+    """The server's first account."""
+    return installation.administrator
+
+
+@pytest.fixture(scope="package")
+def portal() -> Generator[BlockingPortal]:
+    """The event loop of the fake providers."""
+    with start_blocking_portal() as portal:
+        yield portal
+
+
+@pytest.fixture
+def model(portal: BlockingPortal) -> Generator[OpenAIServer]:
+    """An OpenAI-compatible server that no provider names yet."""
+    with portal.wrap_async_context_manager(OpenAIServer()) as model:
+        yield model
 
 
 @pytest.fixture
 def account(server: Served) -> Generator[Account]:
-    """Somebody who has just signed up: what a test needs to be there, it makes as them."""
+    """A new account. Tests create through it what they need to exist."""
     with signing_up(server.url, f"reader{next(_numbers)}") as account:
         yield account
 
 
 @pytest.fixture
 def watch(server: Served) -> Watch:
-    """What the page must not do. Requests that may fail are told to it:
-    `watch.expected.append("/characters/.*/image")`.
+    """What the page must not do.
+
+    Add patterns of requests that may fail: `watch.expected.append("/characters/.*/image")`.
     """
     return Watch(server.url)
 
 
-@pytest.fixture
-def context(chromium: Browser, server: Served, watch: Watch) -> Generator[BrowserContext]:
-    """A browser with nothing in it. Nothing moves in it either, so that tests need not wait."""
+@pytest.fixture(scope="module")
+def shared_context(chromium: Browser, server: Served) -> Generator[BrowserContext]:
+    """The browser context of a module. Animations are off, so that tests need not wait for them."""
     context = chromium.new_context(base_url=server.url, reduced_motion="reduce")
     context.set_default_timeout(PATIENCE * 1000)
-    watch.over(context)
     yield context
     context.close()
+
+
+@pytest.fixture
+def context(shared_context: BrowserContext, watch: Watch) -> Generator[BrowserContext]:
+    """The module's context for one test: without cookies, stored texts and tabs of another one."""
+    with watch.over(shared_context):
+        yield shared_context
+        empty(shared_context, watch.origin)
     watch.check()
 
 
 @pytest.fixture
 def visitor(context: BrowserContext) -> Page:
-    """A tab of somebody who has no account yet, at no address yet."""
+    """A tab of a visitor without an account, at no address yet."""
     return context.new_page()
 
 
@@ -114,7 +160,7 @@ def page(context: BrowserContext, account: Account) -> Page:
 
 @pytest.fixture(scope="session")
 def axe(pytestconfig: pytest.Config) -> str:
-    """axe-core's source, fetched once and kept in pytest's cache."""
+    """axe-core's source, downloaded once and kept in pytest's cache."""
     try:
         return get_axe(pytestconfig.cache.mkdir("axe"))
     except OSError as error:
@@ -123,7 +169,7 @@ def axe(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture
 def assert_accessible(axe: str) -> Callable[[Page], None]:
-    """Fails where axe-core finds something serious or critical in what the page shows now."""
+    """Fail if axe-core finds something serious or critical in what the page shows now."""
 
     def check(page: Page) -> None:
         found = violations(page, axe)

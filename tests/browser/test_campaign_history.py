@@ -24,16 +24,18 @@ def seagate(account: Account) -> str:
     return path
 
 
-def test_the_ledger_says_what_became_of_what_and_takes_it_back(
+def test_a_change_is_undone_and_leads_to_its_message_while_its_branch_is_active(
     page: Page, account: Account, seagate: str, assert_accessible: Callable[[Page], None]
 ) -> None:
     page.goto(f"/#{seagate}?tab=ledger")
-    lines = page.get_by_role("list", name="Ledger").get_by_role("listitem").filter(has_text="You")
+    lines = (
+        page.get_by_role("list", name="Change log").get_by_role("listitem").filter(has_text="You")
+    )
     expect(lines).to_have_count(5)
     expect(lines.nth(0)).to_contain_text("HP 9")
     expect(lines.nth(0)).to_contain_text("Inventory cloak")
-    expect(lines.nth(1)).to_contain_text("Place The Salty Sigil")
-    expect(lines.nth(2)).to_contain_text("Made")
+    expect(lines.nth(1)).to_contain_text("Location The Salty Sigil")
+    expect(lines.nth(2)).to_contain_text("Created")
     assert_accessible(page)
 
     lines.nth(0).get_by_role("button", name="Undo the change of Jake").click()
@@ -44,8 +46,30 @@ def test_the_ledger_says_what_became_of_what_and_takes_it_back(
     [jake] = account.get(f"{seagate}/entities", kind="pc")["items"]
     assert jake["attributes"] == {"hp": 13, "inventory": ["fork"]}
 
+    page = page.context.new_page()
+    chat = account.new_chat(campaign_id=seagate.removeprefix("/campaigns/"), title="Morning")["id"]
+    account.turn(chat, text="I rest.")
+    line, reply = account.get(f"/chats/{chat}/messages")["items"]
+    body = {"day": 6}
+    answer = account.client.patch(seagate, json=body, params={"message_id": reply["id"]})
+    assert answer.is_success, answer.text
+    page.goto(f"/#{seagate}?tab=ledger")
+    newest = page.get_by_role("list", name="Change log").get_by_role("listitem").first
+    expect(newest).to_contain_text("Day 6")
+    newest.get_by_role("button", name="Message").click()
+    expect(page.get_by_role("article").nth(1)).to_be_visible()
+    expect(page).to_have_url(f"{page.url.split('#')[0]}#/chats/{chat}")
 
-def test_a_version_is_compared_and_restored(
+    account.post(f"/messages/{line['id']}/activate", {"follow": False})
+    page.goto(f"/#{seagate}?tab=ledger")
+    expect(newest.get_by_text("not on the current branch")).to_be_visible()
+    expect(page.get_by_text("Day 5", exact=True)).to_be_visible()
+    assert_accessible(page)
+    newest.get_by_role("button", name="Message").click()
+    expect(page.get_by_text("That message was deleted")).to_be_visible()
+
+
+def test_a_version_is_restored_and_proposed_terms_are_answered(
     page: Page, account: Account, seagate: str, assert_accessible: Callable[[Page], None]
 ) -> None:
     account.post(f"{seagate}/clocks", {"name": "The tide"})
@@ -57,22 +81,19 @@ def test_a_version_is_compared_and_restored(
     third.locator("summary").click()
     expect(third.locator("dd").filter(has_text="9")).to_have_text("139")
     expect(third).to_contain_text("The Salty Sigil")
-    expect(third).to_contain_text("Made since then")
+    expect(third).to_contain_text("Created since")
     assert_accessible(page)
 
     third.get_by_role("button", name="Restore version 3").click()
     page.get_by_role("dialog").get_by_role("button", name="Restore").click()
 
-    expect(page.get_by_text("The world is as in version 3.")).to_be_visible()
+    expect(page.get_by_text("The world was restored to version 3.")).to_be_visible()
     expect(versions).to_have_count(7)
     [jake] = account.get(f"{seagate}/entities", kind="pc")["items"]
     assert (jake["attributes"]["hp"], jake["location_id"]) == (13, None)
     assert account.get(f"{seagate}/clocks")["items"] == []
 
-
-def test_proposed_terms_are_seen_beside_the_chat_and_answered_in_the_glossary(
-    page: Page, account: Account, seagate: str, assert_accessible: Callable[[Page], None]
-) -> None:
+    page = page.context.new_page()
     for term in ("saltreader", "GLASSWAY", "Quillon"):
         body = {"term": term, "status": "proposed", "source": "auto", "definition": f"A {term}."}
         account.post(f"{seagate}/glossary", body)
@@ -91,13 +112,13 @@ def test_proposed_terms_are_seen_beside_the_chat_and_answered_in_the_glossary(
     salt.get_by_role("button", name="Done").click()
     salt.get_by_role("button", name="Approve").click()
     glass = proposed.filter(has_text="GLASSWAY")
-    glass.get_by_role("button", name="Keep the bare term").click()
+    glass.get_by_role("button", name="Term only").click()
     proposed.filter(has_text="Quillon").get_by_role("button", name="Reject").click()
 
     expect(proposed).to_have_count(0)
     approved = page.get_by_role("list", name="Approved", exact=True)
     expect(approved).to_contain_text("saltreader")
-    page.get_by_role("button", name="Add a term").click()
+    page.get_by_role("button", name="Add term").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Term").fill("Muffle")
     dialog.get_by_role("button", name="Save").click()
@@ -110,28 +131,3 @@ def test_proposed_terms_are_seen_beside_the_chat_and_answered_in_the_glossary(
         "Muffle": "approved",
     }
     assert stored["saltreader"]["definition"] == "Who reads brine."
-
-
-def test_a_change_leads_to_its_message_and_counts_while_that_is_told(
-    page: Page, account: Account, seagate: str, assert_accessible: Callable[[Page], None]
-) -> None:
-    chat = account.new_chat(campaign_id=seagate.removeprefix("/campaigns/"), title="Morning")["id"]
-    account.turn(chat, text="I rest.")
-    line, reply = account.get(f"/chats/{chat}/messages")["items"]
-    body = {"day": 6}
-    answer = account.client.patch(seagate, json=body, params={"message_id": reply["id"]})
-    assert answer.is_success, answer.text
-    page.goto(f"/#{seagate}?tab=ledger")
-    newest = page.get_by_role("list", name="Ledger").get_by_role("listitem").first
-    expect(newest).to_contain_text("Day 6")
-    newest.get_by_role("button", name="Message").click()
-    expect(page.get_by_role("article").nth(1)).to_be_visible()
-    expect(page).to_have_url(f"{page.url.split('#')[0]}#/chats/{chat}")
-
-    account.post(f"/messages/{line['id']}/activate", {"follow": False})
-    page.goto(f"/#{seagate}?tab=ledger")
-    expect(newest.get_by_text("Does not count")).to_be_visible()
-    expect(page.get_by_text("Day 5", exact=True)).to_be_visible()
-    assert_accessible(page)
-    newest.get_by_role("button", name="Message").click()
-    expect(page.get_by_text("That message is not told now")).to_be_visible()

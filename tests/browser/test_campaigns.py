@@ -53,32 +53,34 @@ def test_a_campaign_is_made_set_up_and_played_in(
     [made] = account.get("/campaigns")["items"]
     assert (made["day"], made["brief"]["city"], made["rules"]) == (5, "Seagate", "freeform")
 
-    parts = page.get_by_role("navigation", name="Parts of the campaign")
+    parts = page.get_by_role("navigation", name="Campaign sections")
     parts.get_by_role("link", name="Settings").click()
     page.get_by_label("Name", exact=True).fill("Seagate by night")
-    page.get_by_label("Rounds between two summaries").fill("6")
-    page.get_by_role("checkbox", name="Approve new terms at once").check()
+    page.get_by_label("Rounds between summaries").fill("6")
+    page.get_by_role("checkbox", name="Approve new terms automatically").check()
     expect(page.get_by_text("Saved", exact=True)).to_be_visible()
     expect(page.get_by_role("heading", level=1, name="Seagate by night")).to_be_visible()
     assert_accessible(page)
     settings = account.get(f"/campaigns/{made['id']}")["settings"]
     assert (settings["memory_interval"], settings["approve_terms"]) == (6, True)
 
-    page.get_by_role("button", name="Open a chat").click()
+    page.get_by_role("button", name="New chat").click()
     dialog.get_by_role("button", name="Start").click()
     expect(page).to_have_url(re.compile(r"#/chats/[0-9a-f-]{36}"))
     # Freeform play has no mood yet, and an empty line of it would show as a stray mark.
-    expect(page.get_by_label("Your line")).to_be_visible()
+    expect(page.get_by_label("Your message")).to_be_visible()
     expect(page.locator(".mood")).to_be_hidden()
     [chat] = account.get("/chats")["items"]
     assert chat["campaign_id"] == made["id"]
 
 
-def test_chats_join_a_campaign_and_leave_it(page: Page, account: Account) -> None:
+def test_a_chat_joins_a_campaign_takes_a_point_of_view_and_outlives_it(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
     campaign = account.post("/campaigns", {"name": "Seagate"})["id"]
     chat = account.new_chat(title="The storm")["id"]
     page.goto(f"/#/campaigns/{campaign}")
-    page.get_by_role("button", name="Let a chat join").click()
+    page.get_by_role("button", name="Add an existing chat").click()
     page.get_by_role("menuitem", name="The storm").click()
     sessions = page.get_by_role("list", name="Sessions")
     expect(sessions.get_by_role("link", name="The storm")).to_be_visible()
@@ -90,36 +92,31 @@ def test_chats_join_a_campaign_and_leave_it(page: Page, account: Account) -> Non
     expect(page.get_by_text("Saved", exact=True)).to_be_visible()
     assert account.get(f"/chats/{chat}")["campaign_id"] is None
 
-
-def test_a_chat_says_from_whose_knowledge_it_is_told(page: Page, account: Account) -> None:
-    campaign = account.post("/campaigns", {"name": "Seagate"})["id"]
+    # Replies are told from a point of view.
+    assert account.client.patch(f"/chats/{chat}", json={"campaign_id": campaign}).is_success
+    page = page.context.new_page()
     jake = account.post(f"/campaigns/{campaign}/entities", {"kind": "pc", "name": "Jake"})["id"]
-    chat = account.new_chat(title="The storm", campaign_id=campaign)["id"]
     page.goto(f"/#/chats/{chat}?panel=settings")
-    choice = page.get_by_role("complementary").get_by_label("Told by")
+    choice = page.get_by_role("complementary").get_by_label("Point of view")
     expect(choice).to_have_value("null")
-    for label, wanted in (("Jake", jake), ("Everyone", "public"), ("The game master", None)):
+    for label, wanted in (("Jake", jake), ("Everyone", "public"), ("Game master", None)):
         with page.expect_response(f"**/chats/{chat}/settings"):
             choice.select_option(label=label)
         assert account.get(f"/chats/{chat}/settings").get("viewpoint") == wanted
 
-
-def test_a_campaign_is_deleted_once_that_is_confirmed(
-    page: Page, account: Account, assert_accessible: Callable[[Page], None]
-) -> None:
+    # Deleting a campaign keeps its chats.
+    page = page.context.new_page()
     phone(page)
     dark(page)
-    campaign = account.post("/campaigns", {"name": "Seagate"})["id"]
-    chat = account.new_chat(title="The storm", campaign_id=campaign)["id"]
     page.goto("/#/campaigns")
     expect(page.get_by_role("link", name="The storm")).to_be_visible()
     assert_accessible(page)
-    page.get_by_role("button", name="More for Seagate").click()
+    page.get_by_role("button", name="More actions for Seagate").click()
     page.get_by_role("menuitem", name="Delete").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("button", name="Cancel").click()
     expect(page.get_by_role("link", name="Seagate")).to_be_visible()
-    page.get_by_role("button", name="More for Seagate").click()
+    page.get_by_role("button", name="More actions for Seagate").click()
     page.get_by_role("menuitem", name="Delete").click()
     dialog.get_by_role("button", name="Delete").click()
     expect(page.get_by_text("A campaign is a world")).to_be_visible()
@@ -140,9 +137,9 @@ def test_a_vault_is_dropped_on_the_page_and_says_what_was_not_understood(
         held = page.evaluate_handle(DROPPED, [name, encoded])
         page.get_by_role("main").dispatch_event("drop", {"dataTransfer": held})
     imports = page.get_by_role("region", name="Imports")
-    expect(imports.get_by_role("status")).to_have_text("1 of 2 imported, 1 refused")
-    expect(imports.get_by_role("button", name="Try broken.zip again")).to_be_visible()
-    imports.get_by_text("not understood").click()
+    expect(imports.get_by_role("status")).to_have_text("1 of 2 imported, 1 failed")
+    expect(imports.get_by_role("button", name="Retry broken.zip")).to_be_visible()
+    imports.get_by_text("not recognized").click()
     expect(imports.get_by_text("odd.md")).to_be_visible()
     assert_accessible(page)
 
@@ -157,8 +154,8 @@ def test_a_campaign_is_saved_as_a_file_and_comes_in_again(page: Page, account: A
     campaign = account.post("/campaigns", {"name": "Seagate", "day": 5})["id"]
     page.goto(f"/#/campaigns/{campaign}")
     files: list[FilePayload] = []
-    for label in ("Export as a zip", "Export as a Markdown vault"):
-        page.get_by_role("button", name="More for Seagate").click()
+    for label in ("Export as zip", "Export as Markdown vault"):
+        page.get_by_role("button", name="More actions for Seagate").click()
         with page.expect_download() as saved:
             page.get_by_role("menuitem", name=label).click()
         data = saved.value.path().read_bytes()

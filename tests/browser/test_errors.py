@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
 import pytest
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 from playwright.sync_api import Page, expect
 
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, chunk, error, reply, stream
@@ -14,26 +13,18 @@ from tests.support.browser import Account, Watch
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture(scope="module")
-def portal() -> Generator[BlockingPortal]:
-    """The event loop of the fake provider."""
-    with start_blocking_portal() as portal:
-        yield portal
-
-
 @pytest.fixture
-def model(portal: BlockingPortal, account: Account) -> Generator[OpenAIServer]:
-    """A provider of the account's own, with one model, which it uses."""
-    with portal.wrap_async_context_manager(OpenAIServer()) as model:
-        names = [{"name": MODEL, "context_window": 9000}]
-        body = {"kind": "openai", "slug": "mine", "name": "Mine", "models": names}
-        account.post("/providers", {**body, "base_url": model.url, "api_key": API_KEY})
-        account.client.patch("/me/settings", json={"model": f"mine/{MODEL}"})
-        yield model
+def model(model: OpenAIServer, account: Account) -> OpenAIServer:
+    """The account's own provider with one model, which its chats use."""
+    names = [{"name": MODEL, "context_window": 9000}]
+    body = {"kind": "openai", "slug": "mine", "name": "Mine", "models": names}
+    account.post("/providers", {**body, "base_url": model.url, "api_key": API_KEY})
+    account.client.patch("/me/settings", json={"model": f"mine/{MODEL}"})
+    return model
 
 
 def say(page: Page, text: str) -> None:
-    page.get_by_role("textbox", name="Your line").fill(text)
+    page.get_by_role("textbox", name="Your message").fill(text)
     page.get_by_role("button", name="Send").click()
 
 
@@ -58,26 +49,37 @@ def test_an_error_quotes_the_provider_and_leads_to_its_settings(
 
     page.reload()
     expect(notice.locator("blockquote")).to_contain_text("No funds for")
-    notice.get_by_role("link", name="Open the providers").click()
-    expect(page.get_by_role("heading", name="Providers of models", level=1)).to_be_visible()
+    notice.get_by_role("link", name="Open model settings").click()
+    expect(page.get_by_role("heading", name="Model providers", level=1)).to_be_visible()
+
+    model.script(*[error(401, message=f"Wrong key: {API_KEY}")] * 2)
+    page.get_by_role("button", name="More actions for Mine").click()
+    page.get_by_role("menuitem", name="Test").click()
+    report = page.get_by_role("dialog").get_by_role("alert")
+    expect(report).to_contain_text("The provider rejected the API key.")
+    expect(report.locator("blockquote")).to_have_text("The provider says: Wrong key: [removed]")
+    assert_accessible(page)
 
 
-def test_after_a_rate_limit_the_page_waits_as_long_as_the_provider_asks(
-    page: Page, account: Account, model: OpenAIServer, watch: Watch
+def test_a_failed_reply_is_tried_again_and_one_that_was_cut_off_is_continued(
+    page: Page,
+    account: Account,
+    model: OpenAIServer,
+    watch: Watch,
+    assert_accessible: Callable[[Page], None],
 ) -> None:
+    # After a rate limit the button waits as long as the provider asks.
     watch.expected.append("/api/v1/messages/")
     page.goto(f"/#/chats/{account.new_chat()['id']}")
     model.script(error(429, message="Slow down.", headers={"retry-after": "3"}), reply("Hello!"))
     say(page, "Hello.")
-    expect(page.get_by_text("The provider's rate limit is reached.")).to_be_visible()
+    expect(page.get_by_text("The provider's rate limit was reached.")).to_be_visible()
     expect(page.get_by_role("button", name="Try again in")).to_be_disabled()
     page.get_by_role("button", name="Try again", exact=True).click()
     expect(page.get_by_text("Hello!", exact=True)).to_be_visible()
 
-
-def test_an_error_amid_a_reply_is_named_beside_what_was_said(
-    page: Page, account: Account, model: OpenAIServer
-) -> None:
+    # An error in the middle of a reply is shown below its text.
+    page = page.context.new_page()
     page.goto(f"/#/chats/{account.new_chat()['id']}")
     fault = {"error": {"code": 502, "message": "Provider disconnected"}}
     model.script(stream(chunk(content="Once upon"), fault))
@@ -88,41 +90,28 @@ def test_an_error_amid_a_reply_is_named_beside_what_was_said(
         expect(page.locator(".notice blockquote")).to_contain_text("Provider disconnected")
         page.reload()
 
-
-def test_a_reply_that_was_cut_off_goes_on_or_is_written_again(
-    page: Page, account: Account, model: OpenAIServer, assert_accessible: Callable[[Page], None]
-) -> None:
+    # A reply that reached its maximum length is continued or written again.
+    page = page.context.new_page()
     page.goto(f"/#/chats/{account.new_chat()['id']}")
-    fault = {"error": {"code": 502, "message": "Provider disconnected"}}
     model.script(
         reply("The door opens and the", finish="length"),
         stream(chunk(content="lamp goes"), fault),
         reply("It stays shut."),
     )
     say(page, "I knock.")
-    last, go_on = page.locator(".message.last"), page.get_by_role("button", name="Continue")
-    expect(last).to_contain_text("The reply reached the longest length allowed")
+    last, go_on = (
+        page.locator(".message.last"),
+        page.get_by_role("button", name="Continue", exact=True),
+    )
+    expect(last).to_contain_text("The reply reached the maximum length")
     page.reload()
-    expect(last).to_contain_text("The reply reached the longest length allowed")
+    expect(last).to_contain_text("The reply reached the maximum length")
     assert_accessible(page)
     go_on.click()
     expect(last.locator(".prose")).to_have_text("The door opens and the lamp goes")
-    expect(last).to_contain_text("Something went wrong in the middle of this reply.")
-    expect(last).not_to_contain_text("longest length")
+    expect(last).to_contain_text("This reply was interrupted by an error.")
+    expect(last).not_to_contain_text("maximum length")
     expect(go_on).to_be_visible()
     last.get_by_role("button", name="Try again").click()
     expect(last.locator(".prose")).to_have_text("It stays shut.")
     expect(go_on).to_be_hidden()
-
-
-def test_a_test_of_a_provider_quotes_what_its_server_said(
-    page: Page, model: OpenAIServer, assert_accessible: Callable[[Page], None]
-) -> None:
-    page.goto("/#/providers")
-    model.script(*[error(401, message=f"Wrong key: {API_KEY}")] * 2)
-    page.get_by_role("button", name="More about Mine").click()
-    page.get_by_role("menuitem", name="Test").click()
-    report = page.get_by_role("dialog").get_by_role("alert")
-    expect(report).to_contain_text("The provider refused the API key.")
-    expect(report.locator("blockquote")).to_have_text("The provider says: Wrong key: [removed]")
-    assert_accessible(page)

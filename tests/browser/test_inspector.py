@@ -34,19 +34,23 @@ def chat(account: Account) -> dict[str, Any]:
     return chat
 
 
-def test_what_is_typed_is_seen_in_the_prompt_with_what_it_brings_in(
-    page: Page, chat: dict[str, Any], assert_accessible: Callable[[Page], None]
+def test_the_prompt_of_a_typed_line_is_explained_and_resized(
+    page: Page,
+    account: Account,
+    chat: dict[str, Any],
+    watch: Watch,
+    assert_accessible: Callable[[Page], None],
 ) -> None:
     page.goto(f"/#/chats/{chat['id']}?panel=context")
     panel = page.get_by_role("complementary")
-    window = panel.get_by_role("group", name="How the window is filled")
+    window = panel.get_by_role("group", name="Context window usage")
     expect(window.get_by_role("button", name=re.compile("^History"))).to_be_visible()
-    page.get_by_label("Your line").fill("Who keeps the lighthouse?")
+    page.get_by_label("Your message").fill("Who keeps the lighthouse?")
     expect(window.get_by_role("button", name=re.compile("^Lore"))).to_be_visible()
 
     window.get_by_role("button", name=re.compile("^Lore")).press("Enter")
 
-    entry = panel.get_by_role("listitem").filter(has_text="Found by its key “lighthouse”").first
+    entry = panel.get_by_role("listitem").filter(has_text="Matched the key “lighthouse”").first
     expect(entry).to_contain_text("in your message")
     link = entry.get_by_role("link", name="Go to The lighthouse")
     expect(link).to_have_attribute("href", re.compile(f"^#/lorebooks/{chat['book_id']}\\?entry="))
@@ -54,11 +58,10 @@ def test_what_is_typed_is_seen_in_the_prompt_with_what_it_brings_in(
     expect(entry).to_contain_text("The lighthouse of Saltwick stands")
     assert_accessible(page)
 
-
-def test_another_size_is_tried_before_it_is_kept_and_can_be_taken_back(
-    page: Page, account: Account, chat: dict[str, Any], watch: Watch
-) -> None:
+    # Another token budget is tried, saved and reset.
+    page = page.context.new_page()
     page.goto(f"/#/chats/{chat['id']}?panel=context")
+    page.get_by_label("Your message").fill("")
     panel = page.get_by_role("complementary")
     history = panel.get_by_role("button", name=re.compile("^History: "))
     expect(history).to_be_visible()
@@ -73,22 +76,22 @@ def test_another_size_is_tried_before_it_is_kept_and_can_be_taken_back(
     expect(panel.get_by_text("Messages 1 to 5")).to_be_attached()
     assert account.get(settings) == before
 
-    expect(panel.get_by_text("Not kept yet")).to_be_visible()
-    panel.get_by_role("button", name="Keep for this chat").click()
-    expect(panel.get_by_text("Kept for this chat")).to_be_visible()
+    expect(panel.get_by_text("Not saved yet")).to_be_visible()
+    panel.get_by_role("button", name="Save for this chat").click()
+    expect(panel.get_by_text("Saved for this chat")).to_be_visible()
     assert account.get(settings)["budgets"] == {"history": 0}
-    panel.get_by_role("button", name="Back to the default").click()
+    panel.get_by_role("button", name="Reset to default").click()
     expect(history).to_be_visible()
-    expect(panel.get_by_text("Kept for this chat")).to_be_hidden()
+    expect(panel.get_by_text("Saved for this chat")).to_be_hidden()
     watch.expected.append("/chats/.*/context")
-    whole = panel.get_by_role("spinbutton", name="Whole window")
+    whole = panel.get_by_role("spinbutton", name="Total")
     whole.fill("7")
     expect(whole).to_have_accessible_description(re.compile("1024"))
     whole.fill("1100")
-    expect(whole).to_have_accessible_description(re.compile("leaves no room for a prompt"))
-    expect(panel.get_by_role("button", name="Keep for this chat")).to_be_disabled()
-    panel.get_by_role("spinbutton", name="Kept for the reply").fill("1000")
-    expect(panel.get_by_text(re.compile("It does not fit"))).to_be_visible()
+    expect(whole).to_have_accessible_description(re.compile("leaves no tokens for the prompt"))
+    expect(panel.get_by_role("button", name="Save for this chat")).to_be_disabled()
+    panel.get_by_role("spinbutton", name="Reserved for the reply").fill("1000")
+    expect(panel.get_by_text(re.compile("The prompt is too long"))).to_be_visible()
     whole.fill("50000")
     expect(panel.get_by_text("of 50,000 tokens")).to_be_visible()
     expect(whole).to_have_accessible_description("")
@@ -97,7 +100,7 @@ def test_another_size_is_tried_before_it_is_kept_and_can_be_taken_back(
 WORDED: list[tuple[list[dict[str, Any]], str]] = [
     (
         [{"kind": "key", "key": "lighthouse", "found_in": {"kind": "message", "number": 63}}],
-        "Found by its key “lighthouse” in message 63",
+        "Matched the key “lighthouse” in message 63",
     ),
     (
         [
@@ -106,8 +109,8 @@ WORDED: list[tuple[list[dict[str, Any]], str]] = [
             {"kind": "secondary_key", "key": "/in (.+)/", "found_in": {"kind": "scenario"}},
         ],
         (
-            "Found by its key “lamp; oil” in your message; with /in (.+)/ in the scenario; "
-            "found by a search for what is said, by its meaning (match 2)"
+            "Matched the key “lamp; oil” in your message; with /in (.+)/ in the scenario; "
+            "found by meaning (match 2)"
         ),
     ),
     (
@@ -118,7 +121,7 @@ WORDED: list[tuple[list[dict[str, Any]], str]] = [
                 "found_in": {"kind": "entry", "number": 1, "title": "Alice in the tower"},
             }
         ],
-        "Found by its key “a” in the entry “Alice in the tower”",
+        "Matched the key “a” in the entry “Alice in the tower”",
     ),
     (
         [
@@ -132,13 +135,13 @@ WORDED: list[tuple[list[dict[str, Any]], str]] = [
                 ],
             }
         ],
-        "Says nearly the same; has the words “silver”, “key”; Mira says it (match 1)",
+        "Nearly the same text; contains the words “silver”, “key”; said by Mira (match 1)",
     ),
-    ([{"kind": "sticky", "count": 1}], "Found earlier, and stays for 1 more message"),
-    ([{"kind": "sticky", "count": 2}], "Found earlier, and stays for 2 more messages"),
+    ([{"kind": "sticky", "count": 1}], "Matched earlier, stays for 1 more message"),
+    ([{"kind": "sticky", "count": 2}], "Matched earlier, stays for 2 more messages"),
     (
         [{"kind": "probability", "chance": 12.5}],
-        "Left out by chance: it comes in 12.5 % of the time",
+        "Skipped by chance (12.5% probability)",
     ),
 ]
 
@@ -149,9 +152,9 @@ def test_a_reply_has_the_prompt_that_it_came_from_and_reasons_are_in_words(
     greeting, *_, reply = account.get(f"/chats/{chat['id']}/messages")["items"]
     page.goto(f"/#/chats/{chat['id']}?panel=context&message={reply['id']}")
     panel = page.get_by_role("complementary")
-    expect(panel.get_by_text("As sent to demo.")).to_be_visible()
+    expect(panel.get_by_text("Sent to demo.")).to_be_visible()
     expect(panel.get_by_text(re.compile("a provider can reuse them"))).to_be_visible()
-    panel.get_by_text("The exact prompt").click()
+    panel.get_by_text("Exact prompt").click()
     messages = panel.get_by_role("list").last.get_by_role("listitem")
     expect(messages.first).to_contain_text("1 system")
     messages.last.locator("summary").click()
@@ -159,9 +162,9 @@ def test_a_reply_has_the_prompt_that_it_came_from_and_reasons_are_in_words(
 
     watch.expected.append("/messages/.*/context")
     page.goto(f"/#/chats/{chat['id']}?panel=context&message={greeting['id']}")
-    expect(panel.get_by_text("No model wrote this message here")).to_be_visible()
-    panel.get_by_role("link", name="See the next prompt").click()
-    expect(panel.get_by_text("All that the model reads")).to_be_visible()
+    expect(panel.get_by_text("This message was not written by a model")).to_be_visible()
+    panel.get_by_role("link", name="Show the next prompt").click()
+    expect(panel.get_by_text("Everything the model reads")).to_be_visible()
 
     source = page.locator("script[type=module]").get_attribute("src") or ""
     read = """async ([address, reasons]) => {

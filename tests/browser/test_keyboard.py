@@ -19,22 +19,22 @@ MOST_STOPS = 60
 def test_everything_a_first_evening_takes_is_done_with_the_keyboard(visitor: Page) -> None:
     page, keys = visitor, visitor.keyboard
     page.goto("/")
-    press(page, page.get_by_role("button", name="Make an account"))
+    press(page, page.get_by_role("button", name="Create account"))
     for label, text in (("Username", f"Cleo {uuid4().hex[:8]}"), ("Password", PASSWORD)):
         reach(page, page.get_by_label(label, exact=True))
         keys.type(text)
     keys.press("Enter")
-    reach(page, page.get_by_role("checkbox", name="I have kept it"))
+    reach(page, page.get_by_role("checkbox", name="I have saved it"))
     keys.press("Space")
-    press(page, page.get_by_role("button", name="Go on"))
+    press(page, page.get_by_role("button", name="Continue"))
     press(page, page.get_by_role("button", name="Try the demo"))
     press(page, page.get_by_role("button", name="Try the example"))
 
-    line = page.get_by_role("textbox", name="Your line")
+    line = page.get_by_role("textbox", name="Your message")
     reach(page, line)
     keys.type("What burns in the old lighthouse?")
     keys.press("Enter")
-    replied = page.get_by_role("group", name="Tools of message 3")
+    replied = page.get_by_role("group", name="Actions for message 3")
     expect(replied).to_be_visible()
     keys.press("ArrowRight")  # behind the last swipe there is a new one
     expect(page.get_by_text("2 / 2")).to_be_visible()
@@ -44,19 +44,19 @@ def test_everything_a_first_evening_takes_is_done_with_the_keyboard(visitor: Pag
     press(page, replied.get_by_role("button", name="Why this reply?"))
     panel = page.get_by_role("complementary")
     press(page, panel.get_by_role("button", name="Lore").last)
-    expect(panel.get_by_text("Found by its key").first).to_be_visible()
+    expect(panel.get_by_text("Matched the key").first).to_be_visible()
     keys.press("Escape")
     expect(panel).to_have_count(0)
 
     press(page, page.get_by_role("button", name="Settings"))
     reach(page, panel.get_by_role("checkbox", name="Keep a chronicle"))
     keys.press("Space")
-    expect(panel.get_by_role("link", name="Open the chronicle")).to_be_visible()
+    expect(panel.get_by_role("link", name="Open chronicle")).to_be_visible()
     keys.press("Escape")
     reach(page, line)
     keys.type(FOUND)
     keys.press("Enter")
-    expect(page.get_by_text("Written down")).to_be_visible()
+    expect(page.get_by_text("Recorded")).to_be_visible()
 
 
 def press(page: Page, target: Locator) -> None:

@@ -29,7 +29,7 @@ def test_files_become_lorebooks_and_one_that_is_none_says_why(page: Page, watch:
     watch.expected.append("/lorebooks/import")
     world = {"entries": {"0": {"uid": 0, "key": ["inn"], "content": "An inn.", "comment": "Inn"}}}
     page.goto("/#/lorebooks")
-    expect(page.get_by_text("Lore is what the story knows")).to_be_visible()
+    expect(page.get_by_text("Lorebook entries are added")).to_be_visible()
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Import").click()
     files = {"Harbour.json": json.dumps(world).encode(), "letter.json": b"Dear sir,"}
@@ -41,41 +41,40 @@ def test_files_become_lorebooks_and_one_that_is_none_says_why(page: Page, watch:
     )
     imports = page.get_by_role("region", name="Imports")
     expect(imports).to_contain_text("This is no lorebook")
-    expect(imports).to_contain_text("or what they are about")
-    imports.get_by_role("button", name="Only by their keys").click()
-    expect(imports).to_contain_text("Entries come in when their keys are said.")
+    expect(imports).to_contain_text("or by their meaning")
+    imports.get_by_role("button", name="Use keys only").click()
+    expect(imports).to_contain_text("Entries activate by their keys.")
     imports.get_by_role("link", name="Harbour").click()
     expect(page.get_by_role("heading", name="Harbour")).to_be_visible()
     page.get_by_role("button", name="Settings").click()
-    expect(page.get_by_label("Found by")).to_have_value("keys")
+    expect(page.get_by_label("Activate by")).to_have_value("keys")
     expect(page.get_by_role("button", name="Inn inn", exact=True)).to_be_visible()
 
 
-def test_a_text_shows_what_comes_in_and_what_nearly_did(page: Page, account: Account) -> None:
+def test_entries_are_tested_added_ordered_and_restored(page: Page, account: Account) -> None:
     page.goto(book(account, LIGHT, NAVY))
-    page.get_by_label("What is said").fill("The navy sees the Lighthouse.")
-    expect(page.get_by_role("heading", name="1 entry comes in")).to_be_visible()
+    page.get_by_label("Test text").fill("The navy sees the Lighthouse.")
+    expect(page.get_by_role("heading", name="1 entry activated")).to_be_visible()
     expect(page.locator("mark")).to_have_text(["Lighthouse"])
     details = page.get_by_role("region", name="Details")
-    expect(details).to_contain_text("Found by its key “lighthouse” in the text")
-    expect(details).to_contain_text("Switched off")
+    expect(details).to_contain_text("Matched the key “lighthouse” in the text")
+    expect(details).to_contain_text("Turned off")
     details.get_by_role("button", name="The navy").click()
     page.get_by_role("checkbox", name="On", exact=True).check()
     expect(details).to_contain_text("Saved")
-    details.get_by_role("button", name="Try it").click()
+    details.get_by_role("button", name="Test").click()
     expect(page.locator("mark")).to_have_text(["navy", "Lighthouse"])
 
-
-def test_an_entry_is_made_and_saves_itself(page: Page, account: Account) -> None:
+    page = page.context.new_page()
     address = book(account, LIGHT)
     page.goto(address)
     page.get_by_role("button", name="Add entry").click()
     details = page.get_by_role("region", name="Details")
     details.get_by_label("Name", exact=True).fill("The lamp")
     details.get_by_label("Keys", exact=True).fill("/lamps?{1,2}/i\nwick, oil")
-    details.get_by_text("Time", exact=True).click()
-    details.get_by_label("Rests for").fill("3")
-    details.get_by_text("Only with", exact=True).click()
+    details.get_by_text("Timing", exact=True).click()
+    details.get_by_label("Cooldown").fill("3")
+    details.get_by_text("Filters", exact=True).click()
     details.get_by_label("Characters").fill("Mara")
     expect(details).to_contain_text("Saved")
     expect(page.get_by_role("list", name="Entries")).to_contain_text("The lamp")
@@ -84,19 +83,18 @@ def test_an_entry_is_made_and_saves_itself(page: Page, account: Account) -> None
     assert made["keys"] == ["/lamps?{1,2}/i", "wick, oil"]
     assert made["character_filter"]["names"] == ["Mara"]
 
-
-def test_entries_are_put_in_order_and_deletions_taken_back(page: Page, account: Account) -> None:
+    page = page.context.new_page()
     address = book(account, LIGHT, NAVY)
     page.goto(address)
     rows = page.get_by_role("list", name="Entries").get_by_role("listitem")
     expect(rows).to_have_count(2)
-    page.get_by_role("button", name="More for The light").press("Enter")
+    page.get_by_role("button", name="More actions for The light").press("Enter")
     with page.expect_response(lambda answer: answer.url.endswith("/entries/order")):
         page.get_by_role("menuitem", name="Move down").press("Enter")
     expect(rows.first).to_contain_text("The navy")
     titles = [entry["title"] for entry in account.get(f"{address[3:]}/entries")["items"]]
     assert titles == ["The navy", "The light"]
-    page.get_by_role("button", name="More for The navy").click()
+    page.get_by_role("button", name="More actions for The navy").click()
     page.get_by_role("menuitem", name="Delete").click()
     expect(rows).to_have_count(1)
     page.get_by_role("button", name="Undo").click()

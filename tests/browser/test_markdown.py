@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
-from playwright.sync_api import Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
+
+from tests.support.browser import Watch
+from tests.support.process import Served
 
 pytestmark = pytest.mark.browser
 
@@ -310,22 +314,28 @@ GROW = f"""async (text) => {{
 }}"""
 
 
-def opened(page: Page) -> Page:
-    page.goto("/")
-    expect(page.get_by_role("heading", level=1)).to_be_visible()
-    return page
+@pytest.fixture(scope="module")
+def opened(shared_context: BrowserContext, server: Served) -> Generator[Page]:
+    """The page of a visitor, in whose scripts the tests render texts."""
+    watch = Watch(server.url)
+    with watch.over(shared_context):
+        page = shared_context.new_page()
+        page.goto("/")
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        yield page
+        page.close()
+    watch.check()
 
 
-def test_stories_look_as_they_are_meant(visitor: Page) -> None:
-    found: list[str] = opened(visitor).evaluate(RENDER, list(CASES))
+def test_stories_look_as_they_are_meant(opened: Page) -> None:
+    found: list[str] = opened.evaluate(RENDER, list(CASES))
 
     assert dict(zip(CASES, found, strict=True)) == CASES
 
 
-def test_what_anyone_writes_makes_no_more_than_text_and_links(visitor: Page) -> None:
-    opened(visitor)
+def test_what_anyone_writes_makes_no_more_than_text_and_links(opened: Page) -> None:
     for text in (*HOSTILE, *CASES, "".join(HOSTILE), "\n\n> ".join(HOSTILE)):
-        for name, attributes in visitor.evaluate(ELEMENTS, text):
+        for name, attributes in opened.evaluate(ELEMENTS, text):
             assert name in ALLOWED or name in BARE, (name, text)
             assert attributes.keys() <= ALLOWED.get(name, set()), (name, attributes, text)
             if name == "a":
@@ -334,24 +344,23 @@ def test_what_anyone_writes_makes_no_more_than_text_and_links(visitor: Page) -> 
                 assert attributes["rel"] == "noopener noreferrer nofollow"
 
 
-def test_no_text_is_lost(visitor: Page) -> None:
+def test_no_text_is_lost(opened: Page) -> None:
     texts = [text for text in HOSTILE if not re.search(r"[&\\`|>]", text)]
-    found: list[str] = opened(visitor).evaluate(RENDER, texts)
+    found: list[str] = opened.evaluate(RENDER, texts)
 
     for text, html in zip(texts, found, strict=True):
         words = set(re.findall(r"[a-z]{3,}", text.lower()))
         assert words <= set(re.findall(r"[a-z]{3,}", html.lower())), text
 
 
-def test_no_text_takes_more_than_its_length(visitor: Page) -> None:
-    opened(visitor)
+def test_no_text_takes_more_than_its_length(opened: Page) -> None:
     for text in TEDIOUS:
         # Something else may have run in between: what grows, grows each time.
-        assert any(visitor.evaluate(GROWTH, text) < 12 for _ in range(3)), text
+        assert any(opened.evaluate(GROWTH, text) < 12 for _ in range(3)), text
 
 
-def test_a_text_that_grows_ends_as_if_it_had_come_at_once(visitor: Page) -> None:
-    found: dict[str, Any] = opened(visitor).evaluate(GROW, STORY)
+def test_a_text_that_grows_ends_as_if_it_had_come_at_once(opened: Page) -> None:
+    found: dict[str, Any] = opened.evaluate(GROW, STORY)
 
     assert found["same"]
     assert found["another"] == "<p>Another.</p>"
@@ -361,8 +370,8 @@ def test_a_text_that_grows_ends_as_if_it_had_come_at_once(visitor: Page) -> None
     assert not any(re.search(r"\*\w[^<]*</p>$", step) for step in found["steps"])
 
 
-def test_a_selection_stays_while_the_text_grows(visitor: Page) -> None:
-    said: str = opened(visitor).evaluate(
+def test_a_selection_stays_while_the_text_grows(opened: Page) -> None:
+    said: str = opened.evaluate(
         f"""async ([begin, rest]) => {{
           const {{ growing }} = {IMPORTED};
           const box = document.createElement("div");
@@ -379,12 +388,12 @@ def test_a_selection_stays_while_the_text_grows(visitor: Page) -> None:
     assert said == "First of all."
 
 
-def test_plain_markdown_is_what_it_is_elsewhere(visitor: Page) -> None:
+def test_plain_markdown_is_what_it_is_elsewhere(opened: Page) -> None:
     peer = MarkdownIt("commonmark", {"breaks": True}).enable("table").disable("code")
     sections = PLAIN.split("\n\n")
     texts = [PLAIN, *(section for section in sections if "```" not in section)]
 
-    found: list[str] = opened(visitor).evaluate(RENDER, texts)
+    found: list[str] = opened.evaluate(RENDER, texts)
 
     for text, html in zip(texts, found, strict=True):
         assert html == as_here(peer.render(text)), text

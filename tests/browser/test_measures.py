@@ -27,11 +27,11 @@ def played(account: Account) -> str:
     return f"/campaigns/{made['id']}"
 
 
-def test_the_figures_have_a_chart_and_the_chart_a_table(
+def test_the_statistics_have_a_chart_with_a_table_and_are_empty_before_play(
     page: Page, account: Account, played: str, assert_accessible: Callable[[Page], None]
 ) -> None:
     page.goto(f"/#{played}")
-    page.get_by_role("link", name="Figures").click()
+    page.get_by_role("link", name="Statistics").click()
     seen = account.get(f"{played}/memory")
     tile = page.locator(".tiles .card").filter(has_text="Tokens saved")
     expect(tile).to_contain_text(f"of the history of {TURNS} prompts")
@@ -40,7 +40,7 @@ def test_the_figures_have_a_chart_and_the_chart_a_table(
     expect(chart.locator("rect")).to_have_count(2 * TURNS)
     assert_accessible(page)
 
-    page.get_by_text("As a table").first.click()
+    page.get_by_text("Show as table").first.click()
 
     table = page.get_by_role("table").first
     rows = table.locator("tbody").get_by_role("row")
@@ -52,13 +52,10 @@ def test_the_figures_have_a_chart_and_the_chart_a_table(
     wide = "document.scrollingElement.scrollWidth <= innerWidth"
     assert page.evaluate(wide), "nothing is wider than a phone"
 
-
-def test_a_campaign_that_was_not_played_says_so(
-    page: Page, account: Account, assert_accessible: Callable[[Page], None]
-) -> None:
+    page = page.context.new_page()
     made = account.post("/campaigns", {"name": "Empty"})
     page.goto(f"/#/campaigns/{made['id']}?tab=measures")
-    expect(page.get_by_text("No reply has been written in this campaign")).to_be_visible()
+    expect(page.get_by_text("No statistics yet")).to_be_visible()
     expect(page.get_by_role("img", name="prompts:")).to_have_count(0)
     assert_accessible(page)
 
@@ -83,10 +80,10 @@ def test_a_failure_says_what_to_do_and_its_job_can_be_tried_again(
     page.route("**/memory", lambda route: route.fulfill(json=seen))
     page.route("**/retry", lambda route: route.fulfill(json={}))
     page.goto(f"/#{played}?tab=measures")
-    failures = page.get_by_role("list", name="Last failures").locator("> li")
+    failures = page.get_by_role("list", name="Recent failures").locator("> li")
     expect(failures).to_have_count(2)
-    expect(failures.first).to_contain_text("Since then the work was done")
-    expect(failures.last).to_contain_text("The provider refuses the key.")
+    expect(failures.first).to_contain_text("the task has since succeeded")
+    expect(failures.last).to_contain_text("The provider rejected the API key.")
     assert_accessible(page)
     with page.expect_request(f"**/jobs/{job}/retry") as asked:
         failures.last.get_by_role("button", name="Try again").click()

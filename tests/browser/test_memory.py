@@ -15,7 +15,7 @@ pytestmark = pytest.mark.browser
 FOUND = "I find the silver key under the altar of the flooded chapel."
 
 
-def test_what_the_agent_writes_appears_by_itself_and_can_be_undone(
+def test_what_the_agent_writes_appears_is_undone_and_rebuilt(
     page: Page, account: Account, assert_accessible: Callable[[Page], None]
 ) -> None:
     chat, chronicle = keeping(account)
@@ -28,17 +28,28 @@ def test_what_the_agent_writes_appears_by_itself_and_can_be_undone(
 
     events = page.get_by_role("list", name="Timeline").get_by_role("listitem")
     expect(events).to_contain_text("find the silver key")
-    events.get_by_text("Where it comes from (1)").click()
+    events.get_by_text("Sources (1)").click()
     expect(events.get_by_role("link", name="The flooded chapel")).to_have_attribute(
         "href", f"#/chats/{chat}?at=0"
     )
     assert_accessible(page)
-    page.get_by_role("link", name="What the agent did").click()
+    page.get_by_role("link", name="Agent activity").click()
     page.get_by_role("button", name="Undo").click()
     page.get_by_role("dialog").get_by_role("button", name="Undo").click()
     expect(page.get_by_text("Undone", exact=True)).to_be_visible()
     assert_accessible(page)
     assert account.get(f"/chronicles/{chronicle}/events")["items"] == []
+
+    page = page.context.new_page()
+    chat, chronicle = keeping(account)
+    account.turn(chat, text=FOUND)
+    page.goto(f"/#/chronicles/{chronicle}")
+    page.get_by_role("button", name="More actions for The flooded").click()
+    page.get_by_role("menuitem", name="Rebuild").click()
+    page.get_by_role("button", name="Estimate cost").click()
+    expect(page.get_by_text("Messages: 2.")).to_be_visible()
+    page.get_by_role("button", name="Start").click()
+    expect(page.get_by_text("Events created: 1")).to_be_visible()
 
 
 def test_events_are_written_found_merged_and_deleted_and_nothing_typed_is_lost(
@@ -60,38 +71,38 @@ def test_events_are_written_found_merged_and_deleted_and_nothing_typed_is_lost(
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Add event").click()
     expect(dialog.get_by_label("What happened")).to_have_value("The river froze.")
-    dialog.get_by_label("Who").fill("Mara, Orla")
+    dialog.get_by_label("Characters").fill("Mara, Orla")
     dialog.get_by_role("button", name="Save").click()
 
     page.get_by_role("button", name="Mara", exact=True).first.click()
     events = page.get_by_role("list", name="Timeline").get_by_role("listitem")
     expect(events).to_have_count(2)
     expect(page).to_have_url(re.compile("who=Mara"))
-    page.get_by_role("button", name="More for The river froze.").click()
+    page.get_by_role("button", name="More actions for The river froze.").click()
     page.get_by_role("menuitem", name="Merge with others").click()
     page.get_by_role("checkbox", name="The snow came early.").check()
-    page.get_by_role("button", name="Merge into one").click()
-    dialog.get_by_role("button", name="Merge into one").click()
+    page.get_by_role("button", name="Merge").click()
+    dialog.get_by_role("button", name="Merge").click()
     expect(events).to_have_count(1)
     expect(dialog.get_by_label("What happened")).to_have_value(
         "The snow came early.\nThe river froze."
     )
-    dialog.get_by_label("Who").fill("Mara")
+    dialog.get_by_label("Characters").fill("Mara")
     dialog.get_by_role("button", name="Save").click()
     expect(events.get_by_role("button", name="Orla", exact=True)).to_have_count(0)
     [merged, _] = account.get(path)["items"]
     assert merged["who"] == ["Mara"]
 
-    page.get_by_role("searchbox", name="Who").fill("")
+    page.get_by_role("searchbox", name="Characters").fill("")
     expect(events).to_have_count(2)
-    page.get_by_role("button", name="More for Everybody").click()
+    page.get_by_role("button", name="More actions for Everybody").click()
     page.get_by_role("menuitem", name="Delete").click()
     expect(events).to_have_count(1)
     page.get_by_role("button", name="Dismiss").click()
     expect(events.get_by_text("Nobody minded.")).to_be_visible()
 
 
-def test_a_search_finds_messages_and_leads_to_them(
+def test_a_search_finds_messages_and_facts_and_the_status_rebuilds_the_index(
     page: Page, account: Account, assert_accessible: Callable[[Page], None]
 ) -> None:
     chat = account.new_chat(title="The flooded chapel")["id"]
@@ -105,10 +116,10 @@ def test_a_search_finds_messages_and_leads_to_them(
     expect(page).to_have_url(re.compile(r"q=silver\+keys"))
     assert_accessible(page)
     page.get_by_role("combobox").select_option("Events")
-    expect(page.get_by_text("Nothing found.")).to_be_visible()
+    expect(page.get_by_text("No results.")).to_be_visible()
 
-
-def test_a_name_that_a_text_begins_with_is_not_said_twice(page: Page, account: Account) -> None:
+    # A name at the beginning of a text is not repeated.
+    page = page.context.new_page()
     world = f"/campaigns/{account.post('/campaigns', {'name': 'The mill'})['id']}"
     robin = account.post(f"{world}/entities", {"kind": "npc", "name": "Robin"})["id"]
     account.post(f"{world}/facts", {"text": "Robin: cannot swim.", "about_id": robin})
@@ -122,17 +133,21 @@ def test_a_name_that_a_text_begins_with_is_not_said_twice(page: Page, account: A
     expect(found.get_by_role("heading")).to_have_text("Robin")
     expect(found.locator(".prose")).to_have_text("cannot swim.")
 
+    page = page.context.new_page()
+    phone(page)
+    page.goto("/#/settings")
+    page.get_by_role("link", name="Memory status").click()
 
-def test_a_rebuild_says_first_what_it_takes(page: Page, account: Account) -> None:
-    chat, chronicle = keeping(account)
-    account.turn(chat, text=FOUND)
-    page.goto(f"/#/chronicles/{chronicle}")
-    page.get_by_role("button", name="More for The flooded").click()
-    page.get_by_role("menuitem", name="Rebuild").click()
-    page.get_by_role("button", name="See what it takes").click()
-    expect(page.get_by_text("Messages: 2.")).to_be_visible()
-    page.get_by_role("button", name="Start").click()
-    expect(page.get_by_text("Events written: 1")).to_be_visible()
+    expect(page.get_by_role("listitem").filter(has_text="Messages")).to_contain_text("2")
+    expect(page.get_by_text("By words only")).to_be_visible()
+    expect(page.get_by_text("download one on this page")).to_be_visible()
+    assert_accessible(page)
+    page.get_by_role("button", name="Rebuild index").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("dialog").get_by_role("button", name="Rebuild").click()
+    expect(page.get_by_text("Rebuilding the index")).to_be_visible()
+    expect(page.get_by_text("Compared with the database")).to_be_visible()
+    assert_accessible(page)
 
 
 def keeping(account: Account) -> tuple[str, str]:
@@ -141,24 +156,3 @@ def keeping(account: Account) -> tuple[str, str]:
     answer = account.client.patch(f"/chats/{chat}/settings", json={"chronicle_enabled": True})
     assert answer.is_success, answer.text
     return chat, answer.json()["chronicle_id"]
-
-
-def test_the_status_says_what_is_indexed_and_rebuilds_it(
-    page: Page, account: Account, assert_accessible: Callable[[Page], None]
-) -> None:
-    phone(page)
-    chat = account.new_chat(title="The flooded chapel")["id"]
-    account.turn(chat, text=FOUND)
-    page.goto("/#/settings")
-    page.get_by_role("link", name="How memory is").click()
-
-    expect(page.get_by_role("listitem").filter(has_text="Messages")).to_contain_text("2")
-    expect(page.get_by_text("By words alone")).to_be_visible()
-    expect(page.get_by_text("fetch one on this page")).to_be_visible()
-    assert_accessible(page)
-    page.get_by_role("button", name="Rebuild my index").focus()
-    page.keyboard.press("Enter")
-    page.get_by_role("dialog").get_by_role("button", name="Rebuild").click()
-    expect(page.get_by_text("Remembering everything anew")).to_be_visible()
-    expect(page.get_by_text("Compared with the database")).to_be_visible()
-    assert_accessible(page)

@@ -6,51 +6,34 @@ import re
 from collections.abc import Generator
 
 import pytest
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import BlockingPortal
 from playwright.sync_api import Page, expect
 
 from tests.fakes.one_slot_server import OneSlotServer, never_ending
-from tests.fakes.openai_server import MODEL, MODEL_ID, reply
+from tests.fakes.openai_server import MODEL, reply
 from tests.fakes.scripted_server import Gate
 from tests.support.browser import Account
 from tests.support.models import held_back
-from tests.support.process import Served, serving
 
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture(scope="module")
-def portal() -> Generator[BlockingPortal]:
-    """Where the model runs."""
-    with start_blocking_portal() as portal:
-        yield portal
-
-
 @pytest.fixture
-def model(portal: BlockingPortal) -> Generator[OneSlotServer]:
+def model(portal: BlockingPortal, account: Account) -> Generator[OneSlotServer]:
+    """The account's own llama.cpp server, whose model its chats use."""
     with portal.wrap_async_context_manager(OneSlotServer()) as model:
+        body = {"preset": "llama-cpp", "name": "Mine", "slug": "mine", "base_url": model.url}
+        account.post("/providers", body | {"models": [{"name": MODEL}]})
+        account.client.patch("/me/settings", json={"model": f"mine/{MODEL}"}).raise_for_status()
         yield model
 
 
-@pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory, model: OneSlotServer) -> Generator[Served]:
-    with serving(
-        tmp_path_factory.mktemp("served"),
-        registration="open",
-        openai_base_url=model.url,
-        openai_models=MODEL,
-        openai_server="llama-cpp",
-        default_model=MODEL_ID,
-    ) as served:
-        yield served
-
-
 def say(page: Page, text: str) -> None:
-    page.get_by_label("Your line").fill(text)
+    page.get_by_label("Your message").fill(text)
     page.get_by_role("button", name="Send").click()
 
 
-def test_a_turn_says_that_it_waits_for_another_one_and_can_be_stopped(
+def test_the_page_says_what_waits_for_the_model_and_how_many_requests_it_takes(
     page: Page, account: Account, model: OneSlotServer, portal: BlockingPortal
 ) -> None:
     gate = portal.call(Gate)
@@ -74,10 +57,30 @@ def test_a_turn_says_that_it_waits_for_another_one_and_can_be_stopped(
     expect(notice).not_to_be_visible()
     expect(page.get_by_text("Once upon a time.", exact=True)).to_be_visible()
 
+    page = page.context.new_page()
+    page.goto("/#/providers")
+    page.get_by_role("button", name="More actions for Mine").click()
+    page.get_by_role("menuitem", name="Edit").click()
+    field = page.get_by_label("Concurrent requests")
+    expect(field).to_have_value("")
+    expect(page.get_by_text("Leave empty for 1.")).to_be_visible()
+    field.fill("4")
+    page.get_by_role("button", name="Save").click()
+    expect(field).not_to_be_visible()
+    (provider,) = (each for each in account.get("/providers")["items"] if each["name"] == "Mine")
+    assert (provider["concurrency"], provider["usual_concurrency"]) == (4, 1)
 
-def test_work_of_the_chronicle_is_stopped_in_activity(
+
+def test_suggestions_that_are_code_are_skipped_and_background_work_is_stopped(
     page: Page, account: Account, model: OneSlotServer
 ) -> None:
+    model.background.append(reply('{"lines": ["I go in.", "{\\"lines\\": []}", ""]}'))
+    page.goto(f"/#/chats/{account.new_chat()['id']}")
+    page.get_by_role("button", name="Suggest messages").click()
+    expect(page.get_by_role("button", name="I go in.")).to_be_visible()
+    expect(page.get_by_text("2 were skipped because they were code or empty.")).to_be_visible()
+
+    page = page.context.new_page()
     model.background.append(never_ending())
     chat = account.new_chat()["id"]
     path = f"/chats/{chat}/settings"
@@ -86,33 +89,6 @@ def test_work_of_the_chronicle_is_stopped_in_activity(
     say(page, "Is anyone there?")
     expect(page.get_by_text("The rain has stopped.", exact=True)).to_be_visible()
     page.goto("/#/activity")
-    row = page.get_by_role("listitem").filter(has_text="Reading what was said")
+    row = page.get_by_role("listitem").filter(has_text="Reading new messages")
     row.get_by_role("button", name=re.compile("^Stop")).click()
     expect(row).to_contain_text("Ended: you stopped it")
-
-
-def test_suggestions_that_are_code_are_left_out_and_counted(
-    page: Page, account: Account, model: OneSlotServer
-) -> None:
-    model.background.append(reply('{"lines": ["I go in.", "{\\"lines\\": []}", ""]}'))
-    page.goto(f"/#/chats/{account.new_chat()['id']}")
-    page.get_by_role("button", name="Suggest lines").click()
-    expect(page.get_by_role("button", name="I go in.")).to_be_visible()
-    expect(page.get_by_text("2 were left out: they were code or empty.")).to_be_visible()
-
-
-def test_how_many_requests_a_server_answers_is_set_at_its_provider(
-    page: Page, account: Account, model: OneSlotServer
-) -> None:
-    account.post("/providers", {"preset": "llama-cpp", "name": "Mine", "base_url": model.url})
-    page.goto("/#/providers")
-    page.get_by_role("button", name="More about Mine").click()
-    page.get_by_role("menuitem", name="Edit").click()
-    field = page.get_by_label("Requests at the same time")
-    expect(field).to_have_value("")
-    expect(page.get_by_text("Empty: 1.")).to_be_visible()
-    field.fill("4")
-    page.get_by_role("button", name="Save").click()
-    expect(field).not_to_be_visible()
-    (provider,) = (each for each in account.get("/providers")["items"] if each["name"] == "Mine")
-    assert (provider["concurrency"], provider["usual_concurrency"]) == (4, 1)

@@ -26,7 +26,7 @@ def doskvol(account: Account) -> dict[str, Any]:
 
 def say(page: Page, text: str) -> None:
     """Write a line and send it."""
-    page.get_by_label("Your line").fill(text)
+    page.get_by_label("Your message").fill(text)
     page.get_by_role("button", name="Send").click()
 
 
@@ -41,8 +41,8 @@ def test_a_die_is_chosen_and_what_it_changed_is_told_and_undone(
     question = page.get_by_role("region", name="Choose a die")
     expect(question).to_be_visible()
     expect(page.locator(".mood")).to_contain_text("Action")
-    expect(page.get_by_label("Your line")).to_be_hidden()
-    expect(page.get_by_text("This reply waits for your choice.")).to_be_visible()
+    expect(page.get_by_label("Your message")).to_be_hidden()
+    expect(page.get_by_text("This reply is waiting for your choice.")).to_be_visible()
     assert_accessible(page)
     # It waits for whoever comes back, too.
     page.reload()
@@ -76,37 +76,34 @@ def test_a_turn_that_waits_can_be_given_up_on_a_phone(
     phone(page)
     page.goto(f"/#/chats/{doskvol['chat']}")
     say(page, LINE)
-    page.get_by_role("button", name="Give up this turn").click()
-    expect(page.get_by_label("Your line")).to_be_visible()
+    page.get_by_role("button", name="Cancel this turn").click()
+    expect(page.get_by_label("Your message")).to_be_visible()
     expect(page.get_by_role("region", name="Choose a die")).to_be_hidden()
     assert account.get(f"{doskvol['path']}/state")["entities"] == []
 
 
-def test_downtime_is_the_players_call(
+def test_a_scene_is_ended_and_downtime_is_the_player_s_decision(
     page: Page, account: Account, doskvol: dict[str, Any]
 ) -> None:
+    scene = account.post(f"{doskvol['path']}/scenes", {"title": "The counting house"})
+    page.goto(f"/#/chats/{doskvol['chat']}?panel=world")
+    card = page.locator(".thing.scene")
+    card.get_by_role("button", name="More actions for The counting house").click()
+    page.get_by_role("menuitem", name="End scene").click()
+    expect(card).to_have_count(0)
+    ended = account.get(f"{doskvol['path']}/scenes/{scene['id']}")
+    assert ended["status"] == "closed"
+
+    page = page.context.new_page()
     account.post(
         f"{doskvol['path']}/entities",
         {"kind": "pc", "name": "Arlyn", "attributes": {"stress": 5}},
     )
     page.goto(f"/#/chats/{doskvol['chat']}")
     page.get_by_role("button", name="Downtime").click()
-    page.get_by_label("What you do").select_option("recovery")
+    page.get_by_label("Activity").select_option("recovery")
     page.get_by_role("button", name="Save").click()
     expect(page.locator(".mood")).to_contain_text("Downtime")
     assert account.get(f"{doskvol['path']}/entities")["items"][0]["attributes"]["stress"] < 5
     page.get_by_role("button", name="End downtime").click()
     expect(page.locator(".mood")).to_contain_text("Scene")
-
-
-def test_a_scene_is_ended_from_its_card(
-    page: Page, account: Account, doskvol: dict[str, Any]
-) -> None:
-    scene = account.post(f"{doskvol['path']}/scenes", {"title": "The counting house"})
-    page.goto(f"/#/chats/{doskvol['chat']}?panel=world")
-    card = page.locator(".thing.scene")
-    card.get_by_role("button", name="More for The counting house").click()
-    page.get_by_role("menuitem", name="End the scene").click()
-    expect(card).to_have_count(0)
-    ended = account.get(f"{doskvol['path']}/scenes/{scene['id']}")
-    assert ended["status"] == "closed"

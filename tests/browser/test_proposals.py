@@ -96,10 +96,10 @@ def test_both_sides_are_shown_and_one_is_accepted_with_the_keyboard(
     }
     seagate.read(seagate.change("Marlena", status="dead"), lies)
     page.goto(f"/#{seagate.path}")
-    tab = page.get_by_role("link", name="To decide 2")
+    tab = page.get_by_role("link", name="Proposals 2")
     expect(tab).to_be_visible()
     tab.click()
-    waiting = page.get_by_role("list", name="To decide").get_by_role("listitem")
+    waiting = page.get_by_role("list", name="Proposals").get_by_role("listitem")
     expect(waiting).to_have_count(2)
     expect(waiting.nth(0).get_by_role("row", name="Status")).to_have_text(
         "StatusActivelocked by youdead"
@@ -117,9 +117,9 @@ def test_both_sides_are_shown_and_one_is_accepted_with_the_keyboard(
     assert (marlena["status"], marlena["locked"]) == ("dead", ["status"])
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
-    expect(waiting.get_by_role("button", name="Refuse")).to_be_focused()
+    expect(waiting.get_by_role("button", name="Reject")).to_be_focused()
     page.keyboard.press("Enter")
-    expect(page.get_by_text("Nothing waits for you.")).to_be_visible()
+    expect(page.get_by_text("No proposals.")).to_be_visible()
     facts = seagate.account.get(f"{seagate.path}/facts")["items"]
     assert [each["text"] for each in facts] == ["Holt is honest."]
     assert_accessible(page)
@@ -136,7 +136,7 @@ def test_beside_the_chat_it_is_asked_who_is_meant_while_the_line_is_told(
     phone(page)
     page.goto(f"/#/chats/{seagate.chat}?panel=world")
     panel = page.get_by_role("complementary", name="World")
-    waiting = panel.get_by_role("list", name="To decide").get_by_role("listitem")
+    waiting = panel.get_by_role("list", name="Proposals").get_by_role("listitem")
     expect(waiting).to_have_count(2)
     expect(waiting.nth(0)).to_contain_text("Who is “the Inspector”?")
     assert_accessible(page)

@@ -1,4 +1,4 @@
-"""The main views as the README shows them.
+"""The main views as the README and the tour show them.
 
     TEST_THOROUGH=1 TEST_SCREENSHOTS=1 scripts/test tests/browser/test_screenshots.py
 
@@ -182,7 +182,7 @@ def show_context(page: Page, chat: str) -> None:
     page.goto(f"/#/chats/{chat}?panel=context&message={last['id']}")
     expect(page.get_by_role("article").last).to_contain_text("Mind the ninth step")
     page.get_by_role("button", name="Lore").last.click()
-    expect(page.get_by_text("found by its key").first).to_be_visible()
+    expect(page.get_by_text("matched the key").first).to_be_visible()
 
 
 def show_world(page: Page, account: Account, chat: str) -> None:
@@ -206,12 +206,12 @@ def show_world(page: Page, account: Account, chat: str) -> None:
 def show_tester(page: Page, book: str) -> None:
     """A lorebook whose tester says what a text brings in."""
     page.goto(f"/#/lorebooks/{book}")
-    page.get_by_role("button", name="Try it").click()
-    page.get_by_label("What is said").fill(
+    page.get_by_role("button", name="Test").click()
+    page.get_by_label("Test text").fill(
         "We came to Saltwick by night, and nobody would talk about the lighthouse, or the dark "
         "lamp, or the navy."
     )
-    expect(page.get_by_text("come in").first).to_be_visible()
+    expect(page.get_by_text("activated").first).to_be_visible()
 
 
 def on_a_phone(chromium: Browser, url: str, account: Account) -> Page:

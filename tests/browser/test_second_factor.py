@@ -53,8 +53,8 @@ def shown_once(box: Locator) -> Locator:
 def keep_codes(box: Locator) -> list[str]:
     codes = shown_once(box).inner_text().split()
     assert len(codes) == 10
-    box.get_by_role("checkbox", name="I have kept it").check()
-    box.get_by_role("button", name="Go on").click()
+    box.get_by_role("checkbox", name="I have saved it").check()
+    box.get_by_role("button", name="Continue").click()
     expect(box).to_be_hidden()
     return codes
 
@@ -62,7 +62,7 @@ def keep_codes(box: Locator) -> list[str]:
 def sign_out(page: Page) -> None:
     page.goto("/#/account")
     # Nothing is under way that would be told that it is signed out.
-    expect(page.get_by_text("Account made")).to_be_visible()
+    expect(page.get_by_text("Account created")).to_be_visible()
     expect(page.get_by_role("button", name="Add a passkey")).to_be_visible()
     page.wait_for_load_state("networkidle")
     with page.expect_event("load"):
@@ -84,15 +84,15 @@ def say_code(page: Page, code: str) -> None:
 
 
 def expect_inside(page: Page) -> None:
-    expect(page.get_by_role("navigation", name="Places")).to_be_visible()
+    expect(page.get_by_role("navigation", name="Main")).to_be_visible()
 
 
 def expect_refused(page: Page) -> None:
-    refusal = page.get_by_role("alert").filter(has_text="That code or passkey is not right")
+    refusal = page.get_by_role("alert").filter(has_text="Incorrect code or passkey")
     expect(refusal).to_be_visible()
 
 
-def test_an_app_is_set_up_from_its_qr_code_and_signs_in(
+def test_an_app_signs_in_and_is_removed_with_a_code(
     page: Page, account: Account, watch: Watch, assert_accessible: Callable[[Page], None]
 ) -> None:
     watch.expected += REFUSED
@@ -108,11 +108,11 @@ def test_an_app_is_set_up_from_its_qr_code_and_signs_in(
     assert_accessible(page)
     used = TOTP(secret).now()
     box.get_by_label("Code from the app").fill(used)
-    box.get_by_role("button", name="Switch it on").click()
+    box.get_by_role("button", name="Turn on").click()
     expect(box.get_by_role("button", name="Print")).to_be_visible()
     assert_accessible(page)
     one_time = keep_codes(box)
-    expect(page.get_by_text("10 are left")).to_be_visible()
+    expect(page.get_by_text("10 left")).to_be_visible()
     assert_accessible(page)
 
     sign_out(page)
@@ -136,30 +136,23 @@ def test_an_app_is_set_up_from_its_qr_code_and_signs_in(
     expect_inside(page)
 
     page.goto("/#/account")
-    expect(page.get_by_text("8 are left")).to_be_visible()
+    expect(page.get_by_text("8 left")).to_be_visible()
     recent = page.locator("section").filter(has=page.get_by_role("heading", name="Recent activity"))
     expect(recent.get_by_text("Second factor added: authenticator app")).to_be_visible()
-    expect(recent.get_by_text("the second factor wrong (2 ×)")).to_be_visible()
+    expect(recent.get_by_text("wrong second factor (2 ×)")).to_be_visible()
     expect(recent.get_by_text("Signed in", exact=True)).to_have_count(3)
     expect(recent.get_by_text("Chrome on Linux, 127.0.0.1").first).to_be_visible()
     assert_accessible(page)
 
-
-def test_an_app_is_removed_with_a_code(page: Page, account: Account, watch: Watch) -> None:
-    watch.expected += REFUSED
-    begun = account.post("/me/second-factors/totp", {"password": PASSWORD})
-    body = {"code": TOTP(begun["secret"]).now()}
-    codes = account.post("/me/second-factors/totp/confirmation", body)["codes"]
-    page.goto("/#/account")
     page.get_by_role("button", name="Remove: Authenticator app").click()
     box = page.get_by_role("dialog", name="Remove")
     box.get_by_label("Password", exact=True).fill(PASSWORD)
     box.get_by_role("button", name="Remove").click()
-    box.get_by_label("Code").fill(codes[0])
-    box.get_by_role("button", name="Go on").click()
+    box.get_by_label("Code").fill(one_time[2])
+    box.get_by_role("button", name="Continue").click()
     expect(box).to_be_hidden()
     expect(page.get_by_text("Authenticator app", exact=True)).to_have_count(0)
-    assert account.get("/me/second-factors")["totp"] is None
+    assert page.request.get("/api/v1/me/second-factors").json()["totp"] is None
 
 
 @pytest.fixture
@@ -169,9 +162,9 @@ def named(chromium: Browser, server: Served) -> Generator[BrowserContext]:
     watch = Watch(url, expected=REFUSED.copy())
     context = chromium.new_context(base_url=url, reduced_motion="reduce")
     context.set_default_timeout(PATIENCE * 1000)
-    watch.over(context)
-    yield context
-    context.close()
+    with watch.over(context):
+        yield context
+        context.close()
     watch.check()
 
 

@@ -21,13 +21,13 @@ def test_from_the_address_to_the_first_reply(
     page = visitor
     phone(page)
     page.goto("/")
-    page.get_by_role("button", name="Make an account").click()
+    page.get_by_role("button", name="Create account").click()
     page.get_by_label("Username").fill(f"Bea {uuid4().hex[:8]}")
     page.get_by_label("Password", exact=True).fill(PASSWORD)
     assert_accessible(page)
-    page.get_by_role("button", name="Make an account").click()
-    page.get_by_role("checkbox", name="I have kept it").check()
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Create account").click()
+    page.get_by_role("checkbox", name="I have saved it").check()
+    page.get_by_role("button", name="Continue").click()
 
     expect(page.get_by_role("heading", name="Welcome")).to_be_visible()
     assert_accessible(page)
@@ -36,13 +36,13 @@ def test_from_the_address_to_the_first_reply(
 
     messages = page.get_by_role("feed", name="Messages").get_by_role("article")
     expect(messages).to_have_count(1)
-    line = page.get_by_role("textbox", name="Your line")
+    line = page.get_by_role("textbox", name="Your message")
     line.fill('*I sit down.* "Thank you."')
     page.get_by_role("button", name="Send").click()
 
     expect(messages).to_have_count(3)
     expect(messages.nth(1).get_by_role("emphasis")).to_have_text("I sit down.")
-    expect(messages.nth(2).get_by_role("group", name="Tools of message 3")).to_be_visible()
+    expect(messages.nth(2).get_by_role("group", name="Actions for message 3")).to_be_visible()
     expect(line).to_have_value("")
     dark(page)
     assert_accessible(page)
@@ -51,7 +51,7 @@ def test_from_the_address_to_the_first_reply(
     expect(messages.nth(1)).to_contain_text('"Thank you."')
 
 
-def test_every_place_can_be_reached_and_has_one_heading(
+def test_every_place_can_be_reached_and_an_unknown_address_says_so(
     page: Page, assert_accessible: Callable[[Page], None]
 ) -> None:
     page.goto("/")
@@ -64,11 +64,10 @@ def test_every_place_can_be_reached_and_has_one_heading(
         expect(page.get_by_role("main").get_by_role("heading", level=1)).to_be_visible()
         assert_accessible(page)
 
-
-def test_an_address_that_leads_nowhere_says_so(page: Page) -> None:
+    page = page.context.new_page()
     page.goto("/#/nowhere/at/all")
 
-    expect(page.get_by_role("alert")).to_contain_text("nothing at this address")
+    expect(page.get_by_role("alert")).to_contain_text("Page not found")
 
 
 def test_a_place_that_was_left_while_it_loaded_takes_nothing_from_the_next(page: Page) -> None:
@@ -78,7 +77,7 @@ def test_a_place_that_was_left_while_it_loaded_takes_nothing_from_the_next(page:
     page.clock.pause_at(datetime.now(UTC) + timedelta(minutes=1))
     page.goto("/")
     page.get_by_role("link", name="Account", exact=True).first.click()
-    made = page.get_by_text("Account made")
+    made = page.get_by_text("Account created")
     expect(made).to_be_visible()
     page.clock.run_for(400)  # longer than a place may take until it says that it is loading
     expect(made).to_be_visible()

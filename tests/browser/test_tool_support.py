@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Generator
 
 import pytest
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import BlockingPortal
 from playwright.sync_api import Page, expect
 
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, called, reply
@@ -15,15 +15,8 @@ from tests.support.browser import Account
 pytestmark = pytest.mark.browser
 
 OWN = f"mine/{MODEL}"
-WARNING = "This model does not use tools: dice and world state are not updated."
+WARNING = "This model does not use tools: dice and the world are not updated."
 BLOCK = json.dumps([{"tool": "damage", "arguments": {"target": "Anna", "damage": "1d2+2"}}])
-
-
-@pytest.fixture(scope="module")
-def portal() -> Generator[BlockingPortal]:
-    """The thread of the fake provider."""
-    with start_blocking_portal() as portal:
-        yield portal
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +42,7 @@ def chat(account: Account, vendor: OpenAIServer) -> str:
 
 def say(page: Page, text: str) -> None:
     """Write a line and send it."""
-    page.get_by_label("Your line").fill(text)
+    page.get_by_label("Your message").fill(text)
     page.get_by_role("button", name="Send").click()
 
 
@@ -68,25 +61,25 @@ def test_the_page_says_that_a_model_does_not_use_tools(
     expect(warning).to_be_visible()
     expect(page.locator(".message.last")).to_contain_text("The axe comes down.")
     assert_accessible(page)
-    link = warning.get_by_role("link", name="Change how it is asked")
+    link = warning.get_by_role("link", name="Change tool calls")
     expect(link).to_have_attribute("href", f"#/providers?model=mine%2F{MODEL}")
     page.reload()
     expect(page.get_by_text(WARNING)).to_be_visible()
 
     link.click()
-    figures = page.get_by_role("dialog").get_by_role("group", name=f"Figures of {MODEL}")
+    figures = page.get_by_role("dialog").get_by_role("group", name=f"Details of {MODEL}")
     way = figures.get_by_label("Tool calls")
     expect(way.locator("option").first).to_contain_text("now: none")
-    way.select_option(label="a block in its text")
+    way.select_option(label="code block in the text")
     page.get_by_role("dialog").get_by_role("button", name="Save").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     page.goto(chat)
-    button = page.get_by_role("button", name=f"Asks {MODEL}")
+    button = page.get_by_role("button", name=f"Change model: {MODEL}")
     expect(button).to_be_visible()
     expect(page.get_by_text(WARNING)).to_have_count(0)
     button.click()
     facts = page.get_by_role("dialog").get_by_role("button", name=MODEL, exact=False)
-    expect(facts.last).to_contain_text("tools: a block in its text")
+    expect(facts.last).to_contain_text("tools: code block in the text")
 
 
 def test_the_calls_of_what_was_told_change_the_world_and_the_text_stays(
@@ -103,7 +96,7 @@ def test_the_calls_of_what_was_told_change_the_world_and_the_text_stays(
     reply_id = account.get(f"{chat.removeprefix('/#')}/messages")["items"][-1]["id"]
     page.goto(f"{chat}?panel=context&message={reply_id}")
     notes = page.get_by_role("complementary").get_by_role("listitem")
-    asked = "The model was asked for tool calls in a block of its text."
+    asked = "The model was asked for tool calls in a code block in its text."
     expect(notes.filter(has_text=asked)).to_be_visible()
 
 

@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Generator
 
 import pytest
-from playwright.sync_api import BrowserContext, FilePayload, Page, expect
+from playwright.sync_api import FilePayload, Page, expect
 
-from tests.support.browser import EXAMPLE_CARD, Account, Watch, signing_up
-from tests.support.process import Served, serving
+from tests.support.browser import EXAMPLE_CARD, Account, Installation, Watch, installing
 
 pytestmark = pytest.mark.browser
 
@@ -28,28 +27,21 @@ COUNTING = """
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Generator[Installation]:
     """A server with quotas that are easily reached."""
-    with serving(
+    with installing(
         tmp_path_factory.mktemp("served"),
         registration="open",
         demo_tokens_per_second="0",
         max_chats_per_user=2,
         max_tokens_per_day_per_user=1,
         max_lorebook_entries_per_user=0,
-    ) as served:
-        yield served
+    ) as installation:
+        yield installation
 
 
-@pytest.fixture(scope="module", autouse=True)
-def administrator(server: Served) -> Generator[Account]:
-    """The first account of the server."""
-    with signing_up(server.url, "Keeper") as account:
-        yield account
-
-
-def test_the_account_shows_what_is_used_of_which_limit(
-    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+def test_a_user_and_the_administrator_see_the_usage_of_an_account(
+    page: Page, administrator: Account, account: Account, assert_accessible: Callable[[Page], None]
 ) -> None:
     account.turn(account.new_chat()["id"], text="Hello.")
     page.goto("/#/account")
@@ -60,22 +52,15 @@ def test_the_account_shows_what_is_used_of_which_limit(
     expect(chats).to_have_attribute("max", "2")
     rows = usage.get_by_role("listitem")
     expect(rows.filter(has_text="Chats")).to_contain_text("1 of 2")
-    expect(rows.filter(has_text="Stored")).to_contain_text(re.compile(r"[\d.]+ kB of 10 GB"))
+    expect(rows.filter(has_text="Storage")).to_contain_text(re.compile(r"[\d.]+ kB of 10 GB"))
     expect(rows.filter(has_text="Lorebook entries")).to_contain_text("0, no limit")
-    expect(rows.filter(has_text="Tokens today")).to_contain_text("free again at")
+    expect(rows.filter(has_text="Tokens today")).to_contain_text("available again at")
     assert_accessible(page)
 
-
-def test_an_administrator_sees_the_usage_of_each_account(
-    context: BrowserContext, administrator: Account, account: Account
-) -> None:
-    account.new_chat()
-    administrator.enter(context)
-    page = context.new_page()
+    administrator.enter(page.context)
+    page = page.context.new_page()
     page.goto("/#/account")
-
     page.get_by_role("button", name=f"Usage of {account.name}", exact=True).click()
-
     box = page.get_by_role("dialog", name=f"Usage of {account.name}")
     expect(box.get_by_role("listitem").filter(has_text="Chats")).to_contain_text("1 of 2")
 
@@ -111,11 +96,11 @@ def test_a_full_account_and_a_spent_day_are_told_in_words(
     page.goto("/#/characters")
     page.get_by_role("button", name="Chat with Marlena").first.click()
     alert = page.get_by_role("alert")
-    expect(alert).to_contain_text("Your account is full")
+    expect(alert).to_contain_text("Storage quota exceeded")
     expect(alert).to_contain_text("delete some that you no longer need")
 
     page.goto(f"/#/chats/{chat}")
-    page.get_by_role("textbox", name="Your line").fill("And on.")
+    page.get_by_role("textbox", name="Your message").fill("And on.")
     page.keyboard.press("Enter")
-    expect(page.get_by_text("the day's tokens are spent")).to_be_visible()
-    expect(page.get_by_text("You have reached a limit")).to_be_visible()
+    expect(page.get_by_text("today's tokens are used up")).to_be_visible()
+    expect(page.get_by_text(re.compile("^Quota exceeded"))).to_be_visible()

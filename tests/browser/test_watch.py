@@ -13,9 +13,15 @@ from tests.support.process import Served
 pytestmark = pytest.mark.browser
 
 
-def test_errors_and_requests_to_elsewhere_are_seen(
-    server: Served, visitor: Page, watch: Watch
+def test_errors_warnings_and_inaccessible_elements_are_seen(
+    visitor: Page, server: Served, watch: Watch, assert_accessible: Callable[[Page], None]
 ) -> None:
+    visitor.goto("/")
+    expect(visitor.get_by_role("heading", level=1)).to_be_visible()
+    visitor.evaluate("document.body.append(document.createElement('button'))")
+
+    with pytest.raises(AssertionError, match="button-name"):
+        assert_accessible(visitor)
     visitor.goto("/")
     expect(visitor.get_by_role("heading", level=1)).to_be_visible()
     assert watch.seen == []
@@ -43,14 +49,3 @@ def test_errors_and_requests_to_elsewhere_are_seen(
         assert part in told
     with pytest.raises(AssertionError, match="careful"):
         watch.check()
-
-
-def test_what_not_everybody_can_use_is_seen(
-    visitor: Page, assert_accessible: Callable[[Page], None]
-) -> None:
-    visitor.goto("/")
-    expect(visitor.get_by_role("heading", level=1)).to_be_visible()
-    visitor.evaluate("document.body.append(document.createElement('button'))")
-
-    with pytest.raises(AssertionError, match="button-name"):
-        assert_accessible(visitor)

@@ -67,7 +67,7 @@ def card(page: Page, name: str) -> Locator:
     return page.locator(".thing").filter(has=heading)
 
 
-def test_the_world_is_beside_the_chat(
+def test_the_world_is_shown_beside_the_chat_and_on_the_campaign_s_page(
     page: Page, seagate: Seagate, assert_accessible: Callable[[Page], None]
 ) -> None:
     page.goto(f"/#/chats/{seagate.chat}")
@@ -90,8 +90,34 @@ def test_the_world_is_beside_the_chat(
     expect(section(page, "Elsewhere")).to_contain_text("Holt")
     assert_accessible(page)
 
+    # On a phone it covers the chat.
+    page = page.context.new_page()
+    phone(page)
+    dark(page)
+    page.goto(f"/#/chats/{seagate.chat}?panel=world")
+    panel = page.get_by_role("complementary", name="World")
+    expect(panel.get_by_text("HP 9 / 13")).to_be_visible()
+    panel.get_by_role("button", name="HP: HP 9 / 13").click()
+    assert_accessible(page)
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(overflow) == 0
+    page.keyboard.press("Escape")
+    expect(panel.get_by_label("HP", exact=True)).to_have_count(0)
+    page.keyboard.press("Escape")
+    expect(panel).to_have_count(0)
 
-def test_a_chapter_tells_its_scenes_and_is_edited(page: Page, seagate: Seagate) -> None:
+    page = page.context.new_page()
+    page.goto(f"/#{seagate.path}")
+    page.get_by_role("link", name="World").click()
+    expect(section(page, "Party")).to_contain_text("Jake")
+    assert_accessible(page)
+    phone(page)
+    assert_accessible(page)
+
+
+def test_items_are_added_and_deleted_and_a_chapter_shows_its_scenes(
+    page: Page, seagate: Seagate, assert_accessible: Callable[[Page], None]
+) -> None:
     scenes = [
         seagate.account.post(f"{seagate.path}/scenes", {"title": title, "status": "closed"})["id"]
         for title in ("The mill", "The roof")
@@ -110,26 +136,34 @@ def test_a_chapter_tells_its_scenes_and_is_edited(page: Page, seagate: Seagate) 
     found = seagate.account.get(f"{seagate.path}/chapters/{chapter}")
     assert (found["summary"], found["scene_ids"]) == ("They fled.", scenes)
 
-
-def test_on_a_phone_the_world_covers_the_chat_and_is_left_with_escape(
-    page: Page, seagate: Seagate, assert_accessible: Callable[[Page], None]
-) -> None:
-    phone(page)
-    dark(page)
+    page = page.context.new_page()
     page.goto(f"/#/chats/{seagate.chat}?panel=world")
-    panel = page.get_by_role("complementary", name="World")
-    expect(panel.get_by_text("HP 9 / 13")).to_be_visible()
-    panel.get_by_role("button", name="HP: HP 9 / 13").click()
-    assert_accessible(page)
-    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert page.evaluate(overflow) == 0
-    page.keyboard.press("Escape")
-    expect(panel.get_by_label("HP", exact=True)).to_have_count(0)
-    page.keyboard.press("Escape")
-    expect(panel).to_have_count(0)
+    dialog = page.get_by_role("dialog")
+    for button, values, where in (
+        ("Add clock", {"Name": "The tide"}, "Clocks"),
+        ("Add thread", {"Title": "A debt"}, "Threads"),
+        ("Add fact", {"Text": "Salt burns blue."}, "Facts"),
+        ("Add echo", {"Text": "A window broke."}, "Echoes"),
+        ("Add character here", {"Name": "Gareth"}, "Present"),
+        ("Start scene", {"Title": "At the bar"}, "Scene"),
+    ):
+        page.get_by_role("button", name=button, exact=True).click()
+        for label, text in values.items():
+            dialog.get_by_label(label, exact=True).fill(text)
+        assert_accessible(page)
+        dialog.get_by_role("button", name="Save").click()
+        expect(section(page, where)).to_contain_text(next(iter(values.values())))
+    gareth = seagate.account.get(f"{seagate.path}/entities", q="Gareth")["items"][0]
+    assert gareth["location_id"] == seagate.ids["The Salty Sigil"]
+
+    page.get_by_role("button", name="More actions for The tide").click()
+    page.get_by_role("menuitem", name="Delete").click()
+    expect(section(page, "Clocks").get_by_role("slider")).to_have_count(1)
+    page.get_by_role("status").get_by_role("button", name="Undo").click()
+    expect(section(page, "Clocks").get_by_role("slider")).to_have_count(2)
 
 
-def test_a_value_is_edited_where_it_stands_and_somebody_moves(page: Page, seagate: Seagate) -> None:
+def test_values_are_edited_and_locked_in_place(page: Page, seagate: Seagate) -> None:
     page.goto(f"/#/chats/{seagate.chat}?panel=world")
     jake = card(page, "Jake")
     jake.get_by_role("button", name="HP: HP 9 / 13").click()
@@ -143,18 +177,19 @@ def test_a_value_is_edited_where_it_stands_and_somebody_moves(page: Page, seagat
     assert seagate.item("Jake")["attributes"]["inventory"] == ["fork"]
 
     marlena = card(page, "Marlena")
-    marlena.get_by_role("button", name="Place: at The Salty Sigil").click()
-    marlena.get_by_label("Place", exact=True).select_option(label="Sunfall Hills")
-    expect(marlena.get_by_role("button", name="Place: at Sunfall Hills")).to_be_visible()
+    marlena.get_by_role("button", name="Location: at The Salty Sigil").click()
+    marlena.get_by_label("Location", exact=True).select_option(label="Sunfall Hills")
+    expect(marlena.get_by_role("button", name="Location: at Sunfall Hills")).to_be_visible()
     # Not taken away from under the hand that edits it.
     expect(section(page, "Present")).to_contain_text("Marlena")
     marlena.get_by_role("button", name="Done").click()
     expect(section(page, "Present").get_by_role("listitem")).to_have_count(0)
     assert seagate.item("Marlena")["location_id"] == seagate.ids["Sunfall Hills"]
 
-
-def test_fields_are_locked_one_by_one(page: Page, seagate: Seagate) -> None:
+    # Fields are locked one by one.
+    page = page.context.new_page()
     page.goto(f"/#/chats/{seagate.chat}?panel=world")
+    page.get_by_text("Elsewhere", exact=False).first.click()
     marlena = card(page, "Marlena")
     marlena.get_by_role("button", name="Disposition: ally").click()
     marlena.get_by_role("button", name="Lock Disposition").click()
@@ -175,22 +210,9 @@ def test_fields_are_locked_one_by_one(page: Page, seagate: Seagate) -> None:
     assert (state["day"], state["time_of_day"], state["locked"]) == (5, "dusk", ["day"])
 
 
-def test_what_was_changed_elsewhere_is_not_overwritten(
+def test_a_clock_is_ticked_and_a_change_made_elsewhere_is_not_overwritten(
     page: Page, seagate: Seagate, watch: Watch
 ) -> None:
-    watch.expected.append("/entities/")
-    page.goto(f"/#/chats/{seagate.chat}?panel=world")
-    holt = card(page, "Marlena")
-    holt.get_by_role("button", name="Disposition: ally").click()
-    path = f"{seagate.path}/entities/{seagate.ids['Marlena']}"
-    seagate.account.client.patch(path, json={"disposition": "foe"})
-    holt.get_by_label("Disposition", exact=True).fill("friend")
-    expect(holt.get_by_text("This was changed somewhere else meanwhile")).to_be_visible()
-    expect(holt.get_by_label("Disposition", exact=True)).to_have_value("friend")
-    assert seagate.item("Marlena")["disposition"] == "foe"
-
-
-def test_a_clock_is_ticked_by_a_press_and_by_key(page: Page, seagate: Seagate) -> None:
     page.goto(f"/#/chats/{seagate.chat}?panel=world")
     clock = page.get_by_role("slider", name="The watch closes in")
     clock.locator("path").nth(3).click()
@@ -203,34 +225,17 @@ def test_a_clock_is_ticked_by_a_press_and_by_key(page: Page, seagate: Seagate) -
     expect(card(page, "The watch closes in").get_by_text("Full", exact=True)).to_be_visible()
     assert seagate.item("The watch closes in", "clocks")["filled"] == 6
 
-
-def test_things_are_added_and_deleted_and_a_deletion_is_undone(
-    page: Page, seagate: Seagate, assert_accessible: Callable[[Page], None]
-) -> None:
+    page = page.context.new_page()
+    watch.expected.append("/entities/")
     page.goto(f"/#/chats/{seagate.chat}?panel=world")
-    dialog = page.get_by_role("dialog")
-    for button, values, where in (
-        ("Add a clock", {"Name": "The tide"}, "Clocks"),
-        ("Add a thread", {"Title": "A debt"}, "Threads"),
-        ("Add a fact", {"Text": "Salt burns blue."}, "Facts"),
-        ("Add an echo", {"Text": "A window broke."}, "Echoes"),
-        ("Add somebody here", {"Name": "Gareth"}, "Present"),
-        ("Begin a scene", {"Title": "At the bar"}, "Scene"),
-    ):
-        page.get_by_role("button", name=button, exact=True).click()
-        for label, text in values.items():
-            dialog.get_by_label(label, exact=True).fill(text)
-        assert_accessible(page)
-        dialog.get_by_role("button", name="Save").click()
-        expect(section(page, where)).to_contain_text(next(iter(values.values())))
-    gareth = seagate.account.get(f"{seagate.path}/entities", q="Gareth")["items"][0]
-    assert gareth["location_id"] == seagate.ids["The Salty Sigil"]
-
-    page.get_by_role("button", name="More for The tide").click()
-    page.get_by_role("menuitem", name="Delete").click()
-    expect(section(page, "Clocks").get_by_role("slider")).to_have_count(1)
-    page.get_by_role("status").get_by_role("button", name="Undo").click()
-    expect(section(page, "Clocks").get_by_role("slider")).to_have_count(2)
+    holt = card(page, "Marlena")
+    holt.get_by_role("button", name="Disposition: ally").click()
+    path = f"{seagate.path}/entities/{seagate.ids['Marlena']}"
+    seagate.account.client.patch(path, json={"disposition": "foe"})
+    holt.get_by_label("Disposition", exact=True).fill("friend")
+    expect(holt.get_by_text("This was changed elsewhere")).to_be_visible()
+    expect(holt.get_by_label("Disposition", exact=True)).to_have_value("friend")
+    assert seagate.item("Marlena")["disposition"] == "foe"
 
 
 def test_a_scene_says_who_is_there(page: Page, seagate: Seagate) -> None:
@@ -238,38 +243,39 @@ def test_a_scene_says_who_is_there(page: Page, seagate: Seagate) -> None:
     seagate.account.post(f"{seagate.path}/scenes", scene)
     page.goto(f"/#/chats/{seagate.chat}?panel=world")
     page.get_by_text("Elsewhere", exact=False).first.click()
-    page.get_by_role("button", name="More for Holt", exact=True).click()
-    page.get_by_role("menuitem", name="Is there now").click()
+    page.get_by_role("button", name="More actions for Holt", exact=True).click()
+    page.get_by_role("menuitem", name="Mark as present").click()
     expect(section(page, "Present")).to_contain_text("Holt")
-    page.get_by_role("button", name="More for Marlena").click()
-    page.get_by_role("menuitem", name="Is no longer there").click()
+    page.get_by_role("button", name="More actions for Marlena").click()
+    page.get_by_role("menuitem", name="Mark as absent").click()
     expect(section(page, "Present")).not_to_contain_text("Marlena")
 
 
-def test_the_world_is_on_the_campaign_s_own_page(
-    page: Page, seagate: Seagate, assert_accessible: Callable[[Page], None]
+def test_the_world_is_updated_by_hand_and_its_part_of_a_prompt_is_shown(
+    page: Page, seagate: Seagate, watch: Watch, assert_accessible: Callable[[Page], None]
 ) -> None:
-    page.goto(f"/#{seagate.path}")
-    page.get_by_role("link", name="World").click()
-    expect(section(page, "Party")).to_contain_text("Jake")
-    assert_accessible(page)
-    phone(page)
-    assert_accessible(page)
+    account, chat = seagate.account, f"/chats/{seagate.chat}"
+    watch.expected.append("/compact$")
+    page.goto(f"/#{chat}?panel=world")
+    page.get_by_role("button", name="Update the world").click()
+    expect(page.get_by_role("alert")).to_contain_text("does not keep a chronicle")
+    answer = account.client.patch(f"{chat}/settings", json={"chronicle_enabled": True})
+    assert answer.is_success, answer.text
+    account.turn(seagate.chat, text="Zedekiah is a smuggler from the north.")
+    page.get_by_role("button", name="Update the world").click()
+    expect(page.get_by_text("Reading 2 messages")).to_be_visible()
 
-
-def test_the_layers_of_a_prompt_and_what_the_campaign_put_into_it_are_shown(
-    page: Page, seagate: Seagate, assert_accessible: Callable[[Page], None]
-) -> None:
+    page = page.context.new_page()
     seagate.account.turn(seagate.chat, text="I look around.")
     messages = seagate.account.get(f"/chats/{seagate.chat}/messages")["items"]
     page.goto(f"/#/chats/{seagate.chat}?panel=context&message={messages[-1]['id']}")
     panel = page.get_by_role("complementary")
-    window = panel.get_by_role("group", name="How the window is filled")
+    window = panel.get_by_role("group", name="Context window usage")
     expect(window.get_by_role("button", name=re.compile("^Campaign"))).to_be_visible()
     layers = panel.locator(".layers")
     for name in ("Frozen", "Cold", "Search", "Hot"):
         expect(layers.get_by_text(name, exact=False).first).to_be_visible()
-    panel.get_by_text("What the campaign put into this prompt").click()
+    panel.get_by_text("Added by the campaign").click()
     expect(panel.get_by_text("## SESSION CONTEXT: Seagate")).to_be_visible()
     assert_accessible(page)
     window.get_by_role("button", name=re.compile("^Campaign")).click()
@@ -277,16 +283,31 @@ def test_the_layers_of_a_prompt_and_what_the_campaign_put_into_it_are_shown(
     expect(state).to_have_attribute("href", f"#{seagate.path}?tab=world")
 
     page.goto(f"/#/chats/{seagate.account.new_chat(title='Plain')['id']}?panel=context")
-    expect(panel.get_by_text("Layers of the campaign")).to_be_hidden()
+    expect(panel.get_by_text("Campaign layers")).to_be_hidden()
 
 
-def test_the_world_follows_the_path_of_its_chat(page: Page, seagate: Seagate) -> None:
+def test_the_world_follows_the_active_path_and_the_last_reply(page: Page, seagate: Seagate) -> None:
+    seagate.account.turn(seagate.chat, text="I ride out.")
+    page.goto(f"/#/chats/{seagate.chat}?panel=world")
+    page.get_by_role("switch", name="Attach my changes to the last message").check()
+    jake = card(page, "Jake")
+    jake.get_by_role("button", name="Location: at The Salty Sigil").click()
+    jake.get_by_label("Location", exact=True).select_option(label="Sunfall Hills")
+    expect(section(page, "Present")).to_contain_text("Holt")
+    expect(section(page, "Present")).not_to_contain_text("Marlena")
+
+    page.get_by_role("button", name="Regenerate").last.click()
+    expect(section(page, "Present")).to_contain_text("Marlena")
+    page.get_by_role("button", name="Previous version").last.click()
+    expect(section(page, "Present")).to_contain_text("Holt")
+
+    page = page.context.new_page()
     for line in ("I look around.", "I wait."):
         seagate.account.turn(seagate.chat, text=line)
     page.goto(f"/#/chats/{seagate.chat}?panel=world")
     expect(section(page, "Party")).to_contain_text("HP 9 / 13")
     read = re.compile(f"{seagate.path}/state")
-    for act in ("New version", "Previous version"):
+    for act in ("Regenerate", "Previous version"):
         path = f"{seagate.path}/entities/{seagate.ids['Jake']}"
         hp = seagate.item("Jake")["attributes"]["hp"] - 1
         seagate.account.client.patch(path, json={"attributes": {"hp": hp}})
@@ -299,27 +320,11 @@ def test_the_world_follows_the_path_of_its_chat(page: Page, seagate: Seagate) ->
     for choice in ("Share the world", "Copy the world"):
         last = page.get_by_role("article").last
         last.get_by_role("button", name="More", exact=True).click()
-        page.get_by_role("menuitem", name="Copy into a new chat").click()
+        page.get_by_role("menuitem", name="Copy to a new chat").click()
         with page.expect_response("**/fork") as forked:
             page.get_by_role("dialog").get_by_role("button", name=choice).click()
         campaigns.add(forked.value.json()["campaign_id"])
         assert len(campaigns) == (2 if choice == "Copy the world" else 1)
-
-
-def test_what_is_changed_may_belong_to_the_last_reply(page: Page, seagate: Seagate) -> None:
-    seagate.account.turn(seagate.chat, text="I ride out.")
-    page.goto(f"/#/chats/{seagate.chat}?panel=world")
-    page.get_by_role("switch", name="My changes belong to the last message").check()
-    jake = card(page, "Jake")
-    jake.get_by_role("button", name="Place: at The Salty Sigil").click()
-    jake.get_by_label("Place", exact=True).select_option(label="Sunfall Hills")
-    expect(section(page, "Present")).to_contain_text("Holt")
-    expect(section(page, "Present")).not_to_contain_text("Marlena")
-
-    page.get_by_role("button", name="New version").last.click()
-    expect(section(page, "Present")).to_contain_text("Marlena")
-    page.get_by_role("button", name="Previous version").last.click()
-    expect(section(page, "Present")).to_contain_text("Holt")
 
 
 def test_of_a_large_world_what_is_not_read_is_found(
@@ -330,7 +335,7 @@ def test_of_a_large_world_what_is_not_read_is_found(
     page.goto(f"/#{seagate.path}?tab=world")
     facts = section(page, "Facts")
     expect(facts.get_by_role("listitem")).to_have_count(50)
-    find = page.get_by_role("searchbox", name="Find in Facts")
+    find = page.get_by_role("searchbox", name="Search Facts")
     find.fill("lantern 504")
     expect(facts.get_by_role("listitem")).to_have_count(1)
     assert_accessible(page)
@@ -342,18 +347,3 @@ def test_of_a_large_world_what_is_not_read_is_found(
     facts.get_by_role("button", name="Done").click()
     find.fill("")
     expect(facts.get_by_role("listitem")).to_have_count(50)
-
-
-def test_the_world_is_brought_up_to_date_by_hand(
-    page: Page, seagate: Seagate, watch: Watch
-) -> None:
-    account, chat = seagate.account, f"/chats/{seagate.chat}"
-    watch.expected.append("/compact$")
-    page.goto(f"/#{chat}?panel=world")
-    page.get_by_role("button", name="Bring the world up to date").click()
-    expect(page.get_by_role("alert")).to_contain_text("does not keep a chronicle")
-    answer = account.client.patch(f"{chat}/settings", json={"chronicle_enabled": True})
-    assert answer.is_success, answer.text
-    account.turn(seagate.chat, text="Zedekiah is a smuggler from the north.")
-    page.get_by_role("button", name="Bring the world up to date").click()
-    expect(page.get_by_text("2 messages are being read")).to_be_visible()

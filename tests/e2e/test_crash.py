@@ -25,8 +25,7 @@ from backend.turns.models import Turn
 from backend.vault.root import load_root_keys
 from tests.integration.turns.following import check_tree, follow, others
 from tests.integration.turns.seeding import COOKIE
-from tests.support.commands import run_command
-from tests.support.process import Served, serving
+from tests.support.process import Served, run_command, serving
 from tests.support.server import PASSWORD, Account, ok, read_events, text_of
 from tests.support.thorough import rounds
 
@@ -258,8 +257,8 @@ def test_a_folder_and_a_port_are_one_server_s_and_the_second_says_so(tmp_path: P
         same_port = run_command(theirs, "serve", "--port", port)
         assert served.process.poll() is None
     assert (same_folder.returncode, same_port.returncode) == (1, 1)
-    assert f"Another Talekeeper uses {ours}" in same_folder.stderr
-    assert f"127.0.0.1:{port} can't be listened on" in same_port.stderr
+    assert f"Another process uses {ours}" in same_folder.stderr
+    assert f"Cannot listen on 127.0.0.1:{port}" in same_port.stderr
     assert "Traceback" not in same_folder.stderr + same_port.stderr
 
 
@@ -270,4 +269,4 @@ def test_after_a_crash_the_doctor_and_the_migration_find_nothing_wrong(tmp_path:
     doctor, migrate = run_command(tmp_path, "doctor"), run_command(tmp_path, "migrate")
     assert doctor.returncode == 0, doctor.stdout + doctor.stderr
     assert "FAIL" not in doctor.stdout
-    assert (migrate.returncode, migrate.stdout) == (0, f"The tables are at revision {HEAD}.\n")
+    assert (migrate.returncode, migrate.stdout) == (0, f"The database is at revision {HEAD}.\n")

@@ -18,9 +18,8 @@ PHONE = "192.168.7.20"
 def test_a_phone_that_trusts_the_root_signs_in_and_streams_a_turn(tmp_path: Path) -> None:
     settings: dict[str, str | int] = {"lan": "true", "lan_port": 0, "allowed_hosts": PHONE}
     with serving(tmp_path, demo_tokens_per_second="0", **settings) as served:
-        assert served.process.stdout is not None
-        said = next(line for line in served.process.stdout if "in this network" in line)
-        port = re.search(rf"in this network: https://{PHONE}:(\d+)", said)[1]  # type: ignore[index]
+        said = next(line for line in served.output if "on this network" in line)
+        port = re.search(rf"on this network: https://{PHONE}:(\d+)", said)[1]  # type: ignore[index]
 
         with httpx.Client(base_url=served.url, trust_env=False) as here:
             root = here.get("/api/v1/lan/certificate")

@@ -15,7 +15,7 @@ import pytest
 from backend.characters.pictures import placeholder_png
 from tests.e2e.test_crash import browser
 from tests.support.memory import API, preview
-from tests.support.process import environment, serving, talekeeper
+from tests.support.process import environment, serving_installed, talekeeper
 from tests.support.server import Account, ok
 from tests.support.systems import SYSTEMS, python_path
 from tests.support.waiting import until
@@ -49,7 +49,7 @@ def test_every_module_can_be_imported_there(system: str) -> None:
 
 async def test_a_server_does_there_what_it_does_on_linux(system: str, tmp_path: Path) -> None:
     del system
-    with serving(tmp_path, **SETTINGS) as served:
+    with serving_installed(tmp_path, **SETTINGS) as served:
         async with browser(served) as ada:
             await see_look_behind_keys_found(ada)
             await see_slow_script_stopped(ada)
@@ -69,7 +69,7 @@ def test_a_console_that_lacks_a_character_shows_another(
 
     done = talekeeper(folder, "model", "fetch", "日記", **SETTINGS)
 
-    assert done.stderr.startswith("talekeeper: There is no model ??: ")
+    assert done.stderr.startswith("talekeeper: Unknown model ??. ")
 
 
 async def see_look_behind_keys_found(ada: Account) -> None:

@@ -15,8 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.commands import run_command
-from tests.support.process import serving
+from tests.support.process import run_command, serving
 
 SERVE = ("serve", "--port", "0")
 KEY = "1:" + "A" * 43 + "=\n"
@@ -38,7 +37,7 @@ def put_file_in_place_of_folder(folder: Path) -> None:
 DATABASE_FAULTS = [
     pytest.param(damage, "is damaged", id="damaged"),
     pytest.param(put_folder_in_place_of_database, "cannot be opened", id="folder"),
-    pytest.param(put_file_in_place_of_folder, "a file is in place of a folder", id="file"),
+    pytest.param(put_file_in_place_of_folder, "a file is where a folder has to be", id="file"),
 ]
 
 
@@ -52,7 +51,7 @@ def put_folder_in_place_of_key(folder: Path) -> None:
 
 KEY_FAULTS = [
     pytest.param(put_short_key, "A root key must be 32 bytes", id="short"),
-    pytest.param(put_folder_in_place_of_key, "a folder in place of a file", id="folder"),
+    pytest.param(put_folder_in_place_of_key, "a folder where a file has to be", id="folder"),
 ]
 
 
@@ -153,7 +152,7 @@ def test_without_a_usable_index_the_server_starts_and_says_so(folder: Path) -> N
         assert answer.status_code == 200
         (index,) = [part for part in answer.json()["parts"] if part["name"] == "index"]
         assert (index["ready"], index["needed"]) == (False, False)
-    assert_is_found(run(folder, "doctor"), "index", "a file is in place of a folder")
+    assert_is_found(run(folder, "doctor"), "index", "a file is where a folder has to be")
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EMFILE])

@@ -1,4 +1,4 @@
-"""The harness of docs/reliability.md, for a moment: that it runs, and can tell."""
+"""The harness of docs/explanation/reliability.md, for a moment: that it runs, and can tell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from backend.vault.sealing import Sealer
 from scripts.torture.checks import StoredMessage, check_chat
 from scripts.torture.ledger import Choice, Deletion, Ledger, Line
 from scripts.torture.model import TaggedModel
-from scripts.torture.model_checks import ChosenModel, check_servers, count_wrong, wanted_vectors
+from scripts.torture.model_checks import (
+    ChosenModel,
+    check_servers,
+    count_wrong,
+    make_expected_vectors,
+)
 from scripts.torture.visitors import check_private
 from tests.support.process import environment
 
@@ -174,7 +179,7 @@ async def test_a_vector_of_another_model_or_server_is_told(tmp_path: Path) -> No
     sealer = Sealer(owner, {1: bytes(32)}, user_key=bytes(32))
     line = Document(kind="message", source_id=row, container_id=row, text="The rain.", version=1)
     chosen = ChosenModel("0.a", "narrow-64", is_own=True)
-    wanted = wanted_vectors(sealer, [line], chosen, 256)
+    wanted = make_expected_vectors(sealer, [line], chosen, 256)
     payload = Payload(owner_id=owner, kind="message", container_id=row, source_id=row)
     index = await open_edge(tmp_path, "own-256-v1", 256)
     try:
@@ -184,7 +189,7 @@ async def test_a_vector_of_another_model_or_server_is_told(tmp_path: Path) -> No
         await index.upsert([point])
         assert await count_wrong(index, wanted) == 0
         for server, model in (("0.b", "narrow-64"), ("0.a", "other-64"), ("0.a", "wide-300")):
-            other = wanted_vectors(sealer, [line], ChosenModel(server, model), 256)
+            other = make_expected_vectors(sealer, [line], ChosenModel(server, model), 256)
             assert await count_wrong(index, other) == 1
     finally:
         await index.aclose()

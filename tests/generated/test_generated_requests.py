@@ -38,7 +38,7 @@ def test_each_answer_is_as_the_document_says(
     shard: int, served: Served, document: dict[str, Any], exploring: Any
 ) -> None:
     explorer = exploring.Explorer(served.url)
-    operations = exploring.operations_of(document)[shard::SHARDS]
+    operations = exploring.list_operations(document)[shard::SHARDS]
     faults = exploring.explore_operations(explorer, operations, EXAMPLES, _tell_nobody)
 
     assert faults == [], "\n\n".join(faults)

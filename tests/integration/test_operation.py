@@ -20,7 +20,7 @@ from backend.operations.doctor import Finding, examine
 from backend.turns.api.service import TurnService
 from tests.support.logs import Logged, caught_logs
 from tests.support.server import Account, Running, ok, problem, running, settings_of
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -60,7 +60,7 @@ async def test_it_says_that_a_helper_process_does_not_start_and_serves_without(
     assert parts["patterns"] == {
         "name": "patterns",
         "ready": False,
-        "detail": "its process does not start; it is tried again by itself",
+        "detail": "its process does not start; it is retried automatically",
         "needed": False,
     }
     assert answer["ready"] is True
@@ -76,7 +76,7 @@ async def test_the_doctor_finds_helper_processes_that_do_not_start(
         return found
 
     assert (await finding()).state == "ok"
-    for program in ("regex.process", "memory.index.edge_process"):
+    for program in ("regex.process", "memory.index.edge"):
         monkeypatch.setattr(f"backend.{program}._PROGRAM", "backend.no_such_module")
     found = await finding()
     assert found.state == "fault"
@@ -106,7 +106,7 @@ async def test_without_its_database_it_is_alive_and_not_ready(
         assert parts["database"] == {
             "name": "database",
             "ready": False,
-            "detail": "The database does not answer",
+            "detail": "The database does not respond",
             "needed": True,
         }
         ok(await client.get("/health"))
@@ -287,11 +287,16 @@ async def test_a_chore_that_fails_keeps_no_other_from_being_done(
     async def clean(*_: Any, **__: Any) -> None:
         done.set()
 
+    async def has_failed() -> bool:
+        return bool(logged.lines("server.sweep_failed"))
+
     monkeypatch.setattr(app, "SWEEP_EVERY", 0.02)
     monkeypatch.setattr(TurnService, "recover", fail)
     monkeypatch.setattr(JobService, "clean", clean)
     async with running(sqlite_url, tmp_path):
         is_started = True
+        await until(has_failed)
+        done.clear()
         await asyncio.wait_for(done.wait(), PATIENCE)
     failed = logged.lines("server.sweep_failed")
     assert {line["chore"] for line in failed} == {"turns"}

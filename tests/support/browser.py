@@ -27,6 +27,7 @@ from playwright.sync_api import (
     WebError,
 )
 
+from tests.support.process import Served, serving
 from tests.support.server import PASSWORD, PLAIN, ok
 from tests.support.waiting import PATIENCE
 
@@ -118,9 +119,24 @@ def signing_up(url: str, name: str) -> Generator[Account]:
         yield Account(name, PASSWORD, made["recovery_code"], client)
 
 
+@dataclass(frozen=True)
+class Installation:
+    """A running server and its first account."""
+
+    server: Served
+    administrator: Account
+
+
+@contextmanager
+def installing(folder: Path, **settings: str | int) -> Generator[Installation]:
+    """Start a server in an empty folder, and create its administrator."""
+    with serving(folder, **settings) as server, signing_up(server.url, "keeper") as administrator:
+        yield Installation(server, administrator)
+
+
 @dataclass
 class Watch:
-    """What went wrong in a browser's context: errors, warnings, requests to elsewhere.
+    """Errors, warnings and requests to other origins in a browser context.
 
     `expected` are patterns of addresses whose requests may fail.
     """
@@ -129,14 +145,18 @@ class Watch:
     expected: list[str] = field(default_factory=list[str])
     seen: list[str] = field(default_factory=list[str])
 
-    def over(self, context: BrowserContext) -> None:
-        """Begin."""
-        context.on("console", self._console)
-        context.on("weberror", self._error)
-        context.on("request", self._request)
+    @contextmanager
+    def over(self, context: BrowserContext) -> Generator[None]:
+        """Watch a context during the block."""
+        listeners = {"console": self._console, "weberror": self._error, "request": self._request}
+        for event, listener in listeners.items():
+            context.on(event, listener)  # type: ignore[call-overload]
+        yield
+        for event, listener in listeners.items():
+            context.remove_listener(event, listener)
 
     def check(self) -> None:
-        """Fail where something was seen."""
+        """Fail if something was seen."""
         seen, self.seen = self.seen, []
         assert not seen, "the page went wrong:\n" + "\n".join(seen)
 
@@ -157,13 +177,25 @@ class Watch:
             self.seen.append(f"request to another origin: {request.url}")
 
 
+def empty(context: BrowserContext, origin: str) -> None:
+    """Delete an origin's cookies and storage and close all tabs. The HTTP cache stays."""
+    pages = context.pages
+    page = context.new_page()
+    for each in pages:
+        each.close()
+    session = context.new_cdp_session(page)
+    session.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
+    context.clear_cookies()
+    page.close()
+
+
 def phone(page: Page) -> None:
-    """Go on in the size of a small phone."""
+    """Set the size of a small phone."""
     page.set_viewport_size({"width": 360, "height": 740})
 
 
 def dark(page: Page) -> None:
-    """Go on in the dark."""
+    """Set the dark colour scheme."""
     page.emulate_media(color_scheme="dark", reduced_motion="reduce")
 
 

@@ -6,16 +6,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-DOOR = (
-    "activity",
-    "administration",
-    "profile",
-    "second_factor.gate",
-    "second_factor.service",
+TIMED_MODULES = (
+    "auth.second_factor.gate",
+    "auth.second_factor.service",
+    "auth.controller",
+    "auth.sessions",
+    "auth.throttle",
+    "profile.activity",
+    "profile.administration",
+    "profile.service",
     "service",
-    "sessions",
-    "throttle",
-    "token_controller",
 )
 """Modules of `backend.accounts` that ask for the time."""
 
@@ -34,5 +34,5 @@ class Clock:
 
     def hang_at_the_door(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let everything that guards accounts go by this clock."""
-        for module in DOOR:
+        for module in TIMED_MODULES:
             monkeypatch.setattr(f"backend.accounts.{module}.now", self)

@@ -30,7 +30,7 @@ _MOST_PUMPS, _MOST_PREFIXES, _MOST_SUFFIXES = 90, 9, 6
 _FIRST_LENGTHS = (16, 20, 24, 32, 64, 128)
 _HOPELESS_SECONDS = 0.005
 """No pattern takes so long for the first lengths unless the time grows exponentially."""
-_SCREENS = ((300, 0.06e-6), (1_200, 0.15e-6), (4_800, 0.5e-6), (19_200, 0.0))
+_SCREENS = ((300, 0.12e-6), (1_200, 0.4e-6), (4_800, 1.5e-6), (19_200, 0.0))
 """Lengths, and seconds a character up to which there is nothing to look into."""
 _MEASURABLE_SECONDS = 0.002
 _SUPERLINEAR = 8.0

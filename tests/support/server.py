@@ -1,4 +1,4 @@
-"""A whole Talekeeper on a real socket, inside the test's own event loop."""
+"""A complete server on a real socket, in the event loop of the test."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from backend.vault.slots import PasswordKdf
 from tests.support.waiting import PATIENCE
 
 CHEAP_KDF = PasswordKdf(salt=b"\0" * 16, memory_kib=32, passes=1, lanes=1)
-"""Argon2id at costs that only tests may have."""
+"""Argon2id with costs that are low enough for tests, and too low for users."""
 
 ROOT = RootKeys({1: b"r" * 32})
 PASSWORD = "a fine long password"
 
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Trusts nobody: these servers speak plain HTTP, and to read CAs for each client is slow."""
+"""Trusts no authority: the servers use plain HTTP, and loading authorities is slow."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One server-sent event as it came over the wire."""
+    """A server-sent event."""
 
     id: int
     name: str
@@ -53,7 +53,7 @@ class Event:
 
 @dataclass
 class Account:
-    """A signed-in account with a client of its own."""
+    """An account and a client that is signed in to it."""
 
     client: httpx.AsyncClient
     name: str
@@ -85,7 +85,7 @@ class Account:
 
 @dataclass
 class Running:
-    """A Talekeeper that listens."""
+    """A server that listens."""
 
     url: str
     parts: Services
@@ -94,10 +94,10 @@ class Running:
 
     @contextlib.asynccontextmanager
     async def browser(self) -> AsyncGenerator[httpx.AsyncClient]:
-        """A client that keeps cookies and sends the CSRF token back, as the page does."""
+        """Yield a client that keeps cookies and returns the CSRF token, as the page does."""
 
         async def send_token(request: httpx.Request) -> None:
-            # As browsers do with this machine's own address: Secure cookies go there over http.
+            # Browsers send Secure cookies to this machine's own address over http, too.
             secure = [each for each in client.cookies.jar if each.secure]
             if secure and "cookie" not in request.headers:
                 request.headers["cookie"] = "; ".join(f"{c.name}={c.value}" for c in secure)
@@ -116,7 +116,7 @@ class Running:
 
     @contextlib.asynccontextmanager
     async def signed_in(self, name: str, password: str = PASSWORD) -> AsyncGenerator[Account]:
-        """Log in from a browser of its own."""
+        """Sign in with a new client."""
         async with self.browser() as client:
             body = {"username": name, "password": password}
             user = ok(await client.post("/api/v1/sessions", json=body), 201)
@@ -124,7 +124,7 @@ class Running:
 
     @contextlib.asynccontextmanager
     async def program(self, token: str) -> AsyncGenerator[httpx.AsyncClient]:
-        """A client that sends an API key."""
+        """Yield a client that sends an API key."""
         headers = {"Authorization": f"Bearer {token}"}
         async with httpx.AsyncClient(
             base_url=self.url, headers=headers, timeout=PATIENCE, trust_env=False, verify=PLAIN
@@ -133,7 +133,7 @@ class Running:
 
     @contextlib.asynccontextmanager
     async def account(self, name: str = "ada", **extra: Any) -> AsyncGenerator[Account]:
-        """Sign up; the first account administers, later ones need an invitation or open doors."""
+        """Sign up. The first account is an administrator."""
         async with self.browser() as client:
             body = {"username": name, "password": PASSWORD, **extra}
             made = ok(await client.post("/api/v1/accounts", json=body), 201)
@@ -141,14 +141,14 @@ class Running:
 
 
 class Applications:
-    """Applications that nobody uses: to register all routes takes longer than most tests do."""
+    """Unused applications, kept because registering all routes takes longer than most tests."""
 
     def __init__(self) -> None:
         self._free: list[tuple[Litestar, Services, list[ASGIMiddleware]]] = []
 
     @contextlib.contextmanager
     def take(self, parts: Services) -> Generator[Litestar]:
-        """An application made of these parts; it is given back unless the block fails."""
+        """Yield an application with these services; keep it for reuse unless the block fails."""
         guards = guarding(parts)
         if not self._free:
             own = copy.copy(parts)
@@ -164,7 +164,7 @@ class Applications:
         self._free.append(taken)
 
     def forget(self) -> None:
-        """Let those who come now be the first to use theirs."""
+        """Drop the kept applications, so that the next test gets a new one."""
         self._free.clear()
 
 
@@ -172,7 +172,7 @@ APPLICATIONS = Applications()
 
 
 class _Server(uvicorn.Server):
-    """One that stops when it is told to, not at its next look, a tenth of a second later."""
+    """A server that stops at once. Uvicorn checks every 0.1 s whether it has to stop."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -184,7 +184,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop at once if no answer is left to send: uvicorn always waits a tenth of a second."""
+        """Stop at once if no response is pending, because uvicorn always waits 0.1 s."""
         for server in self.servers:
             server.close()
         for connection in list(self.server_state.connections):
@@ -200,9 +200,9 @@ _started = count(1)
 
 
 def settings_of(**values: Any) -> Settings:
-    """These settings, and for the rest what they are by default.
+    """Return settings with these values and defaults for all others.
 
-    The environment and `.env` have no say, and looking through them takes 20 ms.
+    The environment and `.env` are ignored, because reading them takes 20 ms.
     """
     settings = Settings.__new__(Settings)
     BaseModel.__init__(settings, **values)
@@ -223,22 +223,22 @@ async def running(
         "registration": "open",
         "demo_tokens_per_second": 0,
         "max_turns_per_user": 1000,
-        # Tests do more than people do. Those of quotas set their own.
+        # Tests send more requests than users do. Tests of quotas set limits of their own.
         "max_streams_per_user": 1000,
         "max_requests_per_minute_per_user": 0,
         "max_requests_per_minute_per_address": 0,
         **settings,
     }
     config = settings_of(data_dir=folder, database_url=database_url, **values)
-    # Each start keeps all that is there by then from the collector (`gc.freeze`).
+    # Each start calls `gc.freeze`, which would keep the garbage of earlier tests for ever.
     if next(_started) % 50 == 0:
         gc.unfreeze()
     gc.collect()
     parts = await build_services(
         config, root, Database(database_url), kdf=CHEAP_KDF, registry=registry
     )
-    # By this protocol number asyncio knows that it may send small packets at once; without it each
-    # request of a connection that is kept waits 40 ms for the last answer's acknowledgement.
+    # With this protocol number asyncio sends small packets at once. Without it, each request on a
+    # kept connection waits 40 ms for an acknowledgement.
     with (
         APPLICATIONS.take(parts) as app,
         socket.socket(proto=socket.IPPROTO_TCP) as listener,
@@ -270,13 +270,13 @@ async def running(
 
 
 def ok(response: httpx.Response, status: int = 200) -> Any:
-    """The body of an answer that has to have this status."""
+    """Return the body of a response; fail unless it has this status."""
     assert response.status_code == status, response.text
     return response.json() if response.content else None
 
 
 def problem(response: httpx.Response, status: int, slug: str) -> dict[str, Any]:
-    """The body of an answer that has to be this problem."""
+    """Return the body of a response; fail unless it is this problem."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     body: dict[str, Any] = response.json()
@@ -286,7 +286,7 @@ def problem(response: httpx.Response, status: int, slug: str) -> dict[str, Any]:
 
 
 async def read_events(response: httpx.Response) -> AsyncGenerator[Event]:
-    """The events of a stream as they come; comment lines are passed over."""
+    """Yield the events of a stream as they arrive. Comment lines are ignored."""
     fields: dict[str, str] = {}
     async for line in response.aiter_lines():
         if not line:
@@ -299,5 +299,5 @@ async def read_events(response: httpx.Response) -> AsyncGenerator[Event]:
 
 
 def text_of(events: list[Event]) -> str:
-    """The reply that a stream's deltas make up."""
+    """Return the reply that the deltas of a stream add up to."""
     return "".join(event.data["text"] for event in events if event.name == "text.delta")

@@ -1,4 +1,4 @@
-"""One Talekeeper for all tests of a module, where each test signs up an account of its own."""
+"""One server for all tests of a module. Each test has a new account."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
-from tests.support.postgres import copied
+from tests.support.postgres import PostgresDatabases
 from tests.support.server import Account, Running, running
 
 _numbers = count(1)
@@ -20,13 +20,14 @@ _numbers = count(1)
 def shared_url(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[str]:
-    """A migrated database for a module, of the kinds that `pytest_generate_tests` chooses."""
+    """A migrated database. `pytest_generate_tests` chooses SQLite, PostgreSQL or both."""
     if request.param == "sqlite":
         template = request.getfixturevalue("sqlite_template")
         file = shutil.copy(template, tmp_path_factory.mktemp("shared") / "talekeeper.sqlite3")
         yield f"sqlite+aiosqlite:///{file}"
         return
-    with copied(request.getfixturevalue("postgres_template")) as url:
+    databases: PostgresDatabases = request.getfixturevalue("postgres_databases")
+    with databases.lend() as url:
         yield url
 
 
@@ -40,7 +41,7 @@ async def server(
 
 @pytest.fixture(scope="module")
 async def vendor() -> AsyncGenerator[OpenAIServer]:
-    """The server of a model that answers out of a script."""
+    """A model server with scripted answers."""
     async with OpenAIServer() as vendor:
         yield vendor
 
@@ -49,7 +50,7 @@ async def vendor() -> AsyncGenerator[OpenAIServer]:
 async def asking_server(
     shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:
-    """A Talekeeper whose default model is the vendor's."""
+    """A server with the model of `vendor` as its default."""
     registry = ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
     async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
         yield server
@@ -63,6 +64,6 @@ async def ada(server: Running) -> AsyncGenerator[Account]:
 
 @pytest.fixture
 async def chat(ada: Account) -> str:
-    """A chat with one character who greets in two ways."""
+    """A chat with one character that has two greetings."""
     character = await ada.new_character(alternate_greetings=["A knock at the window."])
     return str((await ada.new_chat(character_ids=[character["id"]]))["id"])

@@ -1,16 +1,13 @@
-"""Statements compiled once a process.
-
-SQLAlchemy keeps what it compiled for each engine, and tests make thousands of engines: compiling
-the same statements again and again took a fifth of their time.
-"""
+"""SQL statements: compiled once for all engines of a process, and recorded for assertions."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.dialects.sqlite.aiosqlite import SQLiteDialect_aiosqlite
 from sqlalchemy.util import LRUCache
@@ -21,7 +18,11 @@ ENOUGH_STATEMENTS = 5000
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_statements() -> Generator[None]:
-    """Let all engines of a kind of database keep them in one place."""
+    """Share compiled statements between all engines of a dialect.
+
+    SQLAlchemy compiles statements for each engine. Tests make thousands of engines, and compiling
+    took a fifth of their time.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for kind in DIALECTS:
             statements: LRUCache[Any, Any] = LRUCache(ENOUGH_STATEMENTS)
@@ -29,11 +30,31 @@ def shared_statements() -> Generator[None]:
             def share(engine: Engine, statements: LRUCache[Any, Any] = statements) -> None:
                 engine._compiled_cache = statements
 
-            # What is compiled is found by its dialect, of which each engine has its own.
+            # The cache key includes the dialect, and each engine has a dialect object of its own.
             patch.setattr(kind, "__hash__", _hash_of_kind)
             patch.setattr(kind, "__eq__", _is_of_kind)
             patch.setattr(kind, "engine_created", share)
         yield
+
+
+class Statement(NamedTuple):
+    text: str
+    values: Any
+
+
+@contextmanager
+def record_statements() -> Generator[list[Statement]]:
+    """Yield a list of the statements that all engines execute until the block ends."""
+    statements: list[Statement] = []
+
+    def record(_connection: Any, _cursor: Any, text: str, values: Any, *_: Any) -> None:
+        statements.append(Statement(text, values))
+
+    event.listen(Engine, "before_cursor_execute", record)
+    try:
+        yield statements
+    finally:
+        event.remove(Engine, "before_cursor_execute", record)
 
 
 def _hash_of_kind(self: object) -> int:

@@ -19,7 +19,7 @@ from backend.campaigns.state.story_clock import StoryClock
 from backend.chats.models import Chat, Message
 from backend.chronicles.repository import StoryEvent, current_events
 from backend.enrichment.models import EnrichmentMark, EnrichmentRun
-from backend.enrichment.outbox import QUESTIONS, TURN, EnrichmentOutbox
+from backend.enrichment.outbox import TURN, EnrichmentOutbox
 from backend.enrichment.pipeline import EnrichmentRuntime
 from backend.enrichment.runs.store import RunDetail, open_detail
 from backend.enrichment.runtime import job_kinds, open_enrichment
@@ -367,7 +367,7 @@ def enrichment(server: Running) -> EnrichmentRuntime:
 def _worker(server: Running) -> Worker:
     parts = server.parts
     own = job_kinds(enrichment(server))
-    kinds = {**parts.memory.kinds, **{kind: own[kind] for kind in (TURN, QUESTIONS)}}
+    kinds = {**parts.memory.kinds, TURN: own[TURN]}
     # The longest wait after a failure: no second attempt of itself while a test looks at the first.
     keys = JobKeys(ROOT)
     return Worker(parts.queue, kinds, keys, poll=0.05, draw=lambda: 0.999)

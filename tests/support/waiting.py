@@ -1,4 +1,4 @@
-"""Waiting for what others bring about: jobs, other processes, other tasks."""
+"""Polling for the effects of jobs, tasks and other processes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 PATIENCE = 120.0
-"""Seconds. No test that passes waits so long, but on a machine that stands still meanwhile."""
+"""Seconds until a wait fails. Long enough for a machine that is overloaded."""
 
 
 async def until(found: Callable[[], Awaitable[Any]], *, seconds: float = PATIENCE) -> Any:
-    """Ask again and again until the answer is true, and give it back."""
+    """Call `found` until its result is true; return that result."""
     async with asyncio.timeout(seconds):
         while not (answer := await found()):
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What the pages say is what the code does."""
+"""The pages agree with the code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backend.settings import Settings
-from scripts.write_docs import PARTS, app_errors, rendered_pages, setting_texts
+from scripts.write_docs import PARTS, app_errors, render_pages, setting_texts
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -22,16 +22,16 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def test_what_follows_from_the_code_is_up_to_date() -> None:
-    stale = [path.name for path, old, new in rendered_pages() if new != old]
+def test_generated_parts_are_up_to_date() -> None:
+    stale = [path.name for path, old, new in render_pages() if new != old]
 
     assert stale == [], "run .venv/bin/python scripts/write_docs.py"
 
 
-def test_every_part_that_follows_from_the_code_stands_on_one_page() -> None:
+def test_every_generated_part_is_on_one_page() -> None:
     found = [
         name
-        for _, text, _ in rendered_pages()
+        for _, text, _ in render_pages()
         for name in re.findall(r"<!-- from the code: (\w+) -->\n(?s:.*?)<!-- end -->", text)
     ]
 
@@ -39,7 +39,7 @@ def test_every_part_that_follows_from_the_code_stands_on_one_page() -> None:
 
 
 def test_every_setting_is_explained_once() -> None:
-    page = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
 
     assert sorted(re.findall(r"^\| `((?:TALEKEEPER|HF)_\w+)`", page, re.MULTILINE)) == sorted(
         VARIABLES
@@ -65,6 +65,51 @@ def test_no_two_errors_share_a_type() -> None:
     slugs = [kind.slug for kind in app_errors() if "slug" in vars(kind)]
 
     assert sorted(slugs) == sorted(set(slugs))
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    modules = [
+        path for name in ("backend", "scripts", "tests") for path in ROOT.glob(f"{name}/**/*.py")
+    ]
+    named = {
+        name
+        for path in (*modules, ROOT / "compose.yaml", ROOT / "scripts/serve")
+        for name in re.findall(r"(?<![/.\w])docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
+
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_every_link_to_a_section_leads_to_one(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", path.read_text(encoding="utf-8"))
+
+    missing = [
+        f"{link}#{section}"
+        for link, section in links
+        if section not in sections(path.parent / link if link else path)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_no_page_has_more_than_400_lines(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_every_page_of_the_documentation_is_on_the_map(path: Path) -> None:
+    if "decisions" in path.parts or path.parent == ROOT:
+        return
+    links = re.findall(r"\]\(([^)#\s]+)", (ROOT / "docs/README.md").read_text(encoding="utf-8"))
+
+    assert path.relative_to(ROOT / "docs").as_posix() in {"README.md", *links}
+
+
+def sections(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)

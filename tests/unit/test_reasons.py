@@ -52,8 +52,8 @@ def context_texts() -> Any:
                 ),
             ),
             (
-                "semantic 0.80, rank 1: says nearly the same, "
-                'has the words "silver", "key", the scene is about it, Mira says it'
+                "semantic 0.80, rank 1: nearly the same meaning, "
+                'contains the words "silver", "key", its scene matches, Mira is the speaker'
             ),
         ),
         (Reason("sticky", count=1), "sticky, 1 message left"),

@@ -134,7 +134,7 @@ def test_the_greeting_names_the_address_for_phones_and_draws_it_where_that_can_b
     monkeypatch.setattr("sys.stdout", screen)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         said = greeting(settings, ModelRegistry(), listener, lan, embeds=True)
-    assert "in this network: https://192.168.7.20:8443" in said
+    assert "on this network: https://192.168.7.20:8443" in said
     assert read_qr(said) == codes
     said.encode(screen.encoding)
 

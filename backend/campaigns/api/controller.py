@@ -82,7 +82,7 @@ class CampaignController(Controller):
         ]
         return Page(items=found, next=None)
 
-    @post(opt={RAISES: (CampaignFullError, ChronicleFullError)}, summary="Make a campaign")
+    @post(opt={RAISES: (CampaignFullError, ChronicleFullError)}, summary="Create a campaign")
     async def create_campaign(
         self,
         data: JSONBody[NewCampaign],
@@ -203,7 +203,7 @@ class CampaignController(Controller):
         "/{campaign_id:uuid}/changes",
         opt={RAISES: (CampaignNotFoundError,)},
         operation_id="listCampaignChanges",
-        summary="Read the ledger",
+        summary="List changes",
     )
     async def list_changes(
         self,

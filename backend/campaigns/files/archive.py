@@ -214,14 +214,16 @@ def _kinds(
         raise CampaignFileError(f"ledger.json has more than {MAX_CHANGES:,} changes.")
     for before, after in pairwise(changes):
         if after.seq <= before.seq:
-            raise CampaignFileError("ledger.json is not in the order of `seq`.")
+            raise CampaignFileError("ledger.json is not sorted by `seq`.")
     kinds: dict[UUID, Kind] = {main.id: "world"}
     for change in changes:
         if kinds.setdefault(change.item_id, change.kind) != change.kind:
-            raise CampaignFileError(f"ledger.json, change {change.seq}: the item is another kind.")
+            raise CampaignFileError(
+                f"ledger.json, change {change.seq}: the item is of another kind."
+            )
     for where, item_id, kind, _ in items:
         if kinds.setdefault(item_id, kind) != kind:
-            raise CampaignFileError(f"{where}.id is that of an item of another kind.")
+            raise CampaignFileError(f"{where}.id is the id of an item of another kind.")
     if list(kinds.values()).count("world") > 1:
         raise CampaignFileError("ledger.json has changes of another campaign's world.")
     return kinds
@@ -260,7 +262,9 @@ class Renumbered:
             value = fields[key]
             for one in cast("Any", value) if isinstance(value, list) else [value]:
                 if isinstance(one, str) and one not in self._known:
-                    raise CampaignFileError(f"{where}: `{key}` names no item of the file.")
+                    raise CampaignFileError(
+                        f"{where}: `{key}` is not the id of an item in the file."
+                    )
         return {key: self.value(value) for key, value in fields.items()}
 
 
@@ -290,7 +294,9 @@ def _line(
     sources = {each.message_id for each in change.sources} & message_ids.keys()
     where = f"ledger.json, change {change.seq}"
     if change.created_at.tzinfo is None or change.created_at.year not in YEARS:
-        raise CampaignFileError(f"{where}: `created_at` has no offset, or an odd year.")
+        raise CampaignFileError(
+            f"{where}: `created_at` has no UTC offset, or its year is out of range."
+        )
     return LedgerLine(
         item_id=renumbered.ids[change.item_id],
         operations=Operations(
@@ -323,7 +329,7 @@ def _read_items(files: Mapping[str, bytes]) -> list[ItemRecord]:
             except msgspec.ValidationError as error:
                 raise CampaignFileError(f"{where}.id: {error}.") from error
             if item_id in seen:
-                raise CampaignFileError(f"{where}.id is that of an earlier item.")
+                raise CampaignFileError(f"{where}.id is already used by an earlier item.")
             seen.add(item_id)
             found.append(ItemRecord(where, item_id, kind, fields))
     return found
@@ -342,7 +348,7 @@ def _read_chats(files: Mapping[str, bytes]) -> tuple[list[ChatLog], dict[UUID, U
         except ValidationError as error:
             raise CampaignFileError(f"{name}: {error.detail}") from error
         if any(line.id in ids for line in log.lines):
-            raise CampaignFileError(f"{name} has a message of another chat's file.")
+            raise CampaignFileError(f"{name} contains a message from another chat's file.")
         ids |= new_message_ids(log)
         chats.append(log)
     return chats, ids

@@ -166,7 +166,9 @@ def check_items(draft: CampaignDraft) -> None:
             raise CampaignFileError(f"{name}: {error.detail}") from error
         for member, ids in find_references(item).items():
             if lost := [each for each in ids if each not in draft.kinds]:
-                raise CampaignFileError(f"{name}: `{member}` names {lost[0]}, no item of the file.")
+                raise CampaignFileError(
+                    f"{name}: `{member}` names {lost[0]}, which is not in the file."
+                )
 
 
 def check_work(lines: Sequence[LedgerLine]) -> None:

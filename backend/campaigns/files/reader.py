@@ -27,7 +27,7 @@ def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUI
     """
     check_file_size(len(data))
     if not is_archive(data):
-        raise CampaignFileError("This is no zip file.")
+        raise CampaignFileError("This is not a zip file.")
     try:
         files, folder = _without_folder(unpack(data, what="zip file", entries=ZIP_ENTRIES))
     except CardLimitError as error:
@@ -41,7 +41,7 @@ def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUI
     if is_vault(files):
         return read_vault(files, folder.strip() or name), ()
     raise CampaignFileError(
-        f"The zip file holds no campaign: neither `{MAIN}`, nor a vault with `campaign.md` or "
+        f"The zip file contains no campaign: neither `{MAIN}` nor a vault with `campaign.md` or "
         "a folder `canon`."
     )
 

@@ -84,7 +84,7 @@ class _Writer:
             self._stems[item_id] = stem
         if len(taken) > MAX_FILES:
             raise CampaignFileError(
-                f"A vault holds {MAX_FILES:,} people, places and things; there are {len(taken):,}. "
+                f"A vault can contain {MAX_FILES:,} named items; there are {len(taken):,}. "
                 "Export the campaign as JSON."
             )
         pointed = {fact.superseded_by for _, fact in self._of(Fact)}

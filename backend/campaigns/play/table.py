@@ -91,7 +91,7 @@ class _SavedRules(msgspec.Struct):
 
 
 class NoSuchOptionError(ValidationError):
-    """The turn does not wait for this option."""
+    """The turn does not offer this option."""
 
 
 class Table:
@@ -341,12 +341,12 @@ class Table:
         """
         pending = self.state.pending
         if pending is None:
-            raise NoSuchOptionError("The turn does not wait for this option.")
+            raise NoSuchOptionError("The turn does not offer this option.")
         waiting, said = pending.waiting, text.strip()
         ids = [each.id for each in waiting.options]
         is_own = bool(waiting.own) and option_id == waiting.own
         if not is_own and option_id not in ids:
-            raise NoSuchOptionError("The turn does not wait for this option.")
+            raise NoSuchOptionError("The turn does not offer this option.")
         if is_own != bool(said):
             raise ValidationError(
                 "`text` is required with the option `own`, and not allowed with others."

@@ -102,7 +102,7 @@ class ProposalController(Controller):
         status_code=200,
         opt={RAISES: (CampaignNotFoundError, ProposalNotFoundError, ProposalDecidedError)},
         operation_id="refuseCampaignProposal",
-        summary="Refuse a proposal",
+        summary="Reject a proposal",
     )
     async def refuse_proposal(
         self,

@@ -314,8 +314,8 @@ async def load_proposals(
     lines: dict[UUID, list[ProposalLine]] = {}
     for part in split_chunks(list(texts), BATCH_ROWS):
         for found in await session.execute(_LINES.where(ProposalSource.proposal_id.in_(part))):
-            is_told = bool(found.is_active) and found.campaign_id == campaign.id
-            line = ProposalLine(found.message_id, found.chat_id, is_told, found.audience or "gm")
+            is_on_path = bool(found.is_active) and found.campaign_id == campaign.id
+            line = ProposalLine(found.message_id, found.chat_id, is_on_path, found.audience or "gm")
             lines.setdefault(found.proposal_id, []).append(line)
     concerned = {row.id: _list_items(row, texts[row.id]) for row in rows}
     items: dict[UUID, ItemVersion] = {}

@@ -718,7 +718,7 @@ def check_pool(before: State, after: State) -> None:
     dice = read_list(pool)
     is_pool = isinstance(pool, list) and len(dice) <= POOL_SIZE
     if not is_pool or any(not isinstance(die, int) or not 1 <= die <= 6 for die in dice):  # noqa: PLR2004
-        raise ValidationError(f"`attributes.{POOL}` are at most {POOL_SIZE} dice from 1 to 6.")
+        raise ValidationError(f"`attributes.{POOL}` must be at most {POOL_SIZE} dice from 1 to 6.")
 
 
 def _roll_entanglement(table: Table) -> str:

@@ -35,7 +35,7 @@ class ToolRefusedError(Exception):
 class ToolOutcome:
     """The outcome of a tool call.
 
-    `answer`: the model continues with `result`. `break`: its text is dropped, and the turn
+    `make_answer`: the model continues with `result`. `break`: its text is dropped, and the turn
     continues in another mood. `wait`: the turn is suspended for `Table.waiting`. `end`: the turn
     is over. `summary` describes the call in a few words. `events` are sent on the turn's stream.
     """

@@ -56,8 +56,7 @@ def translate_archive(files: Mapping[str, bytes]) -> tuple[Translation, dict[str
     paths = _paths(manifest.get("characters"), files)
     if not paths:
         raise CardError(
-            "The archive has a manifest, as those of Backyard (.byaf) have, "
-            "but no character that the manifest names."
+            "The archive has a Backyard manifest (.byaf), but none of the characters that it names."
         )
     stories = _paths(manifest.get("scenarios"), files)
     # Together as strict as for one file.

@@ -102,7 +102,7 @@ def _read_entries(archive: zipfile.ZipFile, what: str, *, packed_size: int) -> d
                 parts.append(block)
         files[path] = b"".join(parts)
         if len(files[path]) != entry.file_size:
-            raise CardError(f"The {what} has an entry of another size than it states.")
+            raise CardError(f"The {what} has an entry whose size differs from its header.")
     return files
 
 
@@ -115,18 +115,18 @@ def safe_path(name: str, what: str = "CHARX archive") -> str:
     path = name.replace("\\", "/")
     climbs = ".." in path.split("/")
     if not path or climbs or path.startswith("/") or _DRIVE.match(path) or "\0" in path:
-        raise CardError(f"The {what} has an entry whose path leads out of it.")
+        raise CardError(f"The {what} has an entry with a path outside the archive.")
     return path
 
 
 def _check_kind(entry: zipfile.ZipInfo, what: str) -> None:
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in {0, stat.S_IFREG, stat.S_IFDIR}:
-        raise CardError(f"The {what} has a link, or something else that is no file.")
+        raise CardError(f"The {what} contains a link or another special file.")
     if entry.flag_bits & _ENCRYPTED:
         raise CardError(f"The {what} is encrypted.")
     if entry.compress_type not in _METHODS:
-        raise CardError(f"The {what} is compressed in another way than by deflate.")
+        raise CardError(f"The {what} uses a compression other than deflate.")
 
 
 def pack(files: Mapping[str, bytes], *, deflated: bool = False) -> bytes:

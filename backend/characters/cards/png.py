@@ -65,13 +65,13 @@ def chunks(data: bytes) -> Iterator[Chunk]:
         PNG_CHUNKS.check(count)
         start = position + _HEADER.size
         if start > len(view):
-            raise CardError(f"The PNG is cut short: it ends before chunk {count:,} does.")
+            raise CardError(f"The PNG is truncated: it ends inside chunk {count:,}.")
         length, kind = _HEADER.unpack_from(view, position)
         if not kind.isalpha():
-            raise CardError(f"The PNG is broken: no chunk begins at byte {position:,}.")
+            raise CardError(f"The PNG is damaged: there is no chunk at byte {position:,}.")
         position = start + length + _CRC.size
         if position > len(view):
-            raise CardError(f"The PNG is cut short: it ends before chunk {count:,} does.")
+            raise CardError(f"The PNG is truncated: it ends inside chunk {count:,}.")
         (crc,) = _CRC.unpack_from(view, start + length)
         whole = view[start - _HEADER.size : position]
         yield Chunk(kind, view[start : start + length], crc, whole)
@@ -100,22 +100,22 @@ class TextReader:
         compressed, method = bytes(rest[:1]), bytes(rest[1:2])
         body = bytes(rest[2:]).split(b"\0", 2)
         if len(body) < 3 or compressed not in {b"\0", b"\1"}:  # noqa: PLR2004 - language, translated keyword, text
-            raise CardError("A text in the PNG (iTXt) is broken.")
+            raise CardError("A text in the PNG (iTXt) is damaged.")
         return self._inflate(body[2], method=method) if compressed == b"\1" else body[2]
 
     def _inflate(self, packed: bytes | memoryview, *, method: bytes) -> bytes:
         if method != b"\0":
-            raise CardError("A text in the PNG is compressed in a way that PNG does not know.")
+            raise CardError("A text in the PNG uses an unknown compression.")
         left = INFLATED_TEXT.allowed - self._inflated
         inflater = zlib.decompressobj()
         try:
             text = inflater.decompress(packed, left + 1)
         except zlib.error as error:
-            raise CardError("A compressed text in the PNG is broken.") from error
+            raise CardError("A compressed text in the PNG is damaged.") from error
         self._inflated += len(text)
         INFLATED_TEXT.check(self._inflated, "The PNG")
         if not inflater.eof:
-            raise CardError("A compressed text in the PNG is cut short.")
+            raise CardError("A compressed text in the PNG is truncated.")
         return text
 
 
@@ -161,7 +161,7 @@ def decode_value(value: bytes) -> bytes:
     try:
         return binascii.a2b_base64(packed + b"=" * (-len(packed) % 4), strict_mode=True)
     except binascii.Error as error:
-        raise CardError("The card in the PNG is not base64, as it ought to be.") from error
+        raise CardError("The card in the PNG is not valid base64.") from error
 
 
 def without_texts(data: bytes) -> bytes:

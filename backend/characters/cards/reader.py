@@ -44,10 +44,10 @@ def read_card(data: bytes) -> ImportedCard:
     if charx.is_archive(data):
         return _read_charx(data)
     if data.startswith(_OTHER_IMAGES):
-        raise NoCardError("This is a picture, but no PNG: only PNG pictures carry cards.")
+        raise NoCardError("This picture is not a PNG. Only PNG pictures can contain cards.")
     if data.startswith(_RISU_MODULE):
         raise CardError(
-            "This is a packed module of RisuAI (.risum), not a character card. It cannot be read."
+            "This is a packed RisuAI module (.risum), not a character card. It cannot be imported."
         )
     try:
         value = parse_text(data)
@@ -70,7 +70,7 @@ def _refuse_lines(data: bytes) -> None:
         return
     if kind is not None:
         raise CardError(kind.explain(CARD))
-    raise CardError("This file has several JSON objects. Import each as a file of its own.")
+    raise CardError("This file contains several JSON objects. Import each one as a separate file.")
 
 
 def _with_warning(found: ImportedCard, warning: str) -> ImportedCard:
@@ -118,7 +118,7 @@ def _describe_archive(files: Mapping[str, bytes]) -> str:
 def _read_png(data: bytes) -> ImportedCard:
     texts = png.find_texts(data)
     if not texts.cards:
-        raise NoCardError("The PNG is sound, but there is no character card in it.")
+        raise NoCardError("The PNG is valid, but contains no character card.")
     found = replace(_first_sound(texts.cards), is_png=True, avatar=data)
     if texts.assets:
         found.warnings.append(

@@ -126,10 +126,10 @@ def parse_json(data: bytes) -> Any:
         value = decoder.decode(text)
     except json.JSONDecodeError as error:
         raise CardError(
-            f"The JSON text is broken at line {error.lineno}, column {error.colno}: {error.msg}."
+            f"The JSON is invalid at line {error.lineno}, column {error.colno}: {error.msg}."
         ) from error
     except ValueError as error:  # an integer of thousands of digits
-        raise CardError("The JSON text has a number that is too long.") from error
+        raise CardError("The JSON contains a number that is too long.") from error
     return _clean(value) if "\\u" in text else value
 
 
@@ -155,11 +155,11 @@ def parse_yaml(data: bytes) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise CardError(f"The text is neither JSON nor YAML: it is broken{at}.") from error
+        raise CardError(f"The text is neither JSON nor YAML: it is invalid{at}.") from error
     except yaml.YAMLError as error:
         raise CardError("The text is neither JSON nor YAML.") from error
     except ValueError as error:  # an integer of thousands of digits
-        raise CardError("The YAML text has a number that is too long.") from error
+        raise CardError("The YAML contains a number that is too long.") from error
     return _clean(value)
 
 
@@ -167,7 +167,7 @@ def _decode(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise CardError(f"The text is not UTF-8: byte {error.start:,} fits in nowhere.") from error
+        raise CardError(f"The text is not UTF-8: byte {error.start:,} is invalid.") from error
 
 
 def _same(value: dict[str, Any]) -> dict[str, Any]:
@@ -175,13 +175,13 @@ def _same(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise CardError(f"The JSON text has {name}, which is no JSON number.")
+    raise CardError(f"The JSON contains {name}, which is not a JSON number.")
 
 
 def _finite_float(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise CardError("The JSON text has a number that is too large.")
+        raise CardError("The JSON contains a number that is too large.")
     return number
 
 
@@ -198,7 +198,7 @@ def _clean(value: Any, depth: int = 0) -> Any:
             JSON_DEPTH.check(depth + 1, "The text")
             return [_clean(item, depth + 1) for item in cast("list[object]", value)]
         case float() if not math.isfinite(value):
-            raise CardError("The text has a number that is too large.")
+            raise CardError("The text contains a number that is too large.")
         case _:
             return value
 
@@ -218,13 +218,15 @@ def _check_events(text: str) -> None:
     collections: list[tuple[str | None, int]] = []
     for event in yaml.parse(text, Loader=_YAML_LOADER):
         if getattr(event, "tag", None) is not None:
-            raise CardError("The YAML text has tags (`!...`), which are not read.")
+            raise CardError("The YAML contains tags (`!...`), which are not supported.")
         values += isinstance(event, yaml.NodeEvent)
         YAML_VALUES.check(values, "The YAML text")
         match event:
             case yaml.AliasEvent():
                 if event.anchor not in weights:
-                    raise CardError("The YAML text has an alias to itself or to nothing.")
+                    raise CardError(
+                        "The YAML contains an alias to itself, or to an unknown anchor."
+                    )
                 weight += weights[event.anchor]
             case yaml.ScalarEvent():
                 weight += 1 + len(event.value)

@@ -59,19 +59,19 @@ def normalise(raw: object) -> ImportedCard:
     if isinstance(raw, list):
         return normalise(_single(cast("list[object]", raw)))
     if not isinstance(raw, dict):
-        raise CardError("This is no character card: a card is a JSON object.")
+        raise CardError("This is not a character card: a card is a JSON object.")
     source = cast("Object", raw)
     translation = translate(source)
     if translation is None and FLAT_FIELDS.members.isdisjoint(source) and "spec" not in source:
-        raise CardError("This is no character card: it has none of a card's fields.")
+        raise CardError("This is not a character card: it has none of a card's fields.")
     found = _read_card(translation.card if translation else source)
     more = list(translation.warnings) if translation else []
     unknown = [each for each in source if each not in FLAT_FIELDS.members and says(source[each])]
     if unknown and not _says_something(found.card):
         if translation is None and not any(says(source.get(each)) for each in _BEYOND_NAME):
             raise CardError(
-                "This is no character card of a kind that is known here: it has a name, but no "
-                f"description, greeting or examples. Not known are {list_names(unknown)}."
+                "This is not a known kind of character card: it has a name, but no "
+                f"description, greeting or examples. Unknown fields: {list_names(unknown)}."
             )
         more.append("The card has no description, greeting or examples.")
     return replace(found, warnings=[*more, *found.warnings])
@@ -81,11 +81,10 @@ def _single(values: list[object]) -> Object:
     """Return the object of a list of one."""
     objects = [cast("Object", value) for value in values if isinstance(value, dict)]
     if not objects:
-        raise CardError("This is no character card: a card is a JSON object.")
+        raise CardError("This is not a character card: a card is a JSON object.")
     if len(values) > 1:
         raise CardError(
-            f"This is a list of {len(values):,} objects. "
-            "Import each character as a file of its own."
+            f"This is a list of {len(values):,} objects. Import each character as a separate file."
         )
     return objects[0]
 

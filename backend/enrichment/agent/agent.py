@@ -1,12 +1,12 @@
-"""The agent that keeps chronicles: a small question first, then a loop of calls, then proposals.
+"""The agent that keeps chronicles: a triage, then a loop of tool calls, then proposals.
 
-It writes nothing. What it read and what it would write is a `AgentResult`; `effects` writes it. No
-database transaction is open while a model or an embedder is asked.
+It writes nothing. Its result is an `AgentResult`, which `runs.effects` writes. No database
+transaction is open while a model or an embedder is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,56 +24,59 @@ from backend.enrichment.agent.tools import (
     read_triage,
 )
 from backend.enrichment.cleaning import to_one_line
-from backend.enrichment.reader import OUTPUT_TOKENS, Reader, RunBudget
+from backend.enrichment.reader import OUTPUT_TOKENS, Reader
 from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.story import TranscriptSlice
 from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ChatModel,
     ModelContextOverflowError,
-    ModelDeclinedError,
     ModelEmptyReplyError,
     ModelMalformedAnswerError,
     ModelSpec,
     Prompt,
     PromptMessage,
     ToolAnswer,
-    ToolRound,
+    ToolCall,
 )
 from backend.generation.sampling import Sampling
 from backend.generation.tools.arguments import InvalidCallError
 from backend.generation.tools.streams import answer_with_tools
+from backend.llm.answers import LoopEnd, RunBudget, ask, build_prompt, join_answer, run_tool_loop
 from backend.memory.indexing.points import DocumentEmbedder
 from backend.memory.search.search import MemorySearch
 from backend.prompts import PromptLibrary
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
-MOST_CALLS = 6
-"""Calls of a model in one run, the first question among them."""
+MAX_CALLS = 6
+"""Maximum calls of models in one run, the triage included."""
 
-_MOST_SHOWN = 8
-"""Events, entries and messages each that are shown as known; the last events as often again."""
+_MAX_SHOWN = 8
+"""Maximum events, entries and messages each that are shown as known. As many recent events follow.
+"""
 
-_WINDOW_OF_ONE = 4_000
-"""Tokens of the model's window for one of each: small models are shown less."""
+_WINDOW_TOKENS_PER_ITEM = 4_000
+"""Tokens of the context window for one item of each kind: small models are shown less."""
 
 _MAX_WHY = 500
 EVENT_KIND_NAMES = ", ".join(EVENT_KINDS)
 DEMO_NOTE = "Demo model: simple rules, no language model read this."
-_SPENT = "It ended early: the tokens of one run were spent."
-_TOO_LONG = "It ended early: the prompt had become too long for the model."
-
+_EARLY_ENDS: Mapping[LoopEnd, list[str]] = {
+    "budget_spent": ["The run ended early because its tokens were used up."],
+    "failed": ["The run ended early because the prompt became too long for the model."],
+}
+_NO_CALLS = ToolAnswer(text="", calls=(), usage=None, finish="stop")
 
 EmbedderOf = Callable[[Sealer], Awaitable[DocumentEmbedder | None]]
-"""What compares a user's texts by meaning."""
+"""Returns the embedder for a user's texts, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """Reads a stretch of a story and says what it would write down.
+    """Reads new lines of a story, and proposes events and lorebook entries.
 
-    It reads `database` alone. Without an embedder for its user, events are compared by their words.
+    Without an embedder for the user, events are compared by their words.
     """
 
     prompts: PromptLibrary
@@ -90,24 +93,24 @@ class Agent:
         *,
         budget: RunBudget,
     ) -> AgentResult:
-        """Read a stretch. `budget` is filled in as it goes, also where it ends in an error.
+        """Read a slice of the story. `budget` is updated even if an error is raised.
 
-        Raises `UnknownModelError`, and `ModelError` as it left the model.
+        Raises `UnknownModelError` and `ModelError`.
         """
         model, small = reader.model, reader.triage_model
         notes = [DEMO_NOTE] if model.spec.provider == "demo" else []
         try:
-            triage = await self._triage(small, stretch, budget, reader.sampling_of(small))
+            triage = await self._run_triage(small, stretch, budget, reader.build_sampling(small))
         finally:
-            budget.note_triage(small.spec.id)
+            budget.mark_triage(small.spec.id)
         executor = references = None
         if triage.significant:
             lookup = KnowledgeLookup(self.database, self.search, reader.sealer, stretch, self.pool)
             references = ShownReferences(stretch.lines, stretch.marks)
-            latest = await lookup.latest()
-            count = _shown_of_each(model.spec)
-            near = await lookup.near(count=count)
-            # What the new lines go on with, whatever the index says.
+            latest = await lookup.list_latest()
+            count = _count_shown(model.spec)
+            near = await lookup.find_related(count=count)
+            # The new lines usually continue the latest events, found or not.
             near.events |= {event.id: event for event in latest[-count:]}
             embedder = await self.embedder_of(reader.sealer)
             executor = ToolExecutor(
@@ -122,11 +125,11 @@ class Agent:
                 references=references,
                 most_writes=self.settings.enrichment_max_writes,
             )
-            opening = self._opening(stretch, references, near)
-            # Each event or entry that it writes is a call of about 250 tokens in one answer.
+            opening = self._build_messages(stretch, references, near)
+            # Each event or entry is a call of about 250 tokens in one answer.
             room = max(OUTPUT_TOKENS, 256 * self.settings.enrichment_max_writes)
-            sampling = reader.sampling_of(model, room)
-            notes += await self._loop(model, executor, opening, budget, sampling)
+            sampling = reader.build_sampling(model, room)
+            notes += await self._run_loop(model, executor, opening, budget, sampling)
         return AgentResult(
             detail=RunDetail(
                 why=to_one_line(triage.why)[:_MAX_WHY],
@@ -141,34 +144,23 @@ class Agent:
             seen=executor.duplicates.seen if executor else (),
         )
 
-    async def _triage(
+    async def _run_triage(
         self, model: ChatModel, stretch: TranscriptSlice, budget: RunBudget, sampling: Sampling
     ) -> Triage:
-        """Whether there is anything to keep: most lines end here."""
-        prompt = Prompt(
-            [
-                PromptMessage(
-                    "system", self.prompts["enrichment/triage"].render(kinds=EVENT_KIND_NAMES)
-                ),
-                PromptMessage("user", self._story(stretch)),
-            ]
-        )
+        """Ask if there is anything to record. Most slices end here."""
+        instruction = self.prompts["enrichment/triage"].render(kinds=EVENT_KIND_NAMES)
+        prompt = build_prompt(instruction, self._render_story(stretch))
+        value = await ask(model, prompt, TRIAGE_SCHEMA, sampling=sampling, budget=budget)
         try:
-            answer = await model.structured(prompt, TRIAGE_SCHEMA, sampling)
-        except (ModelMalformedAnswerError, ModelDeclinedError):
-            budget.take(None, prompt, "")
-            raise
-        budget.take(answer.usage, prompt, str(answer.value))
-        try:
-            triage = read_triage(answer.value)
+            triage = read_triage(value)
         except InvalidCallError as error:
             raise ModelMalformedAnswerError(
-                "The model was asked for a decision and wrote something else."
+                "The model did not return a decision in the requested format."
             ) from error
         check_declined(triage.why)
         return triage
 
-    async def _loop(
+    async def _run_loop(
         self,
         model: ChatModel,
         executor: ToolExecutor,
@@ -176,55 +168,57 @@ class Agent:
         budget: RunBudget,
         sampling: Sampling,
     ) -> list[str]:
-        """Have the model call until it has finished, calls are used up, or one cannot be read.
+        """Let the model call tools until it has finished, or its calls or tokens are used up.
 
-        Returns a note if it could have gone on. What it proposed before is kept.
+        Returns a note for the user if it ended early. Earlier proposals are kept.
         """
-        rounds: list[ToolRound] = []
-        while budget.calls < MOST_CALLS and not executor.is_finished:
-            prompt = Prompt(opening, tuple(rounds))
-            if not budget.affords(prompt):
-                return [_SPENT]
-            try:
-                answer = await _asked(model, prompt, budget, sampling)
-            except ModelMalformedAnswerError as error:
-                # It may write the same again and again: what it proposed before is not lost by it.
-                budget.take(None, prompt, "")
-                executor.refuse_unread(error)
-                break
-            except ModelContextOverflowError:
-                if not rounds:
-                    raise
-                return [_TOO_LONG]
-            if not answer.calls:
-                break
-            results = await executor.answer(answer.calls)
-            rounds.append(ToolRound(answer.calls, results, answer.text))
-        return []
 
-    def _opening(
+        async def ask_model(prompt: Prompt) -> ToolAnswer:
+            try:
+                return await _ask_for_calls(model, prompt, budget, sampling)
+            except ModelMalformedAnswerError as error:
+                # The model may repeat itself. Earlier proposals are kept.
+                budget.count_call(None, prompt)
+                executor.refuse_unread(error)
+                return _NO_CALLS
+
+        async def execute(calls: Sequence[ToolCall]) -> Sequence[Any] | None:
+            results = await executor.execute(calls)
+            return None if executor.is_finished else results
+
+        end = await run_tool_loop(
+            opening,
+            ask_model,
+            execute,
+            budget=budget,
+            max_calls=MAX_CALLS,
+            tolerated=ModelContextOverflowError,
+        )
+        return _EARLY_ENDS.get(end, [])
+
+    def _build_messages(
         self, stretch: TranscriptSlice, references: ShownReferences, near: LookupResult
     ) -> list[PromptMessage]:
         instruction = self.prompts["enrichment/agent"].render(
             kinds=EVENT_KIND_NAMES,
             most_writes=self.settings.enrichment_max_writes,
-            most_calls=MOST_CALLS - 1,
+            most_calls=MAX_CALLS - 1,
         )
         events = sorted(
             near.events.values(), key=lambda event: (event.happened_at, event.place, event.id)
         )
-        story = self._story(
+        story = self._render_story(
             stretch,
-            events=[references.event(event) for event in events],
-            entries=[references.entry(entry) for entry in near.entries.values()],
+            events=[references.render_event(event) for event in events],
+            entries=[references.render_entry(entry) for entry in near.entries.values()],
             messages=[
-                references.message(message)
+                references.render_message(message)
                 for message in sorted(near.messages.values(), key=lambda each: each.position)
             ],
         )
         return [PromptMessage("system", instruction), PromptMessage("user", story)]
 
-    def _story(self, stretch: TranscriptSlice, **known: Any) -> str:
+    def _render_story(self, stretch: TranscriptSlice, **known: Any) -> str:
         sections: dict[str, Any] = {"events": [], "entries": [], "messages": [], **known}
         return self.prompts["enrichment/story"].render(
             **sections,
@@ -233,22 +227,21 @@ class Agent:
         )
 
 
-async def _asked(
+async def _ask_for_calls(
     model: ChatModel, prompt: Prompt, budget: RunBudget, sampling: Sampling
 ) -> ToolAnswer:
-    """One step of the loop. A model that has called and says no more has finished."""
+    """Ask for the calls of one round. An empty answer after a round means that it has finished."""
     try:
         answer = await answer_with_tools(model, prompt, TOOLS, sampling)
     except ModelEmptyReplyError:
         if not prompt.rounds:
             raise
-        answer = ToolAnswer(text="", calls=(), usage=None, finish="stop")
-    said = "".join([answer.text, *(str(dict(call.arguments)) for call in answer.calls)])
-    budget.take(answer.usage, prompt, said)
+        answer = _NO_CALLS
+    budget.count_call(answer.usage, prompt, join_answer(answer.text, answer.calls))
     if not (answer.calls or prompt.rounds):
         check_declined(answer.text)
     return answer
 
 
-def _shown_of_each(spec: ModelSpec) -> int:
-    return max(2, min(_MOST_SHOWN, spec.context_window // _WINDOW_OF_ONE))
+def _count_shown(spec: ModelSpec) -> int:
+    return max(2, min(_MAX_SHOWN, spec.context_window // _WINDOW_TOKENS_PER_ITEM))

@@ -1,8 +1,8 @@
-"""Whether an event is told already: what is refused, and what the model is asked about.
+"""Detect events that repeat a recorded event.
 
-An event in the very words of another one is refused. What is near another one, by meaning and by
-words, may say the same or may differ in the one word that matters: that the model has to say, in
-whatever language the story is told. docs/duplicates.md has the figures.
+An event with the same words is refused. An event that is similar in meaning and in words may repeat
+another one, or differ in the one word that matters. The model decides, because that works in any
+language. docs/duplicates.md has the figures.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from backend.memory.search.terms import document_terms
 from backend.vault.sealing import Sealer
 
 MAX_QUESTIONS = 3
-"""Events that a new one may be asked to differ from."""
+"""Maximum similar events that the model is asked about."""
 
-_COMPARED = 12
-"""Events of the index that a new one is compared with, besides the latest."""
+_MAX_COMPARED = 12
+"""Events of the index that a new one is compared with, in addition to the latest."""
 
 _ENDS = " .!。"  # an ideographic full stop
 
 
 class _Telling(Protocol):
-    # An event that is stored, or one that is about to be.
+    # A stored or a proposed event.
     @property
     def id(self) -> UUID: ...
 
@@ -50,12 +50,12 @@ E = TypeVar("E", bound=_Telling)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuplicateThresholds:
-    """From where on the model is asked about two events.
+    """Limits from which the model is asked if two events are the same.
 
     Attributes:
-        cosine: Of their meanings, where there is an embedder.
-        likeness: How many of the words of either both have, in [0, 1], besides.
-        likeness_alone: The same without an embedder.
+        cosine: Similarity of the meanings, if there is an embedder.
+        likeness: Share of common words, in [0, 1]. It must be reached, too.
+        likeness_alone: The limit without an embedder.
     """
 
     cosine: float = 0.8
@@ -68,13 +68,13 @@ DUPLICATE_THRESHOLDS = DuplicateThresholds()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimilarEvent(Generic[E]):
-    """An event beside a new one.
+    """An event and its similarity to a new one.
 
     Attributes:
-        cosine: Of their summaries; None where no embedder answered.
-        likeness: How many of the terms of either are in both (Jaccard), in [0, 1].
-        is_same: It says the same, word by word.
-        is_apart: It is another event for certain: another day, or other numbers.
+        cosine: Of the summaries; None if no embedder answered.
+        likeness: Share of common terms (Jaccard), in [0, 1].
+        is_same: True if the wording is the same.
+        is_apart: True if days or numbers differ, so that it is certainly another event.
     """
 
     event: E
@@ -84,7 +84,7 @@ class SimilarEvent(Generic[E]):
     is_apart: bool
 
     def may_be_same(self, least: DuplicateThresholds = DUPLICATE_THRESHOLDS) -> bool:
-        """Whether somebody who can read should look at the two."""
+        """True if the model should decide about the two events."""
         if self.is_apart:
             return False
         if self.cosine is None:
@@ -93,11 +93,11 @@ class SimilarEvent(Generic[E]):
 
 
 class DuplicateFinder:
-    """Compares events: one for each run, since new ones are compared with much the same old ones.
+    """Compares events of one run. Vectors are cached, because many comparisons share events.
 
     Args:
-        sealer: Of the user whose events these are: their vectors are kept under it.
-        embedder: Without one events are compared by their words alone.
+        sealer: Of the events' owner. Vectors are stored encrypted for this user.
+        embedder: Without one, events are compared by their words.
     """
 
     def __init__(self, sealer: Sealer, embedder: DocumentEmbedder | None, pool: CpuPool) -> None:
@@ -107,16 +107,19 @@ class DuplicateFinder:
         self._vectors: dict[str, Floats] = {}
 
     async def nearest(self, fields: EventFields, events: Sequence[E]) -> list[SimilarEvent[E]]:
-        """Some tens of events, best first. Call it outside of any transaction."""
-        cosines = await self._cosines(fields, events)
-        # Some tenths of a millisecond an event: not on the loop that streams replies.
-        work = partial(_compared, fields, events, cosines)
+        """Compare with some tens of events, and return them with the most similar first.
+
+        Call it outside of transactions.
+        """
+        cosines = await self._compute_cosines(fields, events)
+        # It takes some tenths of a millisecond an event, too long for the event loop.
+        work = partial(_compare, fields, events, cosines)
         return await self._pool.run(self._sealer.user_id, work, is_job=True)
 
-    async def _cosines(self, fields: EventFields, events: Sequence[E]) -> Floats | None:
-        """The cosine of each event to the new one, shape (n,); None where nothing answers.
+    async def _compute_cosines(self, fields: EventFields, events: Sequence[E]) -> Floats | None:
+        """Return the cosine of each event to the new one, shape (n,); None without an embedder.
 
-        The summary is what is embedded, not where and to whom, which many events share.
+        Only summaries are embedded, because many events share places and people.
         """
         if self._embedder is None or not events:
             return None
@@ -133,14 +136,14 @@ class DuplicateFinder:
         return cosines
 
 
-def _compared(
+def _compare(
     fields: EventFields, events: Sequence[E], cosines: Floats | None
 ) -> list[SimilarEvent[E]]:
-    terms, numbers = find_terms(fields.summary), _numbers(fields.summary)
+    terms, numbers = find_terms(fields.summary), _find_numbers(fields.summary)
     near: list[SimilarEvent[E]] = []
     for row, event in enumerate(events):
         other = event.fields
-        other_terms, other_numbers = find_terms(other.summary), _numbers(other.summary)
+        other_terms, other_numbers = find_terms(other.summary), _find_numbers(other.summary)
         both = terms | other_terms
         is_other_day = None not in {fields.day, other.day} and fields.day != other.day
         has_other_numbers = bool(numbers and other_numbers) and numbers != other_numbers
@@ -149,7 +152,7 @@ def _compared(
                 event=event,
                 cosine=None if cosines is None else float(cosines[row]),
                 likeness=len(terms & other_terms) / len(both) if both else 0.0,
-                is_same=not is_other_day and _wording(fields.summary) == _wording(other.summary),
+                is_same=not is_other_day and _fold(fields.summary) == _fold(other.summary),
                 is_apart=is_other_day or has_other_numbers,
             )
         )
@@ -159,34 +162,34 @@ def _compared(
 def is_any_known(
     new: Iterable[EventFields], written: Iterable[StoryEvent], *, seen: Collection[UUID]
 ) -> bool:
-    """True if events that were written since may say the same as new ones, by words alone.
+    """True if events that were written since may repeat new ones, judged by words alone.
 
-    For the transaction that writes the new ones: no model can be asked there.
+    It is used in the transaction that writes the events, where no model can be asked.
 
     Args:
-        new: What is about to be written.
-        written: What is there, of the same messages.
-        seen: Ids of the events that the new ones were compared with before.
+        new: The events to write.
+        written: The recorded events of the same messages.
+        seen: Ids of the events that the new ones have been compared with.
     """
     unseen = [event for event in written if event.id not in seen]
     return any(
         near.is_same or near.may_be_same()
         for fields in new
-        for near in _compared(fields, unseen, None)
+        for near in _compare(fields, unseen, None)
     )
 
 
 def find_terms(text: str) -> frozenset[str]:
-    """The stems of a text, without stop words, as the index has them."""
+    """Return the stems of a text without stop words, as in the index."""
     return frozenset(document_terms(text))
 
 
-def _numbers(text: str) -> frozenset[str]:
+def _find_numbers(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"\d+", text))
 
 
-def _wording(text: str) -> str:
-    """The words in their order: capitals, blanks and the end of the sentence don't matter."""
+def _fold(text: str) -> str:
+    """Normalise capitals, spaces and the end of the sentence."""
     return " ".join(normalize("NFKC", text).casefold().split()).strip(_ENDS)
 
 
@@ -195,10 +198,10 @@ Known = StoryEvent | ProposedEvent
 
 @dataclass(frozen=True, slots=True)
 class DuplicateCheck:
-    """Compare new events with those that the index finds, the latest ones, and those of this run.
+    """Compares new events with those of the index, the latest ones, and those of this run.
 
-    The objections to a call are shown with it, among the `references`. `seen` are the ids of all
-    events that were compared.
+    A refusal shows the similar event, which `references` then contain. `seen` are the ids of all
+    compared events.
     """
 
     finder: DuplicateFinder
@@ -215,9 +218,9 @@ class DuplicateCheck:
         besides: Known | None,
         apart: Collection[UUID],
     ) -> None:
-        """Refuse what says the same, and what may say the same unless it is in `apart`.
+        """Refuse an event that repeats another one, or that may do so and is not in `apart`.
 
-        `besides` is what the event supersedes: it says much the same by nature. Raises
+        `besides` is the event that it supersedes, which is similar by nature. Raises
         `RefusedCallError`.
         """
         near = await self.check_changed(fields, proposed=proposed, besides=besides)
@@ -227,7 +230,7 @@ class DuplicateCheck:
             return
         marks = [self.references.events.show(event) for event in asked]
         shown = " ".join(
-            f"{mark}: {self.references.summary(event)}"
+            f"{mark}: {self.references.render_summary(event)}"
             for mark, event in zip(marks, asked, strict=True)
         )
         raise RefusedCallError(
@@ -239,24 +242,27 @@ class DuplicateCheck:
     async def check_changed(
         self, fields: EventFields, *, proposed: Sequence[ProposedEvent], besides: Known | None
     ) -> list[SimilarEvent[Known]]:
-        """What is near, best first. Raises `RefusedCallError` where one of it says the same."""
+        """Return similar events, the most similar first.
+
+        Raises `RefusedCallError` if one of them has the same words.
+        """
         if besides is not None and besides.fields == fields:
-            raise self._duplicate(besides)
-        found = await self.lookup.look(fields.summary, limit=_COMPARED, sources=["events"])
+            raise self._build_refusal(besides)
+        found = await self.lookup.find(fields.summary, limit=_MAX_COMPARED, sources=["events"])
         left_out = {each.supersedes for each in proposed}
         if besides is not None:
             left_out.add(besides.id)
-        told = await self.lookup.told()
+        told = await self.lookup.list_recorded()
         everything: list[Known] = [*found.events.values(), *self.latest, *told, *proposed]
         self.seen.update(event.id for event in everything)
         others = {event.id: event for event in everything if event.id not in left_out}
         near = await self.finder.nearest(fields, list(others.values()))
         if (same := next((each for each in near if each.is_same), None)) is not None:
-            raise self._duplicate(same.event)
+            raise self._build_refusal(same.event)
         return near
 
-    def _duplicate(self, event: Known) -> RefusedCallError:
+    def _build_refusal(self, event: Known) -> RefusedCallError:
         mark = self.references.events.show(event)
         return RefusedCallError(
-            f"duplicate of {mark}: {self.references.summary(event)}", duplicate_of=event.id
+            f"duplicate of {mark}: {self.references.render_summary(event)}", duplicate_of=event.id
         )

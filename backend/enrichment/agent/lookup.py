@@ -1,4 +1,4 @@
-"""What is near new lines in memory: events, lore and old messages, with their texts."""
+"""Search for events, lore and old messages that are related to new lines."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from backend.memory.search.search import MemorySearch
 from backend.vault.sealing import Sealer
 
 MAX_LATEST_EVENTS = 60
-"""Events that are compared with a new one whatever the index says, which may be behind."""
+"""Latest events that a new one is always compared with, because the index may lag behind."""
 
 MAX_LORE = 5_000
-"""Entries among which those are looked for that new lines name."""
+"""Maximum lorebook entries whose names are searched for in new lines."""
 
-_GROUP = 3_000
-"""Characters of one look: what is near a whole chapter is near to nothing in it."""
-_GROUPS = 4
+_SEARCH_CHARACTERS = 3_000
+"""Characters of one search, because a whole chapter as a query is close to nothing."""
+_MAX_SEARCHES = 4
 
 _ENTRIES = select(
     LoreEntryRow.id,
@@ -58,10 +58,10 @@ _KINDS: dict[Knowledge, Kind] = {"events": "event", "lore": "lore", "messages": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownEntry:
-    """An entry of a lorebook as it stands. `text` is what it says, decorators aside.
+    """A current lorebook entry. `text` is its content without decorators.
 
-    The agent `may_edit` what it made for this chronicle itself, if nobody else touched it, and
-    other entries with the user's consent.
+    `may_edit` is True for entries that the agent created for this chronicle and nobody has changed,
+    and for others with the user's consent.
     """
 
     id: UUID
@@ -73,14 +73,14 @@ class KnownEntry:
 
     @property
     def names(self) -> list[str]:
-        """Its title and its plain keys, folded."""
+        """The title and the plain keys, casefolded."""
         words = (each.strip().casefold() for each in [self.entry.title, *self.entry.keys])
         return [each for each in words if each and not each.startswith("/")]
 
 
 @dataclass(slots=True)
 class LookupResult:
-    """What was found, each once, best first."""
+    """Search results without duplicates, the best first."""
 
     events: dict[UUID, StoryEvent] = field(default_factory=dict[UUID, StoryEvent])
     entries: dict[UUID, KnownEntry] = field(default_factory=dict[UUID, KnownEntry])
@@ -89,9 +89,9 @@ class LookupResult:
 
 @dataclass(slots=True)
 class KnowledgeLookup:
-    """Looks into one user's memory, for one stretch. Holds no transaction between two looks.
+    """Searches the memory of one user for one slice. No transaction stays open between searches.
 
-    Sees what everyone for whom the stretch is may know.
+    Results are limited to what everyone in the slice's audience may know.
     """
 
     database: Database
@@ -101,8 +101,8 @@ class KnowledgeLookup:
     pool: CpuPool
     _lore: Sequence[KnownEntry] | None = field(default=None, init=False)
 
-    async def latest(self) -> list[StoryEvent]:
-        """The last current events, oldest first, out of the database itself."""
+    async def list_latest(self) -> list[StoryEvent]:
+        """Return the latest current events from the database, oldest first."""
         async with self.database.read() as session:
             events = await current_events(
                 session,
@@ -113,10 +113,10 @@ class KnowledgeLookup:
             )
         return [event for event in events if event.id not in self.stretch.left_alone]
 
-    async def told(self) -> list[StoryEvent]:
-        """Return the events that are drawn from the new lines at this moment.
+    async def list_recorded(self) -> list[StoryEvent]:
+        """Return the events that are currently recorded from the new lines.
 
-        A compaction reads them, too, and may write while the agent reads.
+        A compaction reads the same lines, and may write events while the agent works.
         """
         stretch = self.stretch
         async with self.database.read() as session:
@@ -129,27 +129,27 @@ class KnowledgeLookup:
             )
         return [event for event in events if event.id not in stretch.left_alone]
 
-    async def near(self, *, count: int) -> LookupResult:
-        """What is near the new lines: lore that they name, and a few looks, evenly over them.
+    async def find_related(self, *, count: int) -> LookupResult:
+        """Return lore that the new lines name, and results of a few searches for parts of them.
 
-        About `count` of each kind.
+        There are about `count` results of each kind.
         """
         text = "\n".join(line.text for line in self.stretch.lines)
         named = await self.pool.run(
-            self.sealer.user_id, partial(find_named, text, await self.lore()), is_job=True
+            self.sealer.user_id, partial(find_named, text, await self.list_lore()), is_job=True
         )
         merged = LookupResult(entries={entry.id: entry for entry in named[:count]})
-        groups = self._groups()
+        groups = self._split_lines()
         share = max(2, count // len(groups))
         for group in groups:
-            found = await self.look(group, limit=3 * count, min_relevance=None)
+            found = await self.find(group, limit=3 * count, min_relevance=None)
             merged.events |= islice(found.events.items(), share)
             merged.entries |= islice(found.entries.items(), share)
             merged.messages |= islice(found.messages.items(), share)
         return merged
 
-    async def lore(self) -> Sequence[KnownEntry]:
-        """Every entry that counts of the books in which lore is looked for; read once a run."""
+    async def list_lore(self) -> Sequence[KnownEntry]:
+        """Return all active entries of the slice's lorebooks. They are read once a run."""
         if self._lore is None:
             owner_id, rows = self.sealer.user_id, list[Any]()
             async with self.database.read() as session:
@@ -159,13 +159,14 @@ class KnowledgeLookup:
                     rows += await session.execute(query.limit(MAX_LORE - len(rows)))
                 gone = await inactive_entries(session, self.stretch.books, owner_id=owner_id)
             gone |= self.stretch.left_alone
-            # Thousands are opened beside the loop in which turns are streamed.
+            # Thousands of entries are decrypted in the pool, because turns stream on the event
+            # loop.
             left = [row for row in rows if row.id not in gone]
-            known = await self.pool.run(owner_id, partial(self._open, left), is_job=True)
+            known = await self.pool.run(owner_id, partial(self._decrypt, left), is_job=True)
             self._lore = [entry for entry in known if entry.entry.enabled and entry.text]
         return self._lore
 
-    async def look(
+    async def find(
         self,
         text: str,
         *,
@@ -173,11 +174,12 @@ class KnowledgeLookup:
         sources: Collection[Knowledge] = KNOWLEDGE,
         min_relevance: float | None = 0,
     ) -> LookupResult:
-        """What a text finds among some kinds; `limit` is for all of them together.
+        """Search some kinds for a text. `limit` is for all kinds together.
 
-        `min_relevance` is as in `SearchRequest`: a lookup by name compares what it finds anyway.
+        `min_relevance` is as in `SearchRequest`. The default of 0 suits names, which are compared
+        later.
         """
-        parts = self._parts(sources)
+        parts = self._build_scope(sources)
         if not parts:
             return LookupResult()
         ask = SearchRequest(
@@ -194,8 +196,8 @@ class KnowledgeLookup:
         memories = await self.search.recall(self.database, self.sealer, result)
         recalled = [memory.recalled for memory in memories]
         return LookupResult(
-            await self._events([each.source_id for each in recalled if each.kind == "event"]),
-            await self._entries([each for each in recalled if each.kind == "lore"]),
+            await self._load_events([each.source_id for each in recalled if each.kind == "event"]),
+            await self._load_entries([each for each in recalled if each.kind == "lore"]),
             {each.source_id: each for each in recalled if self._may_read(each)},
         )
 
@@ -206,7 +208,7 @@ class KnowledgeLookup:
             since is None or (said_at is not None and said_at >= since)
         )
 
-    def _parts(self, sources: Collection[Knowledge]) -> list[ScopePart]:
+    def _build_scope(self, sources: Collection[Knowledge]) -> list[ScopePart]:
         stretch = self.stretch
         parts: list[ScopePart] = []
         if "events" in sources:
@@ -223,7 +225,7 @@ class KnowledgeLookup:
             )
         return parts
 
-    async def _events(self, ids: Sequence[UUID]) -> dict[UUID, StoryEvent]:
+    async def _load_events(self, ids: Sequence[UUID]) -> dict[UUID, StoryEvent]:
         wanted = [each for each in ids if each not in self.stretch.left_alone]
         if not wanted:
             return {}
@@ -231,7 +233,7 @@ class KnowledgeLookup:
             found = await get_events(session, self.sealer, wanted)
         return {each: found[each] for each in wanted if each in found and found[each].is_current}
 
-    async def _entries(self, recalled: Sequence[Recalled]) -> dict[UUID, KnownEntry]:
+    async def _load_entries(self, recalled: Sequence[Recalled]) -> dict[UUID, KnownEntry]:
         recalled = [each for each in recalled if each.source_id not in self.stretch.left_alone]
         if not recalled:
             return {}
@@ -239,11 +241,10 @@ class KnowledgeLookup:
         query = _ENTRIES.where(wanted, LoreEntryRow.user_id == self.sealer.user_id)
         async with self.database.read() as session:
             rows = {row.id: row for row in await session.execute(query)}
-        known = self._open([rows[each.source_id] for each in recalled if each.source_id in rows])
+        known = self._decrypt([rows[each.source_id] for each in recalled if each.source_id in rows])
         return {entry.id: entry for entry in known}
 
-    def _open(self, rows: Sequence[Any]) -> list[KnownEntry]:
-        """Rows of `_ENTRIES`, unsealed."""
+    def _decrypt(self, rows: Sequence[Any]) -> list[KnownEntry]:
         stretch, found = self.stretch, list[KnownEntry]()
         for row in rows:
             sealed = self.sealer.open_bytes(ENTRY, row.id, row.sealed_entry)
@@ -261,20 +262,20 @@ class KnowledgeLookup:
             )
         return found
 
-    def _groups(self) -> list[str]:
+    def _split_lines(self) -> list[str]:
         groups: list[str] = [""]
         for line in self.stretch.lines:
-            if groups[-1] and len(groups[-1]) + len(line.text) > _GROUP:
+            if groups[-1] and len(groups[-1]) + len(line.text) > _SEARCH_CHARACTERS:
                 groups.append("")
-            groups[-1] = f"{groups[-1]}\n{line.text}"[: 2 * _GROUP]
-        step = max(1, len(groups) / _GROUPS)
-        return [groups[int(place * step)] for place in range(min(len(groups), _GROUPS))]
+            groups[-1] = f"{groups[-1]}\n{line.text}"[: 2 * _SEARCH_CHARACTERS]
+        step = max(1, len(groups) / _MAX_SEARCHES)
+        return [groups[int(place * step)] for place in range(min(len(groups), _MAX_SEARCHES))]
 
 
 def find_named(text: str, entries: Sequence[KnownEntry]) -> list[KnownEntry]:
-    """Entries whose title or a plain key occurs in a text as a word, the longest name first."""
+    """Return entries whose title or plain key is a word of the text, the longest name first."""
     names = {name: Key(name) for entry in entries for name in entry.names}
-    # All of them in one pass, as lorebooks are scanned: there may be hundreds of thousands.
+    # One pass finds all names, because there may be hundreds of thousands.
     index, hits = KeyIndex(names.values()), Hits()
     index.scan(Folded(text), 0, hits, spelling=False, within=False)
     found: list[tuple[int, KnownEntry]] = []

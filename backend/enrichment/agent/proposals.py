@@ -1,37 +1,41 @@
-"""What the agent proposes to write, and what that has to be like."""
+"""Proposals of the agent, their validation, and the marks of items that the model was shown."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 import msgspec
 
-from backend.chronicles.events import MAX_SOURCES, EventFields
+from backend.chronicles.events import MAX_SOURCES, EventFields, render_event
 from backend.chronicles.repository import SourceMessage, StoryEvent
+from backend.core.audience import NAMELESS_MARKS, AudienceMarks, put_mark
 from backend.database.base import new_id
 from backend.enrichment.agent.lookup import KnownEntry
 from backend.enrichment.agent.tools import UpdateChronicleEvent, UpdateLorebookEntry
-from backend.enrichment.cleaning import clean_paragraphs, to_one_line
+from backend.enrichment.cleaning import clean_paragraphs, indent_text, to_one_line
 from backend.enrichment.runs.store import RunDetail
+from backend.enrichment.story import StoryLine
 from backend.lorebooks.entries import LoreEntry
+from backend.memory.indexing.sources import Recalled
 from backend.memory.search.terms import COMMON_WORDS
 
 MAX_ENTRY_CHARACTERS = 6_000
-"""Characters of an entry that grows by what is added to it."""
+"""Maximum characters of an entry that text is appended to."""
 
-_SHORTEST_KEY = 2
+_MIN_KEY_LENGTH = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedEvent:
-    """An event to write. `id` stands for it until it has a row.
+    """An event to write. `id` is provisional until it is stored.
 
-    `supersedes` is the event, or the proposal of the same run, that is not true any more with it.
-    Where it says that one better, `mends` is the revision that was read of it.
+    `supersedes` is an event, or a proposal of the same run, that is no longer true. `mends` is the
+    revision of that event if the new one only corrects it.
     """
 
     id: UUID
@@ -47,7 +51,7 @@ class ProposedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedEntry:
-    """An entry to write into the chronicle's own lorebook; `id` as of a proposed event."""
+    """An entry to write into the chronicle's own lorebook. `id` is provisional."""
 
     id: UUID
     entry: LoreEntry
@@ -56,7 +60,7 @@ class ProposedEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedChange:
-    """An entry to be said anew: `id` and `revision` are those of the row as it was read."""
+    """A new version of an entry. `id` and `revision` are those of the row that was read."""
 
     id: UUID
     book_id: UUID
@@ -70,9 +74,9 @@ Proposal = ProposedEvent | ProposedEntry | ProposedChange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentResult:
-    """The result of reading some messages: proposals, and the rest of the run as `detail`.
+    """The result of reading some messages: the proposals and the details of the run.
 
-    `seen` are the events that those proposed were compared with.
+    `seen` are the ids of the events that the proposals were compared with.
     """
 
     detail: RunDetail
@@ -81,7 +85,7 @@ class AgentResult:
 
 
 class RefusedCallError(Exception):
-    """A call that comes to nothing. The text is what the model is told: it may act on it."""
+    """A tool call is refused. The model receives the reason and can react to it."""
 
     def __init__(self, reason: str, *, duplicate_of: UUID | None = None) -> None:
         super().__init__(reason)
@@ -90,42 +94,42 @@ class RefusedCallError(Exception):
 
 
 def refuse_pinned(mark: str) -> RefusedCallError:
-    """What is said of an event that stands in every prompt because its user wants it there."""
+    """Return the error for changing an event that the user has pinned."""
     return RefusedCallError(
         f"{quote_mark(mark)} was pinned by the user: it is neither changed nor superseded."
     )
 
 
 def read_text(text: str, name: str) -> str:
-    """A line that says something. Raises `RefusedCallError`."""
+    """Return a text as one line. Raises `RefusedCallError` if it has no letters or digits."""
     line = to_one_line(text)
     if not any(map(str.isalnum, line)):
-        raise RefusedCallError(f"{name} says nothing.")
+        raise RefusedCallError(f"{name} is empty.")
     return line
 
 
 def read_content(text: str) -> str:
-    """What an entry says. Raises `RefusedCallError`."""
+    """Return the content of an entry. Raises `RefusedCallError` if it has no letters or digits."""
     content = clean_paragraphs(text)
     if not any(map(str.isalnum, content)):
-        raise RefusedCallError("The content says nothing.")
+        raise RefusedCallError("The content is empty.")
     return content
 
 
 def read_words(words: Sequence[str]) -> list[str]:
-    """Names or keywords, each once, cleaned."""
+    """Return names or keywords, cleaned and without duplicates."""
     return list(dict.fromkeys(filter(None, map(to_one_line, words))))
 
 
 def read_keys(keys: Sequence[str]) -> list[str]:
-    """Keys of an entry: plain words that do not occur everywhere. Raises `RefusedCallError`."""
+    """Return the keys of an entry. Raises `RefusedCallError` for patterns and very common words."""
     cleaned = read_words(keys)
     for key in cleaned:
         if key.startswith("/"):
             raise RefusedCallError(f"The key {key} is a pattern. Keys are plain words.")
         if not any(map(str.isalnum, key)):
-            raise RefusedCallError(f"The key {key} is no word.")
-        is_short = len(key) < _SHORTEST_KEY and key.isascii()
+            raise RefusedCallError(f"The key {key} is not a word.")
+        is_short = len(key) < _MIN_KEY_LENGTH and key.isascii()
         if is_short or key.casefold() in COMMON_WORDS:
             raise RefusedCallError(f"The key {key} occurs everywhere. Take a name.")
     if not cleaned:
@@ -134,17 +138,17 @@ def read_keys(keys: Sequence[str]) -> list[str]:
 
 
 def quote_mark(text: str) -> str:
-    """A mark that a model made up, as an answer quotes it."""
+    """Return an invalid mark of the model in a form that can be quoted."""
     return to_one_line(text)[:10] or "Nothing"
 
 
 def apply_to_event(
     event: StoryEvent | ProposedEvent, call: UpdateChronicleEvent, *, source: SourceMessage
 ) -> ProposedEvent:
-    """An event that says it better and takes the place of the one that is there.
+    """Return an event with the changes of a call, which supersedes the existing event.
 
-    That one stands behind it: should `source`, the last of the new lines, be swiped away, it is as
-    it was. What this run proposed itself is proposed differently. Raises `RefusedCallError`.
+    If `source`, the last new line, is swiped away, the existing event is current again. A proposal
+    of this run is replaced. Raises `RefusedCallError`.
     """
     if isinstance(event, StoryEvent) and event.is_pinned:
         raise refuse_pinned(call.event)
@@ -166,7 +170,7 @@ def apply_to_event(
     fields = msgspec.structs.replace(event.fields, **named)
     significance = call.significance or event.significance
     if fields == event.fields and significance == event.significance:
-        raise RefusedCallError(f"{call.event} says that already.")
+        raise RefusedCallError(f"{call.event} already says that.")
     is_stored = isinstance(event, StoryEvent)
     return ProposedEvent(
         id=new_id() if is_stored else event.id,
@@ -184,7 +188,7 @@ def apply_to_event(
 def apply_to_entry(
     known: KnownEntry | ProposedEntry, call: UpdateLorebookEntry
 ) -> ProposedChange | ProposedEntry:
-    """An entry said anew, or with something added. Raises `RefusedCallError`."""
+    """Return an entry with replaced or appended content. Raises `RefusedCallError`."""
     if (call.content is None) == (call.append is None):
         raise RefusedCallError("Give either content or append.")
     if call.content is not None:
@@ -192,7 +196,7 @@ def apply_to_entry(
     else:
         content = f"{known.entry.content.rstrip()}\n{read_content(call.append or '')}"
     if len(content) > max(MAX_ENTRY_CHARACTERS, len(known.entry.content)):
-        raise RefusedCallError("The entry would be too long. Say it anew, in fewer words.")
+        raise RefusedCallError("The entry would be too long. Rewrite it in fewer words.")
     entry: LoreEntry = msgspec.structs.replace(known.entry, content=content)
     because = to_one_line(call.because)
     if isinstance(known, ProposedEntry):
@@ -200,3 +204,129 @@ def apply_to_entry(
     return ProposedChange(
         id=known.id, book_id=known.book_id, revision=known.revision, entry=entry, because=because
     )
+
+
+MARK = re.compile(r"(?:#|E|L)[0-9]{1,9}")
+"""The form of marks of lines, events and entries."""
+
+_MAX_EVENT = 900
+_MAX_ENTRY = 1_500
+_MAX_MESSAGE = 800
+_MAX_LINE = 24_000
+_MAX_NAME = 100
+"""Maximum characters of each in a prompt."""
+
+
+class _HasId(Protocol):
+    @property
+    def id(self) -> UUID: ...
+
+
+T = TypeVar("T", bound=_HasId)
+
+
+class Marks(Generic[T]):
+    """Items by mark, a letter and a number, in the order in which they were shown."""
+
+    def __init__(self, letter: str) -> None:
+        self._letter = letter
+        self._of: dict[UUID, str] = {}
+        self._things: dict[str, T] = {}
+
+    def show(self, thing: T) -> str:
+        """Return the mark of an item. If it has one, the known version of the item is kept."""
+        return self._of.get(thing.id) or self.put(thing)
+
+    def put(self, thing: T) -> str:
+        """Return the mark of an item, and store this version of it."""
+        mark = self._of.setdefault(thing.id, f"{self._letter}{len(self._of) + 1}")
+        self._things[mark] = thing
+        return mark
+
+    def get(self, mark: str) -> T | None:
+        """Return the item with a mark; None if it was not shown."""
+        return self._things.get(mark.strip().upper())
+
+    def find_mark(self, thing_id: UUID) -> str:
+        """Return the mark of an item; an empty string if it was not shown."""
+        return self._of.get(thing_id, "")
+
+    @property
+    def things(self) -> list[T]:
+        """All items that have marks."""
+        return list(self._things.values())
+
+
+class ShownReferences:
+    """Everything that the model was shown in one run."""
+
+    def __init__(self, lines: Iterable[StoryLine], marks: AudienceMarks = NAMELESS_MARKS) -> None:
+        self._marks = marks
+        self.events: Marks[StoryEvent | ProposedEvent] = Marks("E")
+        self.entries: Marks[KnownEntry | ProposedEntry] = Marks("L")
+        self.messages: set[UUID] = set()
+        self.lines: Mapping[str, StoryLine] = {_build_mark(line.position): line for line in lines}
+
+    def render_event(self, event: StoryEvent) -> str:
+        """Render an event as a line with its mark and any restrictions."""
+        mark = self.events.show(event)
+        text = self._marks.mark(render_event(event.fields), event.audience)
+        return f"{mark}{_render_restriction(event)}: {indent_text(text, most=_MAX_EVENT)}"
+
+    def render_summary(self, event: StoryEvent | ProposedEvent) -> str:
+        """Render the summary of an event for an answer to the model."""
+        text = event.fields.summary
+        if isinstance(event, StoryEvent):
+            text = self._marks.mark(text, event.audience)
+        return indent_text(text, most=_MAX_EVENT)
+
+    def render_entry(self, entry: KnownEntry) -> str:
+        """Render an entry as a line with its mark. "(yours)" means that it may be changed."""
+        mark = self.entries.show(entry)
+        title = entry.entry.title or ", ".join(entry.entry.keys[:3])
+        mine = " (yours)" if entry.may_edit else ""
+        name, text = indent_text(title, most=_MAX_NAME), indent_text(entry.text, most=_MAX_ENTRY)
+        return f"{mark}{mine}: {name}: {text}"
+
+    def render_message(self, message: Recalled) -> str:
+        """Render an old message."""
+        self.messages.add(message.source_id)
+        text = self._marks.mark(message.text, message.audience)
+        return render_message(message.position, message.title, text, most=_MAX_MESSAGE)
+
+    @property
+    def memory_ids(self) -> list[UUID]:
+        """Ids of stored items that were shown."""
+        events = [each.id for each in self.events.things if isinstance(each, StoryEvent)]
+        entries = [each.id for each in self.entries.things if isinstance(each, KnownEntry)]
+        return [*events, *entries, *self.messages]
+
+
+def _render_restriction(event: StoryEvent | ProposedEvent) -> str:
+    if not isinstance(event, StoryEvent):
+        return ""
+    if event.is_pinned:
+        return " (pinned)"
+    return " (user's)" if event.is_users else ""
+
+
+def render_story_line(line: StoryLine) -> str:
+    """Render a line of the story with its mark."""
+    return render_message(
+        line.position, line.author, put_mark(line.text, line.who_knows), most=_MAX_LINE
+    )
+
+
+def render_message(position: int, author: str, text: str, *, most: int) -> str:
+    """Render a message with the mark of its position."""
+    name = " ".join(indent_text(author, most=_MAX_NAME).split()) or "Narrator"
+    return f"{_build_mark(position)} {name}: {indent_text(text, most=most)}"
+
+
+def normalize_line_mark(mark: str) -> str:
+    """Return `#12` for `12` and `#12`."""
+    return f"#{int(mark.strip().removeprefix('#'))}"
+
+
+def _build_mark(position: int) -> str:
+    return f"#{position + 1}"

@@ -1,7 +1,7 @@
-"""What the agent may call: typed arguments, and the JSON Schemas that models get of them.
+"""The tools of the agent: typed arguments, and the JSON Schemas for models.
 
-Nothing here reaches out, and nothing names a row: what there is has a mark that was made up for one
-run. A class's docstring and its members' descriptions are what the model reads of it.
+Items are named by marks that are valid for one run. Docstrings and descriptions of the classes are
+part of the schemas, so models read them.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ _ARGUMENTS: Mapping[str, type[AgentCall]] = {
 
 
 class Triage(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether new lines hold anything to keep."""
+    """The decision if new lines contain anything to record."""
 
     why: Annotated[str, Meta(description="One short sentence.")] = ""
     significant: bool
@@ -175,7 +175,7 @@ class Triage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_call(name: str, arguments: Mapping[str, Any]) -> AgentCall:
-    """A call, validated. Members that hold nothing are absent. Raises `InvalidCallError`."""
+    """Return a validated call. Empty members are dropped. Raises `InvalidCallError`."""
     wanted = _ARGUMENTS.get(name)
     if wanted is None:
         raise InvalidCallError(f"There is no such tool. There are {', '.join(_ARGUMENTS)}.")
@@ -183,7 +183,7 @@ def read_call(name: str, arguments: Mapping[str, Any]) -> AgentCall:
 
 
 def read_triage(value: Any) -> Triage:
-    """What a model decided; kinds that there are not are left out. Raises `InvalidCallError`."""
+    """Return the decision of a model without unknown kinds. Raises `InvalidCallError`."""
     if not isinstance(value, dict):
         raise InvalidCallError("Expected an object.")
     given = cast("dict[str, Any]", value)

@@ -1,6 +1,5 @@
-"""Compaction: what was said since it was read last goes into the campaign's state, by tool calls.
+"""Compaction: tool calls of a model bring the state of a campaign up to date with unread messages.
 
-`window` finds the messages, `known` reads what their audience may know, `tools` are the eleven
-that the model calls, `drafts` makes changes of the calls, `writing` writes them all at once, `task`
-does all of that for a job.
+`reader` loads the messages and the items that their audience may know. `tools` are the eleven tools
+of the model, `drafts` turns calls into changes, `writer` writes them, and `task` is the job.
 """

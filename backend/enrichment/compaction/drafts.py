@@ -1,7 +1,7 @@
-"""Makes changes of a model's calls, or says what is wrong with them. Nothing here reads or writes.
+"""Turns tool calls of a model into drafts of changes, or refuses them. No input or output.
 
-A call changes nothing that it does not name. Whom a mention means, the campaign's roster says: one
-who is known, somebody new, who is made once, or it is not clear which, and the user is asked.
+A call changes only the fields that it names. The roster of the campaign resolves each mention: to a
+known entity, to a new one, which is created once, or to several, so that the user must choose.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from backend.generation.model import ToolCall
 from backend.generation.tools.arguments import InvalidCallError, read_arguments
 
 _REFERENCE = re.compile(r"#[0-9A-F]{1,9}|[CEFHST][0-9]{1,4}")
-"""The form of references, in capitals. `H` are known events, `#12` is a line."""
+"""The form of references, in upper case. `H` marks known events, `#12` a line."""
 
 _USER = frozenset({"you", "user", "the user", "player", "the player", "{{user}}", "i", "me"})
-"""Words for the user, where the user is a character."""
+"""Words for the user, who may play a character."""
 
-_SHOWN = 60
-"""Characters of a model's text that an answer quotes."""
+_MAX_QUOTED = 60
+"""Maximum characters of the model's text that a refusal quotes."""
 
 
 class ItemNames:
@@ -67,10 +67,10 @@ class ItemNames:
 
     Args:
         known: The state that is changed.
-        items: Its items, and those that the run makes: kept up to date by the caller.
+        items: Its items and the new items of the run. The caller keeps it up to date.
         references: Items by the references that the model was shown.
-        text: The lines that the model was shown. A name of theirs may look like a reference.
-        player_id: The character that the user is, if that is clear.
+        text: The lines that the model was shown. A name in them may look like a reference.
+        player_id: The character of the user, if it is known.
         player_names: Names under which this character has spoken.
     """
 
@@ -92,7 +92,7 @@ class ItemNames:
         self._player_names = _USER.union(each.casefold() for each in player_names)
 
     def add(self, entity_id: UUID) -> None:
-        """Take in an entity that the run makes."""
+        """Add an entity that the run creates."""
         self._roster.add(build_member(entity_id, self._items[entity_id].state))
 
     def find_reference(self, said: str) -> UUID | None:
@@ -106,7 +106,7 @@ class ItemNames:
         return found
 
     def check_name(self, said: str) -> None:
-        """Raise `ToolRefusedError` for a text that is a reference, and no name of the story."""
+        """Raise `ToolRefusedError` if a text is a reference and not a name in the story."""
         mark = said.strip()
         if not _REFERENCE.fullmatch(mark.upper()):
             return
@@ -118,7 +118,7 @@ class ItemNames:
             )
 
     def resolve(self, name: str, kind: str | None = None) -> Sequence[UUID]:
-        """Return the entities that a name may mean. No reference is one."""
+        """Return the entities that a name may mean; none for a reference."""
         found = self._roster.resolve(name, kind)
         is_user = self._player_id is not None and name.strip().casefold() in self._player_names
         return (self._player_id,) if is_user and not found and self._player_id else found
@@ -134,12 +134,11 @@ class ItemNames:
         else:
             held = self._items[item_id]
             if held.kind != "entity":
-                raise ToolRefusedError(
-                    f"{mention.strip()[:_SHOWN]} is a {held.kind}: name a person, place or thing."
-                )
+                quoted = mention.strip()[:_MAX_QUOTED]
+                raise ToolRefusedError(f"{quoted} is a {held.kind}: name a person, place or thing.")
             found = (item_id,)
         if not found:
-            raise ToolRefusedError(f"There is no {mention[:_SHOWN]!r}: record them first.")
+            raise ToolRefusedError(f"There is no {mention[:_MAX_QUOTED]!r}: record them first.")
         return found
 
     def find_fact(self, said: str) -> UUID | None:
@@ -151,9 +150,8 @@ class ItemNames:
             return None
         found = self._find_shown(said)
         if found is None or self._items[found].kind != "fact":
-            raise ToolRefusedError(
-                f"`supersedes` is the reference of a fact: {said.strip()[:_SHOWN]!r} is none."
-            )
+            quoted = said.strip()[:_MAX_QUOTED]
+            raise ToolRefusedError(f"`supersedes` must be the reference of a fact, not {quoted!r}.")
         return found
 
     def spell_person(self, said: str) -> str:
@@ -174,10 +172,10 @@ class ItemNames:
         return text if found is None else get_name(self._items[found].state)
 
     def _find_shown(self, said: str) -> UUID | None:
-        """Return the item that a reference was shown for; None if there was none.
+        """Return the item of a reference that was shown; None if there was none.
 
-        Raises `ToolRefusedError` if the item is no longer in the state: it was deleted, or hidden
-        from the audience, while the model was working.
+        Raises `ToolRefusedError` if the item was deleted, or hidden from the audience, while the
+        model was working.
         """
         mark = said.strip().upper()
         found = self._references.get(mark)
@@ -189,20 +187,20 @@ class ItemNames:
 MAX_NAME = 200
 MAX_BECAUSE = 300
 MAX_DRAFTS = 200
-"""Changes of one run."""
+"""Maximum changes of one run."""
 
 _PEOPLE = frozenset({"pc", "npc", "faction"})
 _NAMES = frozenset({"name", "title", "aliases"})
 
 
 class Drafter:
-    """Reads calls one after the other, each on the state that those before it leave.
+    """Reads calls in order. Each sees the state that the calls before it have left.
 
     Args:
         known: The state that is changed.
-        references: Items by what the model was told to call them.
-        positions: Of the messages that were read, by the number that they were shown with.
-        audience: Who may know what is written, as a column holds it.
+        references: Items by the references that the model was shown.
+        positions: Positions of the messages, by the numbers that the model was shown.
+        audience: The audience of the changes, in the form of the database column.
         text: See `ItemNames`, also for the player.
     """
 
@@ -234,7 +232,7 @@ class Drafter:
         )
 
     def use(self, call: ToolCall) -> RefusedCall | None:
-        """Take a call in; what is wrong with it, if it can't be, and then nothing has changed."""
+        """Add the changes of a call. If it is refused, return the reason and change nothing."""
         updater = UPDATERS.get(call.name)
         try:
             self._draft(updater, call)
@@ -248,13 +246,13 @@ class Drafter:
             there = ", ".join(UPDATERS)
             raise ToolRefusedError(call.problem or f"There is no such tool. There are {there}.")
         if len(self.drafts) >= MAX_DRAFTS:
-            raise ToolRefusedError("There are too many changes already.")
+            raise ToolRefusedError("There are too many changes.")
         asked = read_arguments(call.arguments, CompactionCall, build_schema(updater, {}))
-        positions = self._sources(asked)
+        positions = self._read_sources(asked)
         if updater.kind == "event":
-            self._tell(asked, positions)
+            self._add_event(asked, positions)
         elif updater.kind == "fact":
-            self._record(asked, positions[-1])
+            self._add_fact(asked, positions[-1])
         else:
             world, rest = split_operations(asked) if "day" in updater.fields else (None, asked)
             if world is None:
@@ -265,7 +263,7 @@ class Drafter:
     def _change_world(
         self, updater: Updater, world: CompactionCall, rest: CompactionCall, position: int
     ) -> None:
-        """Change the world's day or time and the place that a call is about: both or none."""
+        """Change the day or time of the world and the place of a call: both or none."""
         campaign_id, count = self._known.campaign_id, len(self.drafts)
         before = self._items[campaign_id]
         self._names.find_reference(rest.ref)
@@ -278,7 +276,7 @@ class Drafter:
                 del self.drafts[count:]
                 raise
 
-    def _sources(self, asked: CompactionCall) -> list[int]:
+    def _read_sources(self, asked: CompactionCall) -> list[int]:
         """Return the positions of the lines that a call comes from; the last if it names none.
 
         Raises `ToolRefusedError` if it names others alone.
@@ -298,12 +296,12 @@ class Drafter:
         elif not found:
             self._create(updater, asked, position)
         else:
-            operations, _ = self._operations(updater, asked, {})
+            operations, _ = self._build_operations(updater, asked, {})
             mention = to_one_line(asked.name or asked.ref)
             self._add(updater.kind, new_id(), operations, asked, position, _unclear(mention, found))
 
     def _find(self, updater: Updater, asked: CompactionCall) -> Sequence[UUID]:
-        """The item that a call is about: several where it is not clear which, none if it is new."""
+        """Return the items that a call may mean: several if it is ambiguous, none for a new one."""
         named = self._names.find_reference(asked.ref or asked.name)
         if named is not None:
             self._check_kind(updater, named)
@@ -334,7 +332,7 @@ class Drafter:
         if held.kind != updater.kind or (
             held.kind == "entity"
             and kind not in updater.subkinds
-            # Whom a call means is clear: which of these they are, the campaign says.
+            # The call says clearly whom it means; the campaign lists the candidates.
             and not {kind, updater.subkinds[0]} <= _PEOPLE
         ):
             raise ToolRefusedError(f"{get_name(held.state)} is known already: it is a {kind}.")
@@ -345,14 +343,14 @@ class Drafter:
         held = self._items[item_id]
         audience = encode_audience(cast("Audience", held.state.get("audience", "public")))
         if not may_all_know(audience, self._audience):
-            raise ToolRefusedError("What is read is not for all who know of it.")
-        operations, unclear = self._operations(updater, asked, held.state)
+            raise ToolRefusedError("Not everyone who knows of the item may know this.")
+        operations, unclear = self._build_operations(updater, asked, held.state)
         operations.set.pop("kind", None)
         if not (operations.set or operations.add or operations.remove or unclear):
-            raise ToolRefusedError("It says nothing that is to change.")
-        after = self._checked(held.kind, held.state, operations)
+            raise ToolRefusedError("The call changes nothing.")
+        after = self._apply_checked(held.kind, held.state, operations)
         position = max(position, self._made_at.get(item_id, position))
-        if compare_states(held.state, after).list_fields():  # else it is so already
+        if compare_states(held.state, after).list_fields():  # no draft if nothing would change
             self._items[item_id] = ItemState(held.kind, after)
             self._add(held.kind, item_id, operations, asked, position)
         if unclear is not None:
@@ -360,19 +358,18 @@ class Drafter:
             self._add(held.kind, item_id, rest, asked, position, unclear)
 
     def _create(self, updater: Updater, asked: CompactionCall, position: int) -> None:
-        """Make an item, once: it is found by the calls after this one."""
         kind = cast("Kind", updater.kind)
         name = clip(to_one_line(asked.name or asked.ref), MAX_NAME)
         first: State = {"title" if kind in {"thread", "scene"} else "name": name}
         if updater.subkinds:
             first["kind"] = updater.subkinds[0]
-        operations, unclear = self._operations(updater, asked, first)
+        operations, unclear = self._build_operations(updater, asked, first)
         before = {**first, "audience": msgspec.to_builtins(decode_audience(self._audience))}
         fields = apply_operations(kind, before, operations)
-        item = _converted(kind, fields)
+        item = _convert(kind, fields)
         made = build_creation(item)
         item_id = new_id()
-        after = self._checked(kind, {}, made)
+        after = self._apply_checked(kind, {}, made)
         self._items[item_id] = ItemState(kind, after)
         self._made_at[item_id] = position
         self._add(kind, item_id, made, asked, position)
@@ -382,8 +379,8 @@ class Drafter:
             rest = Operations(set={unclear.field: None})
             self._add(kind, item_id, rest, asked, position, unclear)
 
-    def _record(self, asked: CompactionCall, position: int) -> None:
-        """A fact. What is known already, of the same one, is not written again."""
+    def _add_fact(self, asked: CompactionCall, position: int) -> None:
+        """Add a fact, unless the same fact is already known."""
         text = clip(to_one_line(str(asked.set.get("text") or "")), MAX_TEXT)
         if not text:
             raise ToolRefusedError("A fact is a sentence, in `set.text`.")
@@ -404,13 +401,12 @@ class Drafter:
         position = max(position, self._made_at.get(about, position) if about else position)
         fact = STRUCTS["fact"](text=text, about_id=about, audience=decode_audience(self._audience))  # type: ignore[call-arg]
         made, fact_id = build_creation(fact), new_id()
-        after = self._checked("fact", {}, made)
+        after = self._apply_checked("fact", {}, made)
         if unclear is None:
             self._items[fact_id] = ItemState("fact", after)
         self._add("fact", fact_id, made, asked, position, unclear, replaces=old)
 
-    def _tell(self, asked: CompactionCall, positions: Sequence[int]) -> None:
-        """An event of the chronicle."""
+    def _add_event(self, asked: CompactionCall, positions: Sequence[int]) -> None:
         event = build_event(asked, positions, clip(to_one_line(asked.because), MAX_BECAUSE))
         fields = msgspec.structs.replace(
             event.fields,
@@ -419,10 +415,10 @@ class Drafter:
         )
         self.events.append(replace(event, fields=fields))
 
-    def _operations(
+    def _build_operations(
         self, updater: Updater, asked: CompactionCall, state: State
     ) -> tuple[Operations, Ambiguity | None]:
-        """A call's fields as the ledger's, and a reference in them that is not clear."""
+        """Return the operations of a call's fields, and an ambiguous reference in them."""
         attributes = list_changeable(self._known.rules, state) if state.get("kind") else {}
         fields: dict[str, FieldType] = dict(updater.fields)
         if updater.kind == "entity":
@@ -438,13 +434,13 @@ class Drafter:
                         f"There is no {name[:60]!r} to change; there is: {there}."
                     )
                 is_list = kind in {"list", "references"}
-                # Of a list that is told whole nothing goes that it does not name.
+                # Setting a list adds to it, so that members which the call does not name are kept.
                 to = operations.add if is_list and how == "set" else getattr(operations, how)
                 if name in {"objectives", "done"}:
                     put_objectives(operations, name, split_list(value), is_gone=how == "remove")
                 elif kind in {"reference", "references"}:
                     mentions = split_list(value)
-                    ids, doubt = self._referred(mentions, find_key(updater, name))
+                    ids, doubt = self._resolve_mentions(mentions, find_key(updater, name))
                     unclear = unclear or doubt
                     if ids:
                         to[find_key(updater, name)] = ids if is_list else ids[0]
@@ -463,8 +459,10 @@ class Drafter:
         spelled = [self._names.spell(each) if isinstance(each, str) else each for each in texts]
         return spelled if isinstance(value, list) else spelled[0]
 
-    def _referred(self, mentions: Sequence[str], key: str) -> tuple[list[str], Ambiguity | None]:
-        """The ids of entities that are mentioned, as far as it is clear whom is meant."""
+    def _resolve_mentions(
+        self, mentions: Sequence[str], key: str
+    ) -> tuple[list[str], Ambiguity | None]:
+        """Return the ids of mentioned entities, without ambiguous ones."""
         ids: list[str] = []
         for mention in mentions:
             found = self._names.find_entities(mention)
@@ -478,7 +476,7 @@ class Drafter:
     def _made(self, kind: Kind) -> list[UUID]:
         return [one for one in self._made_at if self._items[one].kind == kind][:1]
 
-    def _checked(self, kind: Kind, before: State, operations: Operations) -> State:
+    def _apply_checked(self, kind: Kind, before: State, operations: Operations) -> State:
         after = apply_operations(kind, before, operations)
         self._known.rules.validate(kind, before, after)
         return after
@@ -495,7 +493,7 @@ class Drafter:
         replaces: UUID | None = None,
     ) -> None:
         because = clip(to_one_line(asked.because), MAX_BECAUSE)
-        # What names an item that this run makes is there as long as that is.
+        # A change that names a new item counts only as long as that item exists.
         made = [
             at
             for value in operations.set.values()
@@ -520,7 +518,7 @@ def _unclear(mention: str, found: Sequence[UUID], field: str = "") -> Ambiguity:
     return Ambiguity(mention=clip(mention, MAX_NAME), candidates=list(found), field=field)
 
 
-def _converted(kind: Kind, fields: State) -> Item:
+def _convert(kind: Kind, fields: State) -> Item:
     try:
         return msgspec.convert(fields, STRUCTS[kind], strict=True)
     except msgspec.ValidationError as error:

@@ -1,9 +1,8 @@
-"""Brings a campaign up to date with what a chat has told since it was read last."""
+"""The job that brings a campaign up to date with unread messages of a chat."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -32,10 +31,10 @@ from backend.enrichment.compaction.reader import (
     refresh_world,
     render_world,
 )
-from backend.enrichment.compaction.tools import build_tools
+from backend.enrichment.compaction.tools import EVENT_TOOL, build_tools
 from backend.enrichment.compaction.writer import ChronicleWriter, CompactionWriter, KnownEvents
 from backend.enrichment.errors import ChronicleNotEnabledError
-from backend.enrichment.pipeline import PathChangedError, Task, Work
+from backend.enrichment.pipeline import PathChangedError, RunWork, Task
 from backend.enrichment.reader import open_budget
 from backend.enrichment.runs.effects import update_index
 from backend.enrichment.runs.store import RefusedCall, RunDetail
@@ -46,43 +45,39 @@ from backend.generation.model import (
     ModelError,
     Prompt,
     PromptMessage,
-    TextPiece,
-    TextReset,
-    TokenUsage,
     Tool,
+    ToolAnswer,
     ToolCall,
-    ToolRound,
 )
 from backend.generation.tools.streams import stream_with_tools
 from backend.jobs.errors import RetryLaterError
+from backend.llm.answers import collect, run_tool_loop
 
-MOST_CALLS = 3
-"""Times that a model is asked in one run: again, where calls of its last answer can't be."""
+MAX_CALLS = 3
+"""Maximum calls of the model in one run. It is asked again if calls were refused."""
 
 WAIT_SECONDS = 900.0
-"""How long it waits for an action to be over, if no turn says so before."""
+"""The longest wait for the end of an action, if no turn ends it earlier."""
 
 LANE_SECONDS = 300.0
-"""The longest time for which other work of the campaign waits with it."""
+"""The longest time for which other jobs of the campaign wait for this one."""
 
 CHARACTERS_AN_ITEM = 200
-"""What reading an item's names takes, in characters of a text."""
+"""CPU cost of the names of an item, as characters of a text."""
 
 MAX_WRITES = 40
 WRITES_TOKENS = 4_096
-"""An answer has up to 40 calls, of about 100 tokens each."""
+"""For an answer with up to 40 calls of about 100 tokens."""
 MAX_EVENTS = 20
-"""Known events that are shown, the last ones."""
-
-EVENT_TOOL = "chronicle_event_tool"
+"""Maximum known events that are shown, the latest ones."""
 
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompactionWork(Work):
-    """Messages of one audience that were not read, and what that may know of the campaign."""
+class CompactionWork(RunWork):
+    """Unread messages of one audience, and the items that it may know."""
 
     campaign_id: UUID
     window: MessageWindow
@@ -91,10 +86,10 @@ class CompactionWork(Work):
 
 @dataclass(frozen=True, slots=True)
 class CompactionProposal:
-    """Calls that can be, in order, and what they come to in the campaign's state as it is `known`.
+    """The accepted calls in order, and their changes of the state `known`.
 
-    `shown` says by what the model was told to call items, `seen` are the events that those of the
-    calls were compared with.
+    `shown` contains the references of the prompt. `seen` are the events that new events were
+    compared with.
     """
 
     calls: Sequence[ToolCall]
@@ -107,20 +102,20 @@ class CompactionProposal:
 
 
 class CompactionTask(Task[CompactionWork, CompactionProposal]):
-    """Reads the messages of a chat that no compaction has read, one audience after the other."""
+    """Reads the unread messages of a chat, one audience after the other."""
 
     kind = "compaction"
     task = "compaction"
 
     async def run(self) -> None:
-        """See `Task.run`. What a crash left to be folded is folded first."""
+        """Fold the campaign first, because a crash may have left it stale. See `Task.run`."""
         await self.fold_campaign()
         await super().run()
 
     async def load(self, session: AsyncSession, chat: Chat) -> CompactionWork | None:
-        """What was not read, and the state as its audience knows it.
+        """Load unread messages, and the state as their audience knows it.
 
-        Raises `RetryLaterError` while an action or a fight is on: what happens is not settled yet.
+        Raises `RetryLaterError` during an action or a fight, because its outcome is open.
         """
         if not chat.chronicle_enabled:
             raise ChronicleNotEnabledError
@@ -131,7 +126,7 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         )
         if campaign is None:
             return None
-        reader = await self.reader(session, chat)
+        reader = await self.load_reader(session, chat)
         window = await read_window(session, reader, chat)
         if window is None:
             return None
@@ -162,11 +157,11 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         )
 
     async def propose(self, work: CompactionWork) -> CompactionProposal:
-        """Have the model call, and again where calls can't be: it is told why."""
+        """Let the model call tools. If calls are refused, it gets the reasons and may try again."""
         model, window = work.reader.model, work.window
         text = "\n".join([*window.earlier, *window.lines])
-        shown = await self._unhurried(work.known, partial(render_world, work.known, text), text)
-        events = await self._known_events(work)
+        shown = await self._run_in_pool(work.known, partial(render_world, work.known, text), text)
+        events = await self._load_known_events(work)
         prompts = self.runtime.prompts
         story = prompts["enrichment/compaction_lines"].render(
             world=shown.lines,
@@ -181,41 +176,41 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         )
         opening = [PromptMessage("system", system), PromptMessage("user", story)]
         tools = build_tools(list_attributes(work.known))
-        drafter, _ = await self._unhurried(work.known, partial(_drafted, work, work.known, shown))
-        rounds: list[ToolRound] = []
+        drafter, _ = await self._run_in_pool(
+            work.known, partial(_draft_changes, work, work.known, shown)
+        )
         calls: list[ToolCall] = []
         refused: list[RefusedCall] = []
-        while work.budget.calls < MOST_CALLS:
-            prompt = Prompt(opening, tuple(rounds))
-            if not work.budget.affords(prompt):
-                break
-            try:
-                made, said = await _asked(model, prompt, tools, work)
-            except ModelError:
-                if not rounds:
-                    raise
-                break  # what it has called before is not lost by it
+
+        async def execute(asked: Sequence[ToolCall]) -> Sequence[Any] | None:
             results: list[Any] = []
-            async for call in iterate_in_slices(made):
-                problem = await _use(drafter, call, events)
+            async for call in iterate_in_slices(asked):
+                problem = await _apply_call(drafter, call, events)
                 results.append({"error": problem.reason} if problem else {"ok": True})
                 if problem is None:
                     calls.append(call)
                 else:
                     refused.append(problem)
-            if all("ok" in each for each in results):
-                break
-            rounds.append(ToolRound(made, results, said))
-        known = await self._known_now(work)
+            return None if all("ok" in each for each in results) else results
+
+        await run_tool_loop(
+            opening,
+            partial(_ask_for_calls, model, tools, work),
+            execute,
+            budget=work.budget,
+            max_calls=MAX_CALLS,
+            tolerated=ModelError,
+        )
+        known = await self._reload_known(work)
         if known is not work.known:
-            read = partial(_drafted, work, known, shown, calls)
-            drafter, again = await self._unhurried(known, read)
+            read = partial(_draft_changes, work, known, shown, calls)
+            drafter, again = await self._run_in_pool(known, read)
             refused += again
         note = DEMO_NOTE if model.spec.provider == "demo" else ""
         seen = events.seen if events else frozenset[UUID]()
         return CompactionProposal(calls, refused, shown, known, drafter, seen, note)
 
-    async def _known_events(self, work: CompactionWork) -> KnownEvents | None:
+    async def _load_known_events(self, work: CompactionWork) -> KnownEvents | None:
         """Return the events that new ones are compared with; None without a chronicle."""
         if work.chronicle_id is None:
             return None
@@ -231,8 +226,8 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
             marks=work.known.marks,
         )
 
-    async def _known_now(self, work: CompactionWork) -> KnownWorld:
-        """The state once the model has answered: while it worked, play has gone on."""
+    async def _reload_known(self, work: CompactionWork) -> KnownWorld:
+        """Reload the state, because play may have gone on while the model was working."""
         async with self.runtime.database.read() as session:
             campaign = await find_campaign(session, self.sealer, work.campaign_id)
             if campaign is None or campaign.is_stale or campaign.version == work.known.version:
@@ -245,8 +240,8 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         audience = work.window.audience
         return await refresh_world(session, self.sealer, campaign, known, audience=audience)
 
-    async def _unhurried(self, known: KnownWorld, read: Callable[[], T], text: str = "") -> T:
-        """Do what takes longer the more a campaign has; no transaction waits for it."""
+    async def _run_in_pool(self, known: KnownWorld, read: Callable[[], T], text: str = "") -> T:
+        """Run CPU-bound work in the pool. It takes longer in larger campaigns."""
         size = len(text) + CHARACTERS_AN_ITEM * len(known.items)
         return await self.runtime.agent.pool.run(self.sealer.user_id, read, size=size, is_job=True)
 
@@ -257,9 +252,10 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         work: CompactionWork,
         proposal: CompactionProposal,
     ) -> RunDetail:
-        """Write all that the calls come to as things are now, as one version, and what was read.
+        """Write all changes as one version of the campaign, and mark the messages as read.
 
-        Each change, and each event, belongs to the message that it comes from.
+        Each change and each event belongs to its source message. Calls are resolved again if the
+        campaign has changed.
         """
         if (
             not chat.chronicle_enabled
@@ -271,9 +267,9 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         if campaign is None:
             raise PathChangedError
         drafter, again = proposal.drafter, list[RefusedCall]()
-        if campaign.version != proposal.known.version:  # this very moment
+        if campaign.version != proposal.known.version:
             known = await self._refresh(session, campaign, work, proposal.known)
-            drafter, again = _drafted(work, known, proposal.shown, proposal.calls)
+            drafter, again = _draft_changes(work, known, proposal.shown, proposal.calls)
         query = select(Message).where(Message.id.in_(work.message_ids))
         messages = {message.position: message for message in await session.scalars(query)}
         writer = CompactionWriter(
@@ -327,8 +323,10 @@ class CompactionTask(Task[CompactionWork, CompactionProposal]):
         )
 
 
-async def _use(drafter: Drafter, call: ToolCall, events: KnownEvents | None) -> RefusedCall | None:
-    """Use a call, unless its event is written already; return why it is refused."""
+async def _apply_call(
+    drafter: Drafter, call: ToolCall, events: KnownEvents | None
+) -> RefusedCall | None:
+    """Add a call, unless it repeats a recorded event. Return the reason if it is refused."""
     problem = drafter.use(call)
     if problem is None and events is not None and call.name == EVENT_TOOL:
         *before, event = drafter.events
@@ -338,12 +336,12 @@ async def _use(drafter: Drafter, call: ToolCall, events: KnownEvents | None) -> 
     return problem
 
 
-def _drafted(
+def _draft_changes(
     work: CompactionWork, known: KnownWorld, shown: ShownWorld, calls: Sequence[ToolCall] = ()
 ) -> tuple[Drafter, list[RefusedCall]]:
-    """What calls come to in a state, and what is wrong with those that can't be. CPU-bound.
+    """Return the changes of calls in a state, and the refused calls. CPU-bound.
 
-    Lines are named by the numbers that they were shown with.
+    Lines are named by the numbers that the model was shown.
     """
     positions = {position + 1: position for position in work.window.positions}
     player = work.reader.player
@@ -359,35 +357,14 @@ def _drafted(
     return drafter, [problem for call in calls if (problem := drafter.use(call))]
 
 
-async def _asked(
-    model: ChatModel, prompt: Prompt, tools: Sequence[Tool], work: CompactionWork
-) -> tuple[list[ToolCall], str]:
-    """The calls of one answer, and its text, by whichever way the model can call."""
-    calls: list[ToolCall] = []
-    text, usage = "", None
-    try:
-        async with aclosing(
-            stream_with_tools(model, prompt, tools, work.reader.sampling_of(model, WRITES_TOKENS))
-        ) as pieces:
-            async for piece in pieces:
-                match piece:
-                    case TextPiece(said):
-                        text += said
-                    case TextReset():
-                        text = ""
-                    case ToolCall():
-                        calls.append(piece)
-                    case TokenUsage():
-                        usage = piece
-                    case _:
-                        pass
-    except ModelError:
-        work.budget.calls += 1
-        raise
-    said = "".join([text, *(str(dict(call.arguments)) for call in calls)])
-    work.budget.take(usage, prompt, said)
-    if not (calls or text.strip() or prompt.rounds):
+async def _ask_for_calls(
+    model: ChatModel, tools: Sequence[Tool], work: CompactionWork, prompt: Prompt
+) -> ToolAnswer:
+    """Return one answer with its calls. It is streamed, because it may be long."""
+    sampling = work.reader.build_sampling(model, WRITES_TOKENS)
+    answer = await collect(stream_with_tools(model, prompt, tools, sampling), prompt, work.budget)
+    if not (answer.calls or answer.text.strip() or prompt.rounds):
         raise ModelEmptyReplyError("It wrote thoughts and nothing else.")
-    if not (calls or prompt.rounds):
-        check_declined(text)
-    return calls, text
+    if not (answer.calls or prompt.rounds):
+        check_declined(answer.text)
+    return answer

@@ -1,4 +1,4 @@
-"""What calls come to: changes, and values as items hold them. Nothing here knows the items."""
+"""The tools of a compaction: their fields and schemas, and the conversion of values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from backend.database.base import new_id
 from backend.enrichment.cleaning import clip, to_one_line
 from backend.generation.model import Tool
 
+EVENT_TOOL = "chronicle_event_tool"
+
 FieldType = AttributeType | Literal["reference", "references"] | tuple[str, ...]
-"""What a field holds: a text, a number, texts, an item by its name, several, one of some words."""
+"""The type of a field: text, number, list, an item by name, several items, or a choice of words."""
 
 Words = Annotated[str, Meta(max_length=2_000)]
 
@@ -39,9 +41,9 @@ class CompactionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 @dataclass(frozen=True, slots=True)
 class Updater:
-    """A tool: which items it makes and changes, and the fields of them that it knows.
+    """A tool: the kind of items that it creates and changes, and their fields.
 
-    Of entities and threads `subkinds` are those that it is for; the first is what it makes.
+    For entities and threads, `subkinds` are the ones that it may change; it creates the first.
     """
 
     name: str
@@ -158,7 +160,7 @@ UPDATERS: Mapping[str, Updater] = {
             },
         ),
         Updater(
-            "chronicle_event_tool",
+            EVENT_TOOL,
             "Something that happened and will be remembered: `set.summary`, one sentence."
             " `add.differs_from` are events that it was taken for, and that it is not.",
             "event",
@@ -188,7 +190,7 @@ _SCHEMAS: Mapping[str, dict[str, Any]] = {
 
 
 def build_tools(attributes: Mapping[str, Mapping[str, AttributeType]]) -> list[Tool]:
-    """The tools as models get them. `attributes` are those that entities have, by their kind."""
+    """Return the tools for a model. `attributes` are those of the campaign, by kind of entity."""
     return [
         Tool(each.name, each.does, build_schema(each, attributes.get(subkind, {})))
         for each in UPDATERS.values()
@@ -197,7 +199,7 @@ def build_tools(attributes: Mapping[str, Mapping[str, AttributeType]]) -> list[T
 
 
 def build_schema(updater: Updater, attributes: Mapping[str, AttributeType]) -> dict[str, Any]:
-    """The JSON Schema of a tool's arguments, in the plain form that every provider takes."""
+    """Return the JSON Schema of a tool's arguments, in the form that all providers accept."""
     fields: Mapping[str, FieldType] = {**updater.fields, **attributes}
     single: dict[str, FieldType] = {
         name: kind for name, kind in fields.items() if kind not in _LISTS
@@ -241,10 +243,10 @@ _WORLD = frozenset({"day", "time_of_day"})
 
 @dataclass(frozen=True, slots=True)
 class DraftItem:
-    """A change that was read out of the message at `position`.
+    """A change from the message at `position`.
 
-    `replaces` is the fact that a new one makes untrue. With `unclear` nothing is changed: the user
-    is asked which item is meant; `item_id` is then a new one.
+    `replaces` is a fact that a new one makes untrue. With `unclear`, the user must choose the item,
+    and `item_id` is new.
     """
 
     kind: Kind
@@ -258,10 +260,9 @@ class DraftItem:
 
 @dataclass(frozen=True, slots=True)
 class DraftEvent:
-    """Something for the chronicle, from the messages at these positions.
+    """A new event for the chronicle, from the messages at these positions.
 
-    `id` stands for it until it has a row. `differs_from` are the references of events that it was
-    taken for.
+    `id` is provisional until it is stored. `differs_from` are references of similar events.
     """
 
     fields: EventFields
@@ -273,7 +274,7 @@ class DraftEvent:
 
 
 def split_operations(asked: CompactionCall) -> tuple[CompactionCall | None, CompactionCall]:
-    """What a call says of the whole world, if anything, and the rest of it."""
+    """Split a call into the part about the world, if any, and the rest."""
     given: dict[str, dict[str, Any]] = {"set": asked.set, "add": asked.add}
     world = {how: {k: v for k, v in each.items() if k in _WORLD} for how, each in given.items()}
     if not any(world.values()):
@@ -286,7 +287,7 @@ def split_operations(asked: CompactionCall) -> tuple[CompactionCall | None, Comp
 def put_objectives(
     operations: Operations, name: str, texts: Sequence[str], *, is_gone: bool
 ) -> None:
-    """Objectives are put in, taken out, or done: then they stand there as such."""
+    """Add or remove objectives, or mark them as done."""
     open_ones = [{"text": text, "done": False} for text in texts]
     done = [{"text": text, "done": True} for text in texts]
     if name == "done":
@@ -299,7 +300,7 @@ def put_objectives(
 
 
 def read_value(name: str, kind: FieldType, value: Any, how: str) -> Any:
-    """A value as its field holds it. Raises `ToolRefusedError`."""
+    """Convert a value for its field. Raises `ToolRefusedError`."""
     if kind == "list":
         return split_list(value)
     if kind == "number":
@@ -322,7 +323,7 @@ def _is_number(text: str) -> bool:
 
 
 def build_event(asked: CompactionCall, positions: Sequence[int], because: str) -> DraftEvent:
-    """Return the event that a call tells of. Raises `ToolRefusedError`."""
+    """Return the event of a call. Raises `ToolRefusedError`."""
     given = {**asked.add, **asked.set}
     names = EventFields.__struct_fields__
     said = {name: clean_arguments(value) for name, value in given.items() if name in names}
@@ -344,12 +345,12 @@ def build_event(asked: CompactionCall, positions: Sequence[int], because: str) -
 
 
 def clean_arguments(value: Any) -> Any:
-    """A text in one line, without what would have power in a prompt."""
+    """Return a text as one safe line; other values are returned unchanged."""
     return clip(to_one_line(value), MAX_TEXT) if isinstance(value, str) else value
 
 
 def split_list(value: Any) -> list[str]:
-    """A list of texts; one text stands for a list of it."""
+    """Return a list of texts. A single text becomes a list of one."""
     values = cast("Sequence[Any]", value) if isinstance(value, list) else [value]
     texts = [clean_arguments(each) for each in values[:MAX_LISTED]]
     if not all(isinstance(each, str) for each in texts):

@@ -1,4 +1,4 @@
-"""Writes a compaction's events into the chronicle. Nothing here commits."""
+"""Writes the changes and events of a compaction. Functions here never commit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from backend.campaigns.state.story_clock import StoryClock, StoryTime
 from backend.chats.models import Chat, Message
 from backend.chronicles import event_writer as writing
 from backend.chronicles.errors import ChronicleFullError
-from backend.chronicles.events import told
+from backend.chronicles.events import render_event
 from backend.chronicles.models import ChronicleEvent, EventSource
 from backend.chronicles.repository import (
     SourceMessage,
@@ -41,24 +41,22 @@ from backend.enrichment.agent.duplicates import MAX_QUESTIONS, DuplicateFinder, 
 from backend.enrichment.agent.lookup import MAX_LATEST_EVENTS
 from backend.enrichment.agent.proposals import Marks, quote_mark
 from backend.enrichment.cleaning import clip, to_one_line
-from backend.enrichment.compaction.tools import DraftEvent, DraftItem
+from backend.enrichment.compaction.tools import EVENT_TOOL, DraftEvent, DraftItem
 from backend.enrichment.pipeline import EventsChangedError
 from backend.enrichment.runs.effects import Changed, build_effect, stamp_time
 from backend.enrichment.runs.store import RefusedCall, RunEffect
 from backend.vault.sealing import Sealer
 
 MAX_EVENT = 300
-"""Characters of an event that are shown."""
-
-_TOOL = "chronicle_event_tool"
+"""Maximum characters of an event in a prompt."""
 
 
 class KnownEvents:
-    """The last events of a chronicle, and those of the messages that are read.
+    """The latest events of a chronicle, and the recorded events of the unread messages.
 
     Args:
-        audience: That of the messages, as a column holds it.
-        marks: Say who knows an event.
+        audience: The audience of the messages, in the form of the database column.
+        marks: Labels for the audience of an event.
     """
 
     def __init__(
@@ -83,18 +81,18 @@ class KnownEvents:
         self._marks: Marks[StoryEvent | DraftEvent] = Marks("H")
 
     async def show(self, *, most: int) -> list[str]:
-        """Return the last events as lines that begin with their references."""
+        """Render the latest events as lines with their references."""
         events = (await self._read())[-most:]
         return [f"{self._marks.show(event)}: {self._render(event)}" for event in events]
 
     async def check(self, new: DraftEvent, drafts: Sequence[DraftEvent]) -> RefusedCall | None:
-        """Return why an event is not written: another one says the same, or may say the same.
+        """Return a refusal if an event repeats or may repeat another one.
 
-        The model is asked about the latter, unless its call says that they differ.
+        If it may, the model is asked, unless its call says that the events differ.
 
         Args:
             new: The event.
-            drafts: The run's events before it.
+            drafts: Earlier events of the run.
         """
         events: list[StoryEvent | DraftEvent] = [*await self._read(), *drafts]
         known = {event.id: event for event in events}
@@ -102,12 +100,12 @@ class KnownEvents:
         near = await self._finder.nearest(new.fields, list(known.values()))
         if (same := next((each.event for each in near if each.is_same), None)) is not None:
             reason = f"duplicate of {self._marks.show(same)}: {self._summarize(same)}"
-            return RefusedCall(tool=_TOOL, reason=reason, duplicate_of=same.id)
+            return RefusedCall(tool=EVENT_TOOL, reason=reason, duplicate_of=same.id)
         apart: set[UUID] = set()
         for mark in new.differs_from:
             if (found := self._marks.get(mark)) is None:
-                reason = f"{quote_mark(mark)} is no event that you were shown."
-                return RefusedCall(tool=_TOOL, reason=reason)
+                reason = f"{quote_mark(mark)} is not an event that you were shown."
+                return RefusedCall(tool=EVENT_TOOL, reason=reason)
             apart.add(found.id)
         asked = [each.event for each in near if each.may_be_same()][:MAX_QUESTIONS]
         asked = [event for event in asked if event.id not in apart]
@@ -116,14 +114,13 @@ class KnownEvents:
         marks = ", ".join(self._marks.show(event) for event in asked)
         shown = " ".join(f"{self._marks.show(event)}: {self._summarize(event)}" for event in asked)
         return RefusedCall(
-            tool=_TOOL,
+            tool=EVENT_TOOL,
             reason=f"{marks} may say the same. {shown} If so, leave it. If yours is another event, "
             f"call again with add.differs_from: {marks}.",
             duplicate_of=asked[0].id,
         )
 
     async def _read(self) -> list[StoryEvent]:
-        """Return the events as they are now, in story order."""
         async with self._database.read() as session:
             latest = await current_events(
                 session,
@@ -149,19 +146,19 @@ class KnownEvents:
         return clip(to_one_line(text), MAX_EVENT)
 
     def _render(self, event: StoryEvent) -> str:
-        text = self._who_knows.mark(told(event.fields), event.audience)
+        text = self._who_knows.mark(render_event(event.fields), event.audience)
         return clip(to_one_line(text), MAX_EVENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionWriter:
-    """Writes within the caller's transaction, who has locked the campaign's row.
+    """Writes in the caller's transaction, which has locked the campaign.
 
     Attributes:
-        messages: Those that were read, by their positions.
-        audience: Theirs, as a column holds it.
-        effects: What was written.
-        refused: What was not.
+        messages: The messages by position.
+        audience: Their audience, in the form of the database column.
+        effects: The written changes.
+        refused: The refused changes.
     """
 
     session: AsyncSession
@@ -173,19 +170,19 @@ class CompactionWriter:
     refused: list[RefusedCall] = field(default_factory=list[RefusedCall])
 
     async def change(self, chat: Chat, drafts: Sequence[DraftItem], *, since: datetime) -> None:
-        """Write the changes that may be written, as one version, and propose the others.
+        """Write allowed changes as one version, and propose the others to the user.
 
-        There is a new version also where nothing changes: what was read is noted with it.
+        The version is raised even without changes, because the read marks refer to it.
         """
         session, sealer, campaign = self.session, self.sealer, self.campaign
         verdict = await judge_drafts(
-            session, sealer, campaign, [self._draft(each) for each in drafts], since=since
+            session, sealer, campaign, [self._build_draft(each) for each in drafts], since=since
         )
         kept = await store_proposals(session, sealer, campaign, chat, verdict.proposals)
         if left := len(verdict.proposals) - kept:
             reason = f"{left} were proposed before, or too many wait already."
             self.refused.append(RefusedCall(tool="proposal", reason=reason))
-        wanted = await self._with_room(verdict.drafts)
+        wanted = await self._limit_to_room(verdict.drafts)
         if not wanted:
             campaign.version += 1
             return
@@ -213,8 +210,8 @@ class CompactionWriter:
             for change_id, draft in zip(change_ids, wanted, strict=True)
         )
 
-    async def _with_room(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
-        """All drafts; where the campaign is full, those alone that change what there is."""
+    async def _limit_to_room(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
+        """Return the drafts; if the campaign is full, only those that change existing items."""
         made = {draft.item_id for draft in drafts if exists(draft.operations.set)}
         try:
             await check_item_room(self.session, self.campaign.id, more=len(made))
@@ -227,7 +224,7 @@ class CompactionWriter:
             ]
         return drafts
 
-    def _draft(self, draft: DraftItem) -> Draft:
+    def _build_draft(self, draft: DraftItem) -> Draft:
         return Draft(
             kind=draft.kind,
             item_id=draft.item_id,
@@ -241,7 +238,7 @@ class CompactionWriter:
 
 
 class TimedEvent(NamedTuple):
-    """An event that has the story's time at its last message, and this message."""
+    """An event with the story's time at its last message, and that message."""
 
     row: ChronicleEvent
     message_id: UUID
@@ -249,14 +246,14 @@ class TimedEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChronicleWriter:
-    """Writes events within the caller's transaction.
+    """Writes events in the caller's transaction.
 
     Attributes:
-        messages: The messages that were read, by their positions.
-        audience: Theirs, as a column holds it.
-        effects: What was written.
-        refused: What was not.
-        changed: What the index has to look at.
+        messages: The messages by position.
+        audience: Their audience, in the form of the database column.
+        effects: The written events.
+        refused: The refused events.
+        changed: Ids of events to index, by container.
     """
 
     session: AsyncSession
@@ -272,9 +269,9 @@ class ChronicleWriter:
     changed: Changed = field(default_factory=lambda: defaultdict(set))
 
     async def find_timed(self) -> Sequence[TimedEvent]:
-        """Return the events since the first message that have the story's time at their message.
+        """Return the events since the first message whose time is the story's time there.
 
-        Events with a time that a user or the story gave are left out.
+        Events with a time from a user or from the story itself are left out.
         """
         query = (
             select(ChronicleEvent, EventSource.message_id)
@@ -290,7 +287,7 @@ class ChronicleWriter:
             .order_by(EventSource.position)
         )
         told_by = dict((await self.session.execute(query)).all())
-        times = await self._times(told_by.values())
+        times = await self._find_times(told_by.values())
         return [
             TimedEvent(row, message_id)
             for row, message_id in told_by.items()
@@ -298,12 +295,12 @@ class ChronicleWriter:
         ]
 
     async def move(self, events: Sequence[TimedEvent]) -> None:
-        """Give events the story's time as it is known by now.
+        """Update the time of events to the story's current knowledge.
 
-        The agent reads each reply, a compaction some rounds at once: only then is it known that a
+        The agent reads each reply, a compaction reads several rounds. Only then is it known that a
         day had passed before the agent's last events.
         """
-        times = await self._times([event.message_id for event in events])
+        times = await self._find_times([event.message_id for event in events])
         for row, message_id in events:
             at = times[message_id]
             if at == _read_time(self.sealer, row):
@@ -319,10 +316,9 @@ class ChronicleWriter:
             self.changed["event", self.chronicle_id].add(row.id)
 
     async def add(self, events: Sequence[DraftEvent], *, seen: Collection[UUID]) -> None:
-        """Write new events, each from its messages.
+        """Write new events.
 
-        Raises `EventsChangedError` for events like those that were written since the new ones were
-        compared with those `seen`.
+        Raises `EventsChangedError` if similar events were written that are not among `seen`.
         """
         if not events:
             return
@@ -332,12 +328,12 @@ class ChronicleWriter:
         )
         if is_any_known([each.fields for each in events], written, seen=seen):
             raise EventsChangedError
-        times = await self._times([self._last_line(each).id for each in events])
-        new = [self._event(each, times.get(self._last_line(each).id)) for each in events]
+        times = await self._find_times([self._get_last_line(each).id for each in events])
+        new = [self._build_event(each, times.get(self._get_last_line(each).id)) for each in events]
         try:
             rows = await writing.add_events(self.session, self.sealer, self.chronicle_id, new)
         except ChronicleFullError as error:
-            self.refused.append(RefusedCall(tool="chronicle_event_tool", reason=error.detail))
+            self.refused.append(RefusedCall(tool=EVENT_TOOL, reason=error.detail))
             return
         self.effects.extend(
             build_effect(row, "event_created", title=each.fields.summary, because=each.because)
@@ -345,16 +341,16 @@ class ChronicleWriter:
         )
         self.changed["event", self.chronicle_id].update(row.id for row in rows)
 
-    async def _times(self, message_ids: Collection[UUID]) -> Mapping[UUID, StoryTime]:
-        """Return the story's time at messages, with the changes of this transaction."""
+    async def _find_times(self, message_ids: Collection[UUID]) -> Mapping[UUID, StoryTime]:
+        """Return the story's time at messages, including the changes of this transaction."""
         return await self.clock.find_times(
             self.session, self.sealer, message_ids, is_committed=False
         )
 
-    def _last_line(self, event: DraftEvent) -> Message:
+    def _get_last_line(self, event: DraftEvent) -> Message:
         return self.messages[event.positions[-1]]
 
-    def _event(self, event: DraftEvent, at: StoryTime | None) -> writing.NewEvent:
+    def _build_event(self, event: DraftEvent, at: StoryTime | None) -> writing.NewEvent:
         sources = [
             SourceMessage(id=message.id, chat_id=message.chat_id, position=message.position)
             for message in (self.messages[position] for position in event.positions)
@@ -363,7 +359,7 @@ class ChronicleWriter:
             fields=stamp_time(event.fields, at),
             significance=event.significance,
             source="campaign",
-            happened_at=self._last_line(event).created_at,
+            happened_at=self._get_last_line(event).created_at,
             place=writing.first_place(sources),
             sources=sources,
             run_id=self.run_id,

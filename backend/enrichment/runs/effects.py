@@ -1,4 +1,4 @@
-"""Writing what a study proposes: in the caller's transaction, all of it or none."""
+"""Write the proposals of a run, all or none, in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ from backend.memory.index.protocol import Kind
 from backend.memory.indexing.outbox import IndexOutbox, KeyHolder
 from backend.vault.sealing import Sealer
 
-_CHANGED = "It was changed while the agent read: it stays as it is."
-_SUPERSEDED = "What it supersedes was superseded while the agent read: that stays as it is."
-_NOT_PUBLIC = "Lorebooks are for everyone; the lines that were read are not."
-_PINNED = "What it supersedes was pinned while the agent read: that counts on, beside it."
+_CHANGED = "It was changed while the agent was reading, and is kept."
+_SUPERSEDED = "The superseded event was superseded by another one while the agent was reading."
+_NOT_PUBLIC = "Lorebooks are for everyone, but these lines are not."
+_PINNED = "The superseded event was pinned while the agent was reading. Both are kept."
 
 
 Changed = defaultdict[tuple[Kind, UUID], set[UUID]]
-"""Ids of events and entries by their container."""
+"""Ids of events and entries by container."""
 
 
 async def update_index(
     session: AsyncSession, index: IndexOutbox, holder: KeyHolder, changed: Changed
 ) -> None:
-    """Have the index look at what a run wrote, or what was taken back of it."""
+    """Queue the indexing of everything that a run wrote or an undo changed."""
     for (kind, container_id), ids in changed.items():
         await index.changed(
             session, holder, kind=kind, container_id=container_id, source_ids=sorted(ids)
@@ -70,7 +70,7 @@ def build_effect(
     because: str,
     before: dict[str, Any] | None = None,
 ) -> RunEffect:
-    """What was done to an event or an entry; `before` is its snapshot."""
+    """Build the effect on an event or an entry. `before` is its snapshot before the change."""
     return RunEffect(
         what=what,
         id=row.id,
@@ -90,17 +90,17 @@ def stamp_time(fields: EventFields, at: StoryTime | None) -> EventFields:
 
 
 def _find_line(event: ProposedEvent) -> UUID:
-    """Return the last line of an event; of one that is mended, the last before the mending one."""
+    """Return the last source message of an event, without the message that led to an edit of it."""
     told = event.sources[:-1] if event.mends is not None else event.sources
     return (told or event.sources)[-1].id
 
 
 @dataclass(frozen=True, slots=True)
 class ProposalWriter:
-    """Writes what the agent proposes in one run. The caller tells the index.
+    """Writes the agent's proposals of one run. The caller updates the index.
 
-    The caller has locked the chat and knows that its lines are still as they were read. What a
-    person changed meanwhile stays as it is, and what has no room is left out; both are `refused`.
+    The caller has locked the chat and checked that its lines are unchanged. Proposals are `refused`
+    if the user has changed their target since, or if there is no room.
     """
 
     session: AsyncSession
@@ -112,10 +112,9 @@ class ProposalWriter:
     refused: list[RefusedCall] = field(default_factory=list[RefusedCall])
 
     async def write(self, proposals: Sequence[Proposal], *, seen: Collection[UUID] = ()) -> None:
-        """Write the proposals, and mark what they supersede.
+        """Write the proposals, and mark events that they supersede.
 
-        Raises `EventsChangedError` for events like those that were written since the proposed ones
-        were compared with those `seen`.
+        Raises `EventsChangedError` if similar events were written that are not among `seen`.
         """
         if not proposals:
             return
@@ -178,9 +177,9 @@ class ProposalWriter:
             if (old := each.supersedes) is None:
                 continue
             if old in by_id:
-                # Undoing the run takes both away: this is no effect of its own.
+                # This is not a separate effect, because undoing the run removes both.
                 await writing.supersede(self.session, by_id[old], row.id)
-            elif (effect := await self._superseded(old, row, each)) is not None:
+            elif (effect := await self._mark_superseded(old, row, each)) is not None:
                 changed.append(effect)
         self.effects.extend(
             build_effect(row, "event_created", title=each.fields.summary, because=each.because)
@@ -189,23 +188,23 @@ class ProposalWriter:
         self.effects.extend(changed)
 
     async def _is_as_read(self, new: ProposedEvent) -> bool:
-        """Whether an event that is to be said better is still as it was read."""
+        """True if an event that is to be replaced is unchanged since it was read."""
         if new.mends is None or new.supersedes is None:
             return True
-        row = await self._event(new.supersedes)
+        row = await self._get_event(new.supersedes)
         if row is not None and row.revision == new.mends:
             return True
         self._refuse("update_chronicle_event", _CHANGED)
         return False
 
-    async def _superseded(
+    async def _mark_superseded(
         self, event_id: UUID, by: ChronicleEvent, new: ProposedEvent
     ) -> RunEffect | None:
-        """Mark an event that was there before; None where its user was faster.
+        """Mark an existing event as superseded. Return None if the user was faster.
 
-        That is where it has gone meanwhile, was pinned, or is superseded by another that counts.
+        That is the case if it was deleted or pinned, or if another current event supersedes it.
         """
-        row = await self._event(event_id)
+        row = await self._get_event(event_id)
         if row is None:
             return None
         if row.is_pinned:
@@ -224,8 +223,7 @@ class ProposalWriter:
         query = select(ChronicleEvent.id).where(ChronicleEvent.id == event_id, counting())
         return await self.session.scalar(query) is not None
 
-    async def _event(self, event_id: UUID) -> ChronicleEvent | None:
-        """An event of the chronicle, as it is now."""
+    async def _get_event(self, event_id: UUID) -> ChronicleEvent | None:
         return await self.session.scalar(
             select(ChronicleEvent).where(
                 ChronicleEvent.id == event_id,

@@ -1,4 +1,4 @@
-"""Runs as they are stored: what was read, written (sealed) and spent. Nothing here commits."""
+"""Stored runs: their messages, effects and tokens. Functions here never commit."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import msgspec
 from sqlalchemy import Subquery, case, literal, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.database.base import now
+from backend.chats.models import Chat
+from backend.database.base import new_id, now
 from backend.enrichment.errors import RunNotFoundError
-from backend.enrichment.models import RUN_DETAIL, EnrichmentRun
+from backend.enrichment.models import RUN_DETAIL, EnrichmentRun, RunKind
 from backend.http.schemas import ShownProblem
+from backend.llm.answers import RunBudget
 from backend.quotas.ledgers import add_tokens
 from backend.vault.sealing import Sealer
 
 
 @cache
 def select_run_shares() -> Subquery:
-    """Runs by the models that were asked: of `triage_model` a row of its own, with one call.
+    """Select the cost of runs by model. The triage's model has a separate row, with one call.
 
-    A run counts with its own model; a row of the other has 0 in `runs`.
+    A run counts once, with its main model: the triage's row has 0 in `runs`.
     """
     run = EnrichmentRun
     whose = (run.user_id, run.chat_id, run.campaign_id)
@@ -60,10 +62,10 @@ EffectKind = Literal[
 class RunEffect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing that a run wrote.
 
-    `id` is the event's or the entry's, `container_id` its chronicle's or lorebook's; of an item of
-    a campaign it is the change's in the ledger, and the campaign's. `title` is for people: the
-    summary, the entry's title, the item's name. `revision` is what the run left it at, 0 where it
-    is gone. `before` is what `snapshot` made of it before: enough to put it back as it was.
+    `id` is an event or a lorebook entry, and `container_id` its chronicle or lorebook. For
+    campaigns they are the change in the ledger and the campaign. `title` is shown to the user.
+    `revision` is the row's revision after the run; 0 if it was deleted. `before` is a snapshot that
+    can be restored.
     """
 
     what: EffectKind
@@ -76,9 +78,9 @@ class RunEffect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RefusedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call of the model's that came to nothing. `reason` is what the model was told.
+    """A tool call that was refused. `reason` is the message that the model received.
 
-    `tool` is empty where what it answered could not be read as calls.
+    `tool` is empty if the answer could not be parsed.
     """
 
     tool: str
@@ -87,11 +89,10 @@ class RefusedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class RunDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The messages that a run read, by ids, the reasons of the model, and the effects.
+    """The details of a run: its messages, the model's reasons and the effects.
 
-    `why` is the triage's reason. `note` is for people: that a demo wrote this, say. `problem` is
-    why the run failed. `kept` are the places among `effects` of those that undoing the run has left
-    alone.
+    `why` is the reason of the triage. `note` is shown to the user. `problem` is the error of a
+    failed run. `kept` are the indexes of `effects` that an undo has kept.
     """
 
     why: str = ""
@@ -110,19 +111,65 @@ _DETAIL = msgspec.json.Decoder(RunDetail)
 
 
 def seal_detail(sealer: Sealer, run_id: UUID, detail: RunDetail) -> bytes:
-    """What a run read and wrote, for its row."""
+    """Encrypt the details of a run for its row."""
     return sealer.seal_bytes(RUN_DETAIL, run_id, msgspec.json.encode(detail))
 
 
 def open_detail(sealer: Sealer, run: EnrichmentRun) -> RunDetail:
-    """What a run read and wrote."""
+    """Decrypt the details of a run; empty if it has none."""
     if run.sealed_detail is None:
         return RunDetail()
     return _DETAIL.decode(sealer.open_bytes(RUN_DETAIL, run.id, run.sealed_detail))
 
 
+def build_run(
+    chat: Chat,
+    kind: RunKind,
+    *,
+    model: str,
+    positions: tuple[int, int],
+    budget: RunBudget,
+    seconds: float,
+    error: str | None = None,
+    **columns: Any,
+) -> EnrichmentRun:
+    """Build the row of a run of a chat, without storing it.
+
+    Args:
+        chat: The chat, as it is now.
+        kind: The kind of work.
+        model: The id of the model that did the work.
+        positions: The first and the last position that was read.
+        budget: The calls and tokens of the run.
+        seconds: How long the run took.
+        error: The slug of the error; None if it succeeded.
+        columns: Further columns of the row.
+    """
+    triage: dict[str, Any] = {}
+    if budget.calls and budget.triage is not None and budget.triage[0] != model:
+        names = "triage_model", "triage_prompt_tokens", "triage_completion_tokens"
+        triage = dict(zip(names, budget.triage, strict=True))
+    return EnrichmentRun(
+        **{"id": new_id(), **columns},
+        user_id=chat.user_id,
+        chat_id=chat.id,
+        campaign_id=chat.campaign_id,
+        kind=kind,
+        state="failed" if error else "done",
+        model=model,
+        from_position=positions[0],
+        to_position=positions[1],
+        calls=budget.calls,
+        prompt_tokens=budget.prompt_tokens,
+        completion_tokens=budget.completion_tokens,
+        **triage,
+        duration_ms=round(seconds * 1000),
+        error=error,
+    )
+
+
 async def record_success(session: AsyncSession, run: EnrichmentRun) -> None:
-    """Keep a run that went well."""
+    """Store a successful run, and count its tokens."""
     session.add(run)
     await add_tokens(session, run.user_id, run.prompt_tokens + run.completion_tokens)
 
@@ -130,7 +177,10 @@ async def record_success(session: AsyncSession, run: EnrichmentRun) -> None:
 async def record_failure(
     session: AsyncSession, sealer: Sealer, run: EnrichmentRun
 ) -> EnrichmentRun:
-    """Keep a run that failed; the same failure again, of the same job, is one row: that one."""
+    """Store a failed run, and count its tokens. Return its row.
+
+    If the same job fails again with the same error, the row of the first failure is updated.
+    """
     await add_tokens(session, run.user_id, run.prompt_tokens + run.completion_tokens)
     before = await session.scalar(
         select(EnrichmentRun).where(
@@ -151,7 +201,7 @@ async def record_failure(
     before.triage_prompt_tokens += run.triage_prompt_tokens or 0
     before.triage_completion_tokens += run.triage_completion_tokens or 0
     before.sealed_detail = seal_detail(sealer, before.id, open_detail(sealer, run))
-    # What it took counts as of today.
+    # The tokens count as used today.
     before.created_at = now()
     return before
 
@@ -159,7 +209,7 @@ async def record_failure(
 async def get_run(
     session: AsyncSession, run_id: UUID, *, owner_id: UUID, lock: bool = False
 ) -> EnrichmentRun:
-    """Raises `RunNotFoundError`, both when absent and when someone else's."""
+    """Raises `RunNotFoundError` if it does not exist or belongs to another user."""
     query = select(EnrichmentRun).where(
         EnrichmentRun.id == run_id, EnrichmentRun.user_id == owner_id
     )
@@ -174,7 +224,7 @@ async def get_run(
 async def list_runs(
     session: AsyncSession, chat_id: UUID, *, limit: int, after: UUID | None
 ) -> list[EnrichmentRun]:
-    """A chat's runs, newest first, from behind `after`."""
+    """Return a chat's runs, newest first, starting after `after`."""
     query = select(EnrichmentRun).where(EnrichmentRun.chat_id == chat_id)
     if after is not None:
         query = query.where(EnrichmentRun.id < after)

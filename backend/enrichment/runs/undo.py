@@ -1,8 +1,7 @@
-"""Undoing a run: one transaction takes back all that it wrote and nobody has changed since.
+"""Undo a run in one transaction: its effects on items that are unchanged since.
 
-What a run left is compared with what stands there now. It counts as unchanged when its revision is
-the one that the run left it at, and also when what changed it then was undone itself: then it says
-what that found.
+An item is unchanged if it still has the revision that the run gave it. It is also unchanged if all
+later changes were undone, so that its content is what they found.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger.records import find_campaign
-from backend.chats.questions import drop_questions
 from backend.chats.repository import get_chat
 from backend.chronicles import event_writer as writing
 from backend.chronicles.event_writer import has_event, supersede_again
@@ -41,7 +39,7 @@ from backend.vault.sealing import Sealer
 
 
 async def undo_summary_run(session: AsyncSession, run: EnrichmentRun, *, force: bool) -> UndoView:
-    """Take back the summaries that a run wrote; those that were edited since only with `force`."""
+    """Delete the summaries that a run wrote; edited ones only with `force`."""
     mine = ChatSummary.run_id == run.id, ChatSummary.user_id == run.user_id
     rows = list(await session.scalars(select(ChatSummary).where(*mine)))
     if run.state == "undone" and not rows:
@@ -67,42 +65,23 @@ async def undo_summary_run(session: AsyncSession, run: EnrichmentRun, *, force: 
     )
 
 
-async def undo_questions(
-    session: AsyncSession, index: IndexOutbox, identity: Identity, run: EnrichmentRun
-) -> UndoView:
-    """Take back the questions that a run wrote. Raises `NothingToUndoError` where none is left."""
-    gone = await drop_questions(session, run.chat_id, run.id, owner_id=run.user_id)
-    if not gone:
-        raise NothingToUndoError("No line has questions of this run.")
-    await index.changed(
-        session, identity, kind="message", container_id=run.chat_id, source_ids=gone
-    )
-    written = [
-        WrittenView(
-            what="questions_written", id=each, container_id=run.chat_id, title="", because=""
-        )
-        for each in gone
-    ]
-    return UndoView(undone=written, kept=[])
-
-
 _NOT_CONTENT = frozenset({"revision", "place", "superseded_by", "supersedes"})
-"""What of a snapshot may differ without anybody having said something else."""
+"""Members of a snapshot that may differ although the content is the same."""
 
 
 async def undo_run(
     session: AsyncSession, index: IndexOutbox, identity: Identity, run_id: UUID, *, force: bool
 ) -> UndoView:
-    """Take back all that a run wrote; what was changed since only with `force`.
+    """Undo the effects of a run; items that were changed since only with `force`.
 
-    With `force` also what an earlier undoing of it has kept.
+    `force` also undoes what an earlier undo of the run has kept.
 
     Raises `RunNotFoundError`, `RunUndoneError`, `NothingToUndoError`, `RunReplacedError`, and
-    `LorebookFullError` where an entry that the run removed has no room any more.
+    `LorebookFullError` if a deleted entry no longer fits into its lorebook.
     """
     owner_id = identity.user_id
     run = await get_run(session, run_id, owner_id=owner_id)
-    # Chat, campaign, chronicle: all code that writes into them locks them in this order.
+    # All writers lock in this order: chat, campaign, chronicle.
     await get_chat(session, run.chat_id, owner_id=owner_id, lock=True)
     if run.campaign_id is not None:
         await find_campaign(session, identity.sealer, run.campaign_id, lock=True)
@@ -110,17 +89,15 @@ async def undo_run(
         await get_chronicle(session, run.chronicle_id, owner_id=owner_id, lock=True)
     run = await get_run(session, run_id, owner_id=owner_id, lock=True)
     if run.state == "failed":
-        raise NothingToUndoError("It failed, and changed nothing.")
+        raise NothingToUndoError("The run failed and changed nothing.")
     if run.kind in {"rephrasing", "suggestions"}:
-        raise NothingToUndoError("It wrote nothing down.")
+        raise NothingToUndoError("Runs of this kind store nothing.")
     if run.kind in {"glossary", "scene", "chapter"}:
-        raise NothingToUndoError("Its changes are taken back one by one, in the campaign's ledger.")
+        raise NothingToUndoError("Undo its changes one by one in the change log of the campaign.")
     if run.state == "undone" and not force:
         raise RunUndoneError
     if run.kind == "summary":
         view = await undo_summary_run(session, run, force=force)
-    elif run.kind == "questions":
-        view = await undo_questions(session, index, identity, run)
     else:
         view = await _undo_effects(session, index, identity, run, force=force)
     run.state, run.undone_at = "undone", now()
@@ -140,10 +117,10 @@ async def _undo_effects(
     if is_again and not detail.kept:
         raise RunUndoneError
     if not detail.effects:
-        raise NothingToUndoError("It found nothing to write down.")
+        raise NothingToUndoError("The run found nothing to record.")
     later = await _later_runs(session, identity.sealer, run)
     _check_replaced(detail, later)
-    undoer = _Undoer(session, identity.sealer, _found(detail, later), force)
+    undoer = _Undoer(session, identity.sealer, _find_snapshots(detail, later), force)
     await undoer.undo(detail, only=detail.kept if is_again else None)
     left = msgspec.structs.replace(detail, kept=undoer.left)
     run.sealed_detail = seal_detail(identity.sealer, run.id, left)
@@ -152,7 +129,7 @@ async def _undo_effects(
 
 
 Later = Sequence[tuple[EnrichmentRun, RunDetail]]
-"""Runs into one chronicle that came after another run and did not fail, the first one first."""
+"""Later successful runs that wrote into the same chronicle, oldest first."""
 
 
 async def _later_runs(session: AsyncSession, sealer: Sealer, run: EnrichmentRun) -> Later:
@@ -171,10 +148,10 @@ async def _later_runs(session: AsyncSession, sealer: Sealer, run: EnrichmentRun)
     return [(row, open_detail(sealer, row)) for row in rows]
 
 
-def _found(detail: RunDetail, later: Later) -> dict[UUID, list[dict[str, Any]]]:
-    """Of each thing that a run and later ones changed, what they found: its snapshots.
+def _find_snapshots(detail: RunDetail, later: Later) -> dict[UUID, list[dict[str, Any]]]:
+    """Return the snapshots of items before this run and before later ones, by item.
 
-    Also what those found that were undone: it tells what was there before.
+    Undone runs are included, because their snapshots show the content before them.
     """
     found: defaultdict[UUID, list[dict[str, Any]]] = defaultdict(list)
     for each in (detail, *(later_detail for _, later_detail in later)):
@@ -185,26 +162,26 @@ def _found(detail: RunDetail, later: Later) -> dict[UUID, list[dict[str, Any]]]:
 
 
 def _check_replaced(detail: RunDetail, later: Later) -> None:
-    """Raise `RunReplacedError` where what a run wrote was removed by a rebuild that stands."""
+    """Raise `RunReplacedError` if a rebuild has deleted something that the run wrote."""
     written = {effect.id for effect in detail.effects if not effect.what.endswith("removed")}
     for run, each in reversed(later):
         removed = {effect.id for effect in each.effects if effect.what.endswith("removed")}
         if run.state == "done" and not removed.isdisjoint(written):
             raise RunReplacedError(
-                "Undo the later run first: it put other events in the place of these.",
+                "Undo the later run first, because it replaced these events.",
                 extra={"run_id": str(run.id)},
             )
 
 
 @dataclass(slots=True)
 class _Undoer:
-    """Takes back the effects of one run, within the caller's transaction.
+    """Undoes the effects of one run in the caller's transaction.
 
     Attributes:
-        found: Of each thing that this run and later ones changed, what they found: its snapshots.
-        force: Take back also what was changed since.
-        left: The places of what was kept among the effects.
-        changed: What the index has to look at.
+        found: The snapshots of items before this run and before later ones, by item.
+        force: True to undo items that were changed since, too.
+        left: The indexes of the effects that were kept.
+        changed: The items to index again.
     """
 
     session: AsyncSession
@@ -218,26 +195,28 @@ class _Undoer:
     removed: set[UUID] = field(default_factory=set[UUID])
 
     async def undo(self, detail: RunDetail, *, only: Collection[int] | None) -> None:
-        """Take the effects back, the last one first. Raises `LorebookFullError`.
+        """Undo the effects, the last one first. Raises `LorebookFullError`.
 
-        `only` names the places of those that are left of an earlier undoing; None: all.
+        `only` are the indexes of effects to undo; None for all.
         """
-        superseded = await self._superseded(detail)
+        superseded = await self._find_superseded(detail)
         for place, effect in reversed(list(enumerate(detail.effects))):
             if only is not None and place not in only:
                 continue
-            take_back = {"event": self._event, "entry": self._entry, "item": self._item}[
-                effect.what.partition("_")[0]
-            ]
+            take_back = {
+                "event": self._undo_event,
+                "entry": self._undo_entry,
+                "item": self._undo_change,
+            }[effect.what.partition("_")[0]]
             reason = await take_back(effect)
             if reason is None:
-                self.undone.append(WrittenView.of(effect))
+                self.undone.append(WrittenView.from_effect(effect))
             else:
                 self.kept.append(KeptView(id=effect.id, title=effect.title, reason=reason))
                 self.left.append(place)
         await self._inherit(superseded)
 
-    async def _event(self, effect: RunEffect) -> KeptBecause | None:
+    async def _undo_event(self, effect: RunEffect) -> KeptBecause | None:
         session, chronicle_id = self.session, effect.container_id
         row = await session.scalar(
             select(ChronicleEvent)
@@ -270,12 +249,12 @@ class _Undoer:
         return None
 
     def _note_event(self, effect: RunEffect, snapshot: dict[str, Any]) -> None:
-        """The index has to look at an event, and at what it supersedes."""
+        """Queue the indexing of an event and of the events that it supersedes."""
         superseded = (UUID(each) for each in snapshot["supersedes"])
         self.changed["event", effect.container_id].update((effect.id, *superseded))
 
-    async def _superseded(self, detail: RunDetail) -> dict[UUID, Row[UUID, UUID, UUID | None]]:
-        """By what events are superseded: what the run made, and what that superseded."""
+    async def _find_superseded(self, detail: RunDetail) -> dict[UUID, Row[UUID, UUID, UUID | None]]:
+        """Return which events are superseded by which, as far as the run is involved."""
         made = [effect.id for effect in detail.effects if effect.what == "event_created"]
         found: dict[UUID, Row[UUID, UUID, UUID | None]] = {}
         for ids in split_chunks(made):
@@ -291,9 +270,9 @@ class _Undoer:
         return found
 
     async def _inherit(self, superseded: Mapping[UUID, Row[UUID, UUID, UUID | None]]) -> None:
-        """What an event that went had superseded is superseded by what superseded that one.
+        """Let the superseder of a deleted event supersede the events that it superseded.
 
-        Else two would count of which one says that the other is no longer so.
+        Otherwise two events that contradict each other would be current.
         """
         for event_id, row in superseded.items():
             heir = row.superseded_by
@@ -304,15 +283,15 @@ class _Undoer:
             if heir is not None and await has_event(self.session, row.chronicle_id, heir):
                 await supersede_again(self.session, row.chronicle_id, [event_id], heir)
 
-    async def _item(self, effect: RunEffect) -> KeptBecause | None:
-        """A change of a campaign: it counts no longer, and what was changed since stays."""
+    async def _undo_change(self, effect: RunEffect) -> KeptBecause | None:
+        """Undo a change of a campaign. Later changes are kept."""
         campaign = await find_campaign(self.session, self.sealer, effect.container_id, lock=True)
         if campaign is None:
             return "gone"
         await ledger_paths.undo_change(self.session, self.sealer, campaign, effect.id)
         return None
 
-    async def _entry(self, effect: RunEffect) -> KeptBecause | None:
+    async def _undo_entry(self, effect: RunEffect) -> KeptBecause | None:
         session, sealer = self.session, self.sealer
         try:
             book = await lore.get_book(
@@ -347,16 +326,16 @@ class _Undoer:
         if self.force or now["revision"] == effect.revision:
             return True
         return any(
-            found["revision"] == effect.revision and _content(found) == _content(now)
+            found["revision"] == effect.revision and _read_content(found) == _read_content(now)
             for found in self.found.get(effect.id, ())
         )
 
 
-def _content(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """What a snapshot says, to be compared: of an entry also whether it is the agent's own."""
+def _read_content(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """Return the members of a snapshot to compare. For entries, ownership counts, too."""
     content = {name: value for name, value in snapshot.items() if name not in _NOT_CONTENT}
     if "agent_revision" in content:
         content["agent_revision"] = content["agent_revision"] == snapshot["revision"]
-    if "sources" in content:  # in no order of their own
+    if "sources" in content:  # their order does not matter
         content["sources"] = sorted(content["sources"], key=lambda each: each["message_id"])
     return content

@@ -1,4 +1,4 @@
-"""Rolling summaries, for people: reading them, writing them, dropping them."""
+"""The service of the routes of rolling summaries."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from backend.errors import ValidationError
 from backend.http.schemas import Page, check_revision
 
 InPrompt = Callable[[Identity, UUID, Viewpoint], Awaitable[bool]]
-"""Whether a chat's next prompt from a viewpoint would have its summary."""
+"""Returns True if the chat's next prompt from a viewpoint would contain its summary."""
 
 
 class SummaryService:
-    """What a user does with the summaries of their chats.
+    """Reads and edits the summaries of a user's chats.
 
-    `viewpoint` is whose summaries they are: its own, and public ones.
+    A `viewpoint` sees its own summaries and public ones.
     """
 
     def __init__(self, database: Database, *, in_prompt: InPrompt) -> None:
@@ -45,16 +45,16 @@ class SummaryService:
     async def get(
         self, identity: Identity, chat_id: UUID, *, viewpoint: Viewpoint = GM
     ) -> SummaryView:
-        """The current summary.
+        """Return the current summary.
 
         Raises `ChatNotFoundError`, `SummaryNotFoundError`, `ValidationError`.
         """
         async with self._database.read() as session:
-            chat = await _chat_of(session, identity, chat_id, viewpoint)
+            chat = await _get_chat(session, identity, chat_id, viewpoint)
             summary = await find_current_summary(
                 session, identity.sealer, chat, viewpoint=viewpoint
             )
-        return await self._view(identity, chat, summary, viewpoint)
+        return await self._build_view(identity, chat, summary, viewpoint)
 
     async def list_page(
         self,
@@ -65,12 +65,12 @@ class SummaryService:
         before: int | None,
         viewpoint: Viewpoint = GM,
     ) -> Page[SummaryView]:
-        """Summaries along the active path, the deepest first, above position `before`.
+        """Return a page of the summaries along the active path above position `before`.
 
-        Raises `ChatNotFoundError`, `ValidationError`.
+        The deepest comes first. Raises `ChatNotFoundError`, `ValidationError`.
         """
         async with self._database.read() as session:
-            chat = await _chat_of(session, identity, chat_id, viewpoint)
+            chat = await _get_chat(session, identity, chat_id, viewpoint)
             current = await find_current_summary(
                 session, identity.sealer, chat, viewpoint=viewpoint
             )
@@ -84,7 +84,7 @@ class SummaryService:
             )
         is_used = current is not None and await self._is_used(identity, chat, viewpoint)
         items = [
-            SummaryView.of(
+            SummaryView.from_summary(
                 each,
                 is_used=is_used and current is not None and each.id == current.id,
             )
@@ -102,29 +102,31 @@ class SummaryService:
         if_match: str | None,
         viewpoint: Viewpoint | None = None,
     ) -> SummaryView:
-        """Change the current summary, or write one through a message that lies further down.
+        """Change the current summary, or write one through a later message.
 
-        It is for the viewpoint alone; without one for those who may know all that it covers.
+        It belongs to the viewpoint. Without one, it is for everyone who may know all its messages.
 
         Raises `ChatNotFoundError`, `MessageNotFoundError`, `MessageBusyError`, `ValidationError`,
         `PreconditionFailedError`.
         """
         text = new.text.strip()
         if not text:
-            raise ValidationError("text holds nothing but blanks.")
+            raise ValidationError("text must not be empty.")
         sealer = identity.sealer
         async with self._database.write() as session:
             seen, audience = (
                 viewpoint or GM,
                 None if viewpoint is None else encode_viewpoint(viewpoint),
             )
-            chat = await _chat_of(session, identity, chat_id, seen, lock=True)
+            chat = await _get_chat(session, identity, chat_id, seen, lock=True)
             current = await find_current_summary(session, sealer, chat, viewpoint=seen)
             check_revision(if_match, current.revision if current else 0)
-            message = await _through(session, identity, chat, current, new.through_message_id)
+            message = await _get_last_message(
+                session, identity, chat, current, new.through_message_id
+            )
             await store_summary(session, sealer, message, text, audience=audience, is_edited=True)
             summary = await find_current_summary(session, sealer, chat, viewpoint=seen)
-        return await self._view(identity, chat, summary, seen)
+        return await self._build_view(identity, chat, summary, seen)
 
     async def delete(
         self,
@@ -134,13 +136,13 @@ class SummaryService:
         if_match: str | None,
         viewpoint: Viewpoint = GM,
     ) -> None:
-        """Drop the current summary: the one before it is current again.
+        """Delete the current summary. The one before it becomes the current one.
 
         Raises `ChatNotFoundError`, `SummaryNotFoundError`, `PreconditionFailedError`,
         `ValidationError`.
         """
         async with self._database.write() as session:
-            chat = await _chat_of(session, identity, chat_id, viewpoint, lock=True)
+            chat = await _get_chat(session, identity, chat_id, viewpoint, lock=True)
             current = await find_current_summary(
                 session, identity.sealer, chat, viewpoint=viewpoint
             )
@@ -153,12 +155,14 @@ class SummaryService:
                 )
             )
 
-    async def _view(
+    async def _build_view(
         self, identity: Identity, chat: Chat, summary: StoredSummary | None, viewpoint: Viewpoint
     ) -> SummaryView:
         if summary is None:
             raise SummaryNotFoundError
-        return SummaryView.of(summary, is_used=await self._is_used(identity, chat, viewpoint))
+        return SummaryView.from_summary(
+            summary, is_used=await self._is_used(identity, chat, viewpoint)
+        )
 
     async def _is_used(self, identity: Identity, chat: Chat, viewpoint: Viewpoint) -> bool:
         settings = read_settings(identity.sealer, chat)
@@ -166,7 +170,7 @@ class SummaryService:
         return is_wanted and await self._in_prompt(identity, chat.id, viewpoint)
 
 
-async def _chat_of(
+async def _get_chat(
     session: AsyncSession,
     identity: Identity,
     chat_id: UUID,
@@ -179,30 +183,29 @@ async def _chat_of(
     return chat
 
 
-async def _through(
+async def _get_last_message(
     session: AsyncSession,
     identity: Identity,
     chat: Chat,
     current: StoredSummary | None,
     message_id: UUID | None,
 ) -> Message:
-    """The message with which a summary ends that becomes the current one."""
     if message_id is None:
         if current is None:
             raise ValidationError(
-                "Nothing is summarised yet: say with through_message_id how far the text goes."
+                "There is no summary yet. Name its last message in through_message_id."
             )
         message_id = current.message_id
     message = await chats.get_message(session, message_id, owner_id=identity.user_id)
     if message.chat_id != chat.id:
-        raise ValidationError("through_message_id is a message of another chat.")
+        raise ValidationError("through_message_id must be a message of this chat.")
     if not message.is_active:
-        raise ValidationError("through_message_id is on another branch.")
+        raise ValidationError("through_message_id must be on the active path.")
     if message.status == "streaming":
-        raise MessageBusyError("Wait until it is there.")
+        raise MessageBusyError("Wait for the end of the reply.")
     if current is not None and message.position < current.position:
         raise ValidationError(
-            "There is a summary that goes further. Change that one, or delete it first.",
+            "There is a summary that covers more. Change that one, or delete it first.",
             extra={"through_message_id": str(current.message_id)},
         )
     return message

@@ -1,6 +1,7 @@
-"""Rolling summaries as they are stored.
+"""Stored rolling summaries.
 
-A message has one for each audience that had news by then, sealed; the deepest active one counts.
+A message has at most one sealed summary for each audience. The deepest one on the active path
+counts.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import bindparam, delete, exists, insert, or_, select, update
+from sqlalchemy import bindparam, delete, exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from backend.accounts.auth.identity import Identity
-from backend.campaigns.state.viewpoints import hides_information
+from backend.campaigns.ledger.records import open_campaign
+from backend.campaigns.models import Campaign
+from backend.campaigns.state.viewpoints import filter_players, hides_information
 from backend.chats.events import (
     AudienceChanged,
     AudienceMap,
@@ -26,28 +29,41 @@ from backend.chats.events import (
     translate_audiences,
 )
 from backend.chats.models import Chat, Message
-from backend.chats.repository import FOREVER
+from backend.chats.repository import FOREVER, first_behind
+from backend.chats.schemas import SummarySettings
+from backend.chats.service import read_settings
 from backend.chats.tree import make_ancestors, make_subtree
-from backend.core.audience import GM, PUBLIC, Viewpoint, encode_viewpoint, may_all_know
+from backend.context.budget import compute_step, find_eviction_point
+from backend.core.audience import (
+    GM,
+    PUBLIC,
+    Viewpoint,
+    encode_viewpoint,
+    list_entities,
+    may_all_know,
+    may_know,
+)
 from backend.database.base import Base, new_id, now, upsert
 from backend.enrichment.models import CHAT_SUMMARY, ChatSummary, EnrichmentMark, EnrichmentRun
+from backend.enrichment.story import is_between, is_readable
 from backend.http.schemas import make_struct
 from backend.vault.sealing import Sealer
 
 MAX_SUMMARY_CHARS = 20_000
-"""Characters of a summary, written by a model or by hand."""
+"""Maximum characters of a summary, by a model or by hand."""
 
 _TELLS_ALL = Message.updated_at <= ChatSummary.updated_at
-"""A reply may go on after it was summed up: what was added is in no summary through it."""
+"""A reply may have been continued after it was summarised. No summary through it has the new part.
+"""
 
 _FIRST = aliased(ChatSummary)
 
 
 class StoredSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A summary of the path down to and with a message; `id` is its row's.
+    """A summary of the path down to a message; `id` is its row's.
 
-    `position` and `path_tokens` are that message's, as they are now. `model` is who wrote it, where
-    that is still known. `audience` is as its column holds it.
+    `position` and `path_tokens` are those of the message now. `model` wrote it, if that is still
+    known. `audience` is in the form of the database column.
     """
 
     id: UUID
@@ -71,10 +87,10 @@ async def find_current_summary(
     up_to_position: int | None = None,
     viewpoint: Viewpoint = GM,
 ) -> StoredSummary | None:
-    """The summary that reaches furthest down the active path, to `up_to_position` at most.
+    """Return the summary that covers most of the active path, at most to `up_to_position`.
 
-    It is the viewpoint's own, or the public one. Where that goes further, what happened since is
-    public: the text is that of both.
+    It is the viewpoint's own or the public one. If the public one covers more, all later events are
+    public, so that the text is a combination of both.
     """
     column = encode_viewpoint(viewpoint)
     found = await list_active_summaries(
@@ -91,7 +107,7 @@ async def find_current_summary(
     return msgspec.structs.replace(last, text=f"{own[0].text}\n{last.text}", audience=column)
 
 
-# Built once: every turn with a summary asks it.
+# Built once, because every turn with a summary executes it.
 _ACTIVE = (
     select(
         ChatSummary.id,
@@ -138,10 +154,9 @@ async def list_active_summaries(
     up_to_position: int | None = None,
     audiences: Sequence[str] = (),
 ) -> list[StoredSummary]:
-    """Summaries of messages on a chat's active path, the deepest first.
+    """Return summaries along a chat's active path, the deepest first.
 
-    Those for one of `audiences`, as columns hold them; of several of one message, that for the
-    first audience. None given: all.
+    `audiences` limits them. If a message has several, the first audience of the list wins.
     """
     values = {
         "chat": chat.id,
@@ -171,14 +186,14 @@ async def store_summary(
     run_id: UUID | None = None,
     is_edited: bool = False,
 ) -> None:
-    """Keep a text as an audience's summary through an active message, in place of what was there.
+    """Store the summary of an audience through an active message, and replace an earlier one.
 
-    Without an audience it is public if all messages that it covers are, else the game master's
-    alone. The chat's row is locked.
+    Without an audience it is public if all its messages are, or else the game master's. The caller
+    has locked the chat.
     """
     at = now()
     if audience is None:
-        audience = await _audience_through(session, message)
+        audience = await _find_audience(session, message)
     before = select(ChatSummary.id).where(
         ChatSummary.message_id == message.id, ChatSummary.audience == audience
     )
@@ -204,19 +219,19 @@ async def store_summary(
 
 
 class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
-    """Keeps summaries with their chats, in the transactions that change the chats."""
+    """Updates summaries in the transactions that change their chats."""
 
     async def audience_changed(
         self, session: AsyncSession, identity: Identity, message: Message, *, before: str
     ) -> None:
-        """Let summaries through a message, and below it, be for those who may know all of it.
+        """Update the audiences of summaries through a message and after it.
 
-        The game master's are public once all that they cover is. What tells of the message to some
-        who may know it no longer, or does not tell of it to those who now may, is written anew; an
-        only summary, or a user's own, is the game master's then.
+        A game master's summary becomes public if all its messages are. A summary is deleted if its
+        audience may no longer know the message, or may now know it and does not read of it. If it
+        is the only one, or a user's own, the game master gets it instead.
         """
         owned = ChatSummary.user_id == identity.user_id
-        # The message is as new as this change: a summary through it still tells all of it.
+        # The message is as new as this change, so that summaries through it remain complete.
         await session.execute(
             update(ChatSummary)
             .where(ChatSummary.message_id == message.id, owned)
@@ -235,7 +250,7 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
             wanted = column
             if column == GM and message.audience == PUBLIC:
                 through = await session.get_one(Message, message_id)
-                wanted = await _audience_through(session, through)
+                wanted = await _find_audience(session, through)
             elif knew and not knows and (is_only or row.is_edited):
                 wanted = GM
             if wanted != column and (message_id, wanted) not in found:
@@ -247,9 +262,9 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
     async def message_shown(
         self, session: AsyncSession, identity: Identity, message: Message
     ) -> None:
-        """Drop the summaries through the message and below it that nobody edited.
+        """Delete unedited summaries through the message and after it.
 
-        They do not tell of it; the job behind the next reply writes them anew.
+        They do not contain the message. The job of the next reply writes new ones.
         """
         await session.execute(
             delete(ChatSummary).where(
@@ -267,9 +282,9 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
         fork_id: UUID,
         copied: Mapping[UUID, UUID],
     ) -> None:
-        """Copy a chat's summaries, and how far the agent has read, along the copied path.
+        """Copy summaries and read marks along the copied path of a chat.
 
-        `copied` leads from messages to their copies.
+        `copied` maps messages to their copies.
         """
         sealer = identity.sealer
         owner = {"user_id": sealer.user_id, "chat_id": fork_id}
@@ -295,7 +310,7 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
                     sealer.open(CHAT_SUMMARY, row.id, row.sealed_summary),
                 ),
                 "created_at": row.created_at,
-                # Not before the copied message's, which is as new.
+                # It must not be older than the copied message, which is as new.
                 "updated_at": now(),
             }
             for row, copy_id in ids.items()
@@ -325,10 +340,143 @@ class ChatSummaries(AudienceChanged, ChatCopied, MessageShown, WorldParted):
         await translate_audiences(session, ChatSummary.audience, translate, *mine)
 
 
-async def _audience_through(session: AsyncSession, message: Message) -> str:
-    """Who may know all from the root through a message, as a column holds it."""
+async def _find_audience(session: AsyncSession, message: Message) -> str:
+    """Return the audience that may know all messages from the root through this one."""
     path = make_ancestors(message.id)
     limited = select(Message.id).where(
         Message.id.in_(select(path.c.id)), Message.audience != PUBLIC
     )
     return PUBLIC if await session.scalar(limited.limit(1)) is None else GM
+
+
+CAMPAIGN_WORDS = 150
+"""Approximate length in words of the summary of a campaign's chat."""
+
+HOT_ROUNDS = 4
+"""The latest rounds of a campaign's chat stay in its history and are not summarised."""
+
+_MIN_MESSAGES = 4
+"""Minimum messages between two summaries, however small the history is: two exchanges."""
+
+_LAST_EXCHANGE = 2
+"""Latest messages are swiped and edited most, so they are not summarised ahead of time."""
+
+
+async def find_goal(
+    session: AsyncSession,
+    chat: Chat,
+    current: StoredSummary | None,
+    *,
+    history_budget: int,
+    interval: int,
+    is_begun: bool,
+) -> int | None:
+    """Return the position through which the path should be summarised; None if it is.
+
+    The goal covers what the history loses with its next step and at least `interval` messages, as
+    far as they are in its older half. If the history has already lost messages, `_MIN_MESSAGES`
+    new ones are enough, in either half.
+
+    `current` is the latest summary, `history_budget` is in stored tokens. With `is_begun` the
+    previous step was just stored, and the rest does not wait.
+    """
+    query = (
+        select(Message.path_tokens, Message.position)
+        .where(Message.chat_id == chat.id, Message.is_active, Message.status != "streaming")
+        .order_by(Message.position.desc())
+        .limit(1)
+    )
+    last = (await session.execute(query)).one_or_none()
+    if last is None:
+        return None
+    leaf = last.path_tokens
+    reached, covered = (current.position, current.path_tokens) if current else (-1, 0)
+    next_begin = find_eviction_point(leaf + compute_step(history_budget), history_budget)
+    needed = await _find_last_before(session, chat, next_begin)
+    if needed is None or needed <= reached:
+        return None
+    middle = max(next_begin, leaf - history_budget // 2)
+    older = await _find_last_before(session, chat, middle, at_most=reached + interval)
+    goal = max(needed, needed if older is None else older)
+    if is_begun or goal - reached >= interval:
+        return goal
+    if covered >= find_eviction_point(leaf, history_budget):
+        return None
+    least = min(_MIN_MESSAGES, interval)
+    goal = max(goal, min(reached + least, last.position - _LAST_EXCHANGE))
+    return goal if goal - reached >= least else None
+
+
+async def find_round_goal(
+    session: AsyncSession, chat: Chat, current: StoredSummary | None, *, interval: int
+) -> int | None:
+    """Return the goal of a campaign's chat: every `interval` rounds, without the last ones."""
+    query = (
+        select(Message.position)
+        .where(is_readable(chat), Message.role == "user")
+        .order_by(Message.position.desc())
+        .limit(HOT_ROUNDS + interval)
+    )
+    begins = list(await session.scalars(query))
+    reached = current.position if current else -1
+    if sum(begin > reached for begin in begins) < HOT_ROUNDS + interval:
+        return None
+    return begins[HOT_ROUNDS - 1] - 1
+
+
+async def read_summary_settings(
+    session: AsyncSession, sealer: Sealer, chat: Chat
+) -> SummarySettings:
+    """Return the settings of the chat's summary, or those of its campaign."""
+    own = read_settings(sealer, chat).summary
+    if chat.campaign_id is None:
+        return own
+    campaign = await session.get_one(Campaign, chat.campaign_id)
+    settings = open_campaign(sealer, campaign).settings
+    if not settings.summaries:
+        return own
+    return SummarySettings(enabled=True, words=CAMPAIGN_WORDS, interval=settings.memory_interval)
+
+
+async def find_next_audience(
+    session: AsyncSession, sealer: Sealer, chat: Chat, *, through: int
+) -> tuple[Viewpoint, StoredSummary | None] | None:
+    """Return an audience with unsummarised news up to a position, and its summary.
+
+    It is for campaigns with hidden information. Player characters and the game master have news if
+    messages are for them and not for everyone. The public summary comes last, so that the others
+    contain everything that it leaves out.
+    """
+    told = await find_current_summary(session, sealer, chat, viewpoint=PUBLIC)
+    query = (
+        select(Message.audience, func.max(Message.position))
+        .where(*is_between(chat, told.position if told else -1, through))
+        .group_by(Message.audience)
+    )
+    last = {row[0]: row[1] for row in await session.execute(query)}
+    named = {each for column in last for each in list_entities(column)}
+    players = await filter_players(session, named, chat.campaign_id)
+    viewpoints: list[Viewpoint] = [*players, GM, PUBLIC]
+    for viewpoint in viewpoints:
+        current = await find_current_summary(session, sealer, chat, viewpoint=viewpoint)
+        after = current.position if current else -1
+        for column, position in last.items():
+            is_new = position > after and may_know(viewpoint, column)
+            if is_new and (column == PUBLIC) == (viewpoint == PUBLIC):
+                return viewpoint, current
+    return None
+
+
+async def _find_last_before(
+    session: AsyncSession, chat: Chat, begin: int, *, at_most: int | None = None
+) -> int | None:
+    """Return the position of the last message before a history that begins at `begin` tokens."""
+    first = await first_behind(session, chat.id, from_sum=begin)
+    query = (
+        select(Message.position).where(is_readable(chat)).order_by(Message.position.desc()).limit(1)
+    )
+    if first is not None:
+        query = query.where(Message.position < first)
+    if at_most is not None:
+        query = query.where(Message.position <= at_most)
+    return await session.scalar(query)

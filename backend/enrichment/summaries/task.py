@@ -1,12 +1,11 @@
-"""The rolling summary: the job behind the reply that keeps it ahead of what history loses.
+"""The job that extends the rolling summary before the history loses messages.
 
-In a campaign with hidden information each audience that has news gets one of its own.
+In a campaign with hidden information each audience with news has its own summary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -16,16 +15,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.campaigns.state.viewpoints import hides_information, read_marks
 from backend.chats.models import Chat, Message
 from backend.core.audience import GM, Viewpoint, encode_viewpoint, intersect_audiences
-from backend.enrichment.cleaning import strip_tags
+from backend.enrichment.cleaning import clean_text, strip_tags
 from backend.enrichment.pipeline import (
     MAX_BLOCKED_ATTEMPTS,
     EnrichmentRuntime,
     PathChangedError,
     RunRecovery,
+    RunWork,
     Task,
-    Work,
 )
-from backend.enrichment.reader import CHARACTERS_A_TOKEN, estimate, open_budget
+from backend.enrichment.reader import open_budget
 from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.story import is_path_unchanged, read_lines, render_line
 from backend.enrichment.summaries.store import (
@@ -45,42 +44,35 @@ from backend.generation.model import (
     ModelDeclinedError,
     ModelEmptyReplyError,
     ModelError,
-    Prompt,
-    PromptMessage,
-    TextPiece,
-    TextReset,
-    TokenUsage,
 )
 from backend.generation.registry import UnknownModelError
 from backend.jobs.running import RunningJob
+from backend.llm.answers import CHARACTERS_PER_TOKEN, build_prompt, collect
 
 MAX_LENGTH_FACTOR = 3
-"""How many times as many words as were asked for are kept."""
+"""An answer may have this many times the requested words."""
 
 TOKENS_PER_WORD = 2
 
 MIN_STEP_TOKENS = 500
-"""Stored tokens of lines that one call of the model brings in, of a model with a tiny window."""
+"""Minimum stored tokens of new lines in one call, for models with tiny windows."""
 
 CHARS_PER_WORD = 7
-"""Of long words, with the blank behind them."""
+"""Estimate for long words and the space after them."""
 
-SKIPPED_NOTE = "Nothing came back for these lines: the summary goes on behind them, without them."
-
-_SENTENCE_ENDS = ".!?…。\n"
-
+SKIPPED_NOTE = "The model returned nothing for these messages. The summary skips them."
 
 Next = tuple[Viewpoint, StoredSummary | None, int | None]
-"""Whom the path is summed up for, their summary so far, and the position that it is to reach."""
+"""The viewpoint of the summary, its latest version, and the position that it is to reach."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SummaryWork(Work):
-    """What one call of the model brings in: the lines behind `previous`, oldest first.
+class SummaryWork(RunWork):
+    """The lines of one call of the model: those after `previous`, oldest first.
 
-    `versions` says of each line which message it is and when its text changed; `goal` is the
-    position that has to be reached in the end. The lines are what `viewpoint` may know.
-    `audience` is the summary's, as a column holds it; None: of those who may know all of it.
+    `versions` are the messages of the lines and the times of their last edits. `goal` is the
+    position to reach in the end. `viewpoint` may know all lines. `audience` is that of the summary,
+    in the form of the database column; None means everyone who may know all of it.
     """
 
     viewpoint: Viewpoint
@@ -93,10 +85,10 @@ class SummaryWork(Work):
 
 
 class SummaryTask(Task[SummaryWork, str]):
-    """Brings a chat's summary as far as its history will need it.
+    """Extends a chat's summary as far as its history needs it.
 
-    In steps, each a row of its own that builds on the one before. Lines for which nothing comes
-    back are passed over in the end; the rest is left to the job behind the next reply.
+    Each step is a row that continues the one before. Lines for which the model returns nothing are
+    skipped in the end. The job of the next reply does the rest.
     """
 
     kind = "summary"
@@ -108,24 +100,24 @@ class SummaryTask(Task[SummaryWork, str]):
         self._is_begun = False
 
     async def load(self, session: AsyncSession, chat: Chat) -> SummaryWork | None:
-        """The next lines towards the goal.
+        """Load the next lines up to the goal.
 
-        None, too, where the chat's tokens are counted in another unit by now: the budget of the job
-        says nothing then, that of the next reply's will.
+        Returns None if the unit of the chat's tokens has changed, because the job's budget is in
+        the old unit. The next reply queues a new job.
         """
         wanted = await read_summary_settings(session, self.sealer, chat)
         if not wanted.enabled or chat.count_unit != self.job.payload["count_unit"]:
             return None
         is_hiding = await hides_information(session, self.sealer, chat)
         viewpoint, current, goal = (
-            await self._next_of_all(session, chat, wanted.interval)
+            await self._choose_audience(session, chat, wanted.interval)
             if is_hiding
-            else await self._next(session, chat, wanted.interval)
+            else await self._choose_next(session, chat, wanted.interval)
         )
         if goal is None:
             return None
         budget = await open_budget(session, self.runtime.settings, self.sealer.user_id)
-        reader = await self.reader(session, chat)
+        reader = await self.load_reader(session, chat)
         most = max(MIN_STEP_TOKENS, reader.stretch_tokens)
         after = current.position if current else -1
         rows = await read_lines(
@@ -143,22 +135,22 @@ class SummaryTask(Task[SummaryWork, str]):
             to_position=rows[-1].position,
             previous=current,
             versions=[(row.id, row.updated_at) for row in rows],
-            lines=[render_line(reader, row, most * CHARACTERS_A_TOKEN, marks) for row in rows],
+            lines=[render_line(reader, row, most * CHARACTERS_PER_TOKEN, marks) for row in rows],
             goal=goal,
             words=wanted.words,
             viewpoint=viewpoint,
             audience=encode_viewpoint(viewpoint) if is_hiding else None,
         )
 
-    async def _next(self, session: AsyncSession, chat: Chat, interval: int) -> Next:
+    async def _choose_next(self, session: AsyncSession, chat: Chat, interval: int) -> Next:
         current = await find_current_summary(session, self.sealer, chat)
-        return GM, current, await self._goal(session, chat, current, interval)
+        return GM, current, await self._find_goal(session, chat, current, interval)
 
-    async def _next_of_all(self, session: AsyncSession, chat: Chat, interval: int) -> Next:
-        """The same with hidden information: as far as one audience has come, the others follow."""
+    async def _choose_audience(self, session: AsyncSession, chat: Chat, interval: int) -> Next:
+        """Choose the audience that the furthest summary is ahead of."""
         furthest = await list_active_summaries(session, self.sealer, chat, limit=1)
         reached = furthest[0] if furthest else None
-        goal = await self._goal(session, chat, reached, interval)
+        goal = await self._find_goal(session, chat, reached, interval)
         if goal is None and reached is not None:
             goal = reached.position
         if goal is None:
@@ -166,10 +158,10 @@ class SummaryTask(Task[SummaryWork, str]):
         found = await find_next_audience(session, self.sealer, chat, through=goal)
         return (*found, goal) if found else (GM, None, None)
 
-    async def _goal(
+    async def _find_goal(
         self, session: AsyncSession, chat: Chat, current: StoredSummary | None, interval: int
     ) -> int | None:
-        """The position through which the path should be summed up by now; None where it is."""
+        """Return the position through which the path should be summarised; None if it is."""
         budget = self.job.payload["history_budget"]
         goal = await find_goal(
             session,
@@ -185,37 +177,24 @@ class SummaryTask(Task[SummaryWork, str]):
         return max((each for each in (goal, rounds) if each is not None), default=None)
 
     def output_tokens(self, work: SummaryWork) -> int:
-        """Return room for a summary of the length that the user chose, times `MAX_LENGTH_FACTOR`."""
+        """Return `MAX_LENGTH_FACTOR` times the tokens of the length that the user chose."""
         return work.words * MAX_LENGTH_FACTOR * TOKENS_PER_WORD
 
     async def propose(self, work: SummaryWork) -> str:
-        """Have the model write. The budget is filled in on the way: nothing spent is lost."""
+        """Let the model write the summary."""
         model = work.reader.model
-        prompts, budget, said = self.runtime.prompts, work.budget, ""
+        prompts = self.runtime.prompts
         system = prompts["enrichment/summary"].render(words=work.words)
         lines = prompts["enrichment/summary_lines"].render(
             previous=strip_tags(work.previous.text) if work.previous else "",
             lines=work.lines,
             words=work.words,
         )
-        prompt = Prompt([PromptMessage("system", system), PromptMessage("user", lines)])
-        budget.calls += 1
-        sampling = work.reader.sampling_of(model, self.output_tokens(work))
-        async with aclosing(model.stream(prompt, sampling)) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, TextPiece):
-                    said += piece.text
-                elif isinstance(piece, TextReset):
-                    said = ""
-                elif isinstance(piece, TokenUsage):
-                    budget.prompt_tokens = piece.prompt_tokens
-                    budget.completion_tokens = piece.completion_tokens
-        if not budget.prompt_tokens:
-            # Not every server says what was used.
-            budget.prompt_tokens = estimate(prompt)
-            budget.completion_tokens = len(said) // CHARACTERS_A_TOKEN + 1
+        prompt = build_prompt(system, lines)
+        sampling = work.reader.build_sampling(model, self.output_tokens(work))
+        answer = await collect(model.stream(prompt, sampling), prompt, work.budget)
         text = clean_text(
-            said, min(MAX_SUMMARY_CHARS, work.words * MAX_LENGTH_FACTOR * CHARS_PER_WORD)
+            answer.text, min(MAX_SUMMARY_CHARS, work.words * MAX_LENGTH_FACTOR * CHARS_PER_WORD)
         )
         if not text:
             raise ModelEmptyReplyError
@@ -225,7 +204,7 @@ class SummaryTask(Task[SummaryWork, str]):
     async def apply(
         self, session: AsyncSession, chat: Chat, work: SummaryWork, proposal: str
     ) -> RunDetail:
-        """Keep the text as the summary through the lines."""
+        """Store the text as the summary through the lines."""
         await self._store(session, chat, work, proposal, run_id=work.run_id)
         self._is_begun = True
         return RunDetail(message_ids=list(work.message_ids), significant=True)
@@ -233,28 +212,28 @@ class SummaryTask(Task[SummaryWork, str]):
     async def recover(
         self, session: AsyncSession, work: SummaryWork, error: Exception
     ) -> RunRecovery:
-        """Another attempt where that may help; what else goes wrong is in the run alone."""
+        """Retry if that may help. Other errors are only recorded in the run."""
         match error:
             case PathChangedError():
                 return RunRecovery()
             case ModelBlockedError() | ModelDeclinedError() | ModelEmptyReplyError():
                 if self.job.attempt < MAX_BLOCKED_ATTEMPTS:
                     return RunRecovery(raises=error)
-                # It would be so for ever, and nothing behind these lines would be summed up.
-                is_passed = await self._pass_over(session, work)
+                # Otherwise no later line would ever be summarised.
+                is_passed = await self._skip_lines(session, work)
                 return RunRecovery(is_over=True, note=SKIPPED_NOTE if is_passed else "")
             case UnknownModelError() | ModelError(retryable=False):
                 return RunRecovery(is_over=True)
             case _:
                 return RunRecovery(raises=error)
 
-    async def _pass_over(self, session: AsyncSession, work: SummaryWork) -> bool:
-        """Store the summary so far, and that something is missing behind it."""
+    async def _skip_lines(self, session: AsyncSession, work: SummaryWork) -> bool:
+        """Store the old summary with a note that lines are missing after it."""
         before = work.previous.text if work.previous else ""
         missing = self.runtime.prompts["sections/omitted"].render(count=len(work.lines))
         whole = f"{before}\n{missing}".strip()
         text = whole if len(whole) <= MAX_SUMMARY_CHARS else before
-        chat = await self.locked_chat(session)
+        chat = await self.lock_chat(session)
         if chat is None:
             return False
         try:
@@ -272,10 +251,10 @@ class SummaryTask(Task[SummaryWork, str]):
         *,
         run_id: UUID | None,
     ) -> None:
-        """Raises `PathChangedError` where nobody wants it any more.
+        """Store a summary. Raises `PathChangedError` if it is no longer wanted.
 
-        That is so when its path was left, when one of its lines went on (`continue`), was hidden or
-        shown, or when the summary that it builds on is another one by now.
+        That is so if the path was left, if a line was continued, hidden or shown, or if the
+        previous summary has changed.
         """
         viewpoint = work.viewpoint
         current = await find_current_summary(session, self.sealer, chat, viewpoint=viewpoint)
@@ -283,7 +262,7 @@ class SummaryTask(Task[SummaryWork, str]):
         if (
             message is None
             or not (await read_summary_settings(session, self.sealer, chat)).enabled
-            or _version(current) != _version(work.previous)
+            or _get_version(current) != _get_version(work.previous)
             or not await is_path_unchanged(
                 session,
                 chat,
@@ -299,25 +278,5 @@ class SummaryTask(Task[SummaryWork, str]):
         await self.job.progress(work.to_position + 1, work.goal + 1)
 
 
-def clean_text(text: str, limit: int) -> str:
-    """A model's text as it may stand in a prompt: no tags, no blank lines, `limit` characters.
-
-    Sections of a prompt stand in tags or between blank lines: what has neither can't end the one
-    that it stands in. What is longer ends with a sentence, where there is one, or with a word.
-    """
-    lines = (line.strip() for line in strip_tags(text).split("\n"))
-    whole = "\n".join(line for line in lines if line)
-    return whole if len(whole) <= limit else _cut(whole, limit)
-
-
-def _cut(text: str, limit: int) -> str:
-    head = text[: max(0, limit - 1)]
-    end = max(head.rfind(mark) for mark in _SENTENCE_ENDS)
-    if end >= limit // 2:
-        return head[: end + 1].rstrip()
-    words = head.rsplit(None, 1)
-    return (words[0] if len(words) > 1 else head) + "…" if head else ""
-
-
-def _version(summary: StoredSummary | None) -> tuple[UUID, int] | None:
+def _get_version(summary: StoredSummary | None) -> tuple[UUID, int] | None:
     return (summary.id, summary.revision) if summary else None

@@ -1,7 +1,7 @@
-"""Chapters: scenes that are long over, compressed once more.
+"""The job that combines old scenes of a campaign into chapters.
 
-A chapter is a change of the last message that one of its scenes was compressed from: it counts
-while that message is told. Its scenes stay as they are, to be read and found.
+A chapter is a change of the last message of its scenes, so that it counts only while that message
+is on the active path. Its scenes are kept.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from backend.campaigns.scenes.chapters import DueChapter, find_due_chapter
 from backend.chats.models import Chat, Message
 from backend.core.audience import decode_audience
 from backend.database.base import new_id
-from backend.enrichment.cleaning import clip, to_one_line
-from backend.enrichment.pipeline import PathChangedError, Task, Work
-from backend.enrichment.reader import CHARACTERS_A_TOKEN, open_budget
+from backend.enrichment.cleaning import clean_text, clip, to_one_line
+from backend.enrichment.pipeline import PathChangedError, RunWork, Task
+from backend.enrichment.reader import open_budget
 from backend.enrichment.runs.store import RunDetail
-from backend.enrichment.summaries.task import clean_text
 from backend.generation.declined_answers import check_declined
-from backend.generation.model import ModelMalformedAnswerError, Prompt, PromptMessage
+from backend.generation.model import ModelMalformedAnswerError
 from backend.generation.tools.arguments import plain_schema
+from backend.llm.answers import CHARACTERS_PER_TOKEN, build_prompt
 
 CHAPTER_WORDS = 200
-"""About how long a chapter is."""
+"""Approximate length of a chapter in words."""
 
 MAX_SUMMARY = 5_000
 MAX_TITLE = 120
 
 
 class ChapterAnswer(msgspec.Struct, frozen=True):
-    """What is to be kept of a chapter."""
+    """The parts of the chapter to keep."""
 
     title: str
     summary: str
@@ -48,15 +48,15 @@ SCHEMA = plain_schema(ChapterAnswer)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChapterWork(Work):
-    """Scenes that are to become a chapter."""
+class ChapterWork(RunWork):
+    """The scenes of the next chapter."""
 
     due: DueChapter
 
 
 @dataclass(frozen=True, slots=True)
 class ChapterProposal:
-    """A chapter's title and summary."""
+    """The title and the summary of a chapter."""
 
     title: str
     summary: str
@@ -64,19 +64,19 @@ class ChapterProposal:
 
 
 class ChapterTask(Task[ChapterWork, ChapterProposal]):
-    """Makes chapters of a chat's old scenes, one after the other, until few enough are left."""
+    """Combines a chat's old scenes into chapters, until few enough are left."""
 
     kind = "chapter"
     task = "summary"
 
     async def load(self, session: AsyncSession, chat: Chat) -> ChapterWork | None:
-        """The scenes of the next chapter; None where there are not enough."""
-        found = await self._due(session, chat)
+        """Load the scenes of the next chapter. Return None if there are not enough."""
+        found = await self._find_due(session, chat)
         if found is None:
             return None
         _, due, message = found
         return ChapterWork(
-            reader=await self.reader(session, chat),
+            reader=await self.load_reader(session, chat),
             budget=await open_budget(session, self.runtime.settings, self.sealer.user_id),
             message_ids=[message.id],
             from_position=due.position,
@@ -85,36 +85,34 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
         )
 
     async def propose(self, work: ChapterWork) -> ChapterProposal:
-        """Have the model tell the scenes together, from their summaries and key moments."""
+        """Let the model combine the summaries and key moments of the scenes."""
         prompts, scenes = self.runtime.prompts, work.due.scenes
-        share = work.reader.stretch_tokens * CHARACTERS_A_TOKEN // len(scenes)
-        told = [
+        share = work.reader.stretch_tokens * CHARACTERS_PER_TOKEN // len(scenes)
+        summaries = [
             clip(to_one_line(f"{each.title or 'A scene'}: {each.summary}"), share // 2)
             + clip("".join(f"\n  - {to_one_line(one)}" for one in each.key_moments), share // 2)
             for each in scenes
         ]
-        prompt = Prompt(
-            [
-                PromptMessage("system", prompts["enrichment/chapter"].render(words=CHAPTER_WORDS)),
-                PromptMessage("user", prompts["enrichment/chapter_scenes"].render(scenes=told)),
-            ]
+        prompt = build_prompt(
+            prompts["enrichment/chapter"].render(words=CHAPTER_WORDS),
+            prompts["enrichment/chapter_scenes"].render(scenes=summaries),
         )
         said = await self.ask(work, prompt, SCHEMA, ChapterAnswer)
         summary = clean_text(to_one_line(said.summary), MAX_SUMMARY)
         if not summary:
-            raise ModelMalformedAnswerError("The model was asked for a chapter: none came.")
+            raise ModelMalformedAnswerError("The model returned no chapter.")
         check_declined(summary)
         return ChapterProposal(
             title=clean_text(to_one_line(said.title), MAX_TITLE),
             summary=summary,
-            note=self.note(work),
+            note=self.build_note(work),
         )
 
     async def apply(
         self, session: AsyncSession, chat: Chat, work: ChapterWork, proposal: ChapterProposal
     ) -> RunDetail:
-        """Write the chapter, if its scenes are still what was read."""
-        found = await self._due(session, chat, lock=True)
+        """Write the chapter, if its scenes are unchanged."""
+        found = await self._find_due(session, chat, lock=True)
         if found is None or found[1] != work.due or found[2].id != work.message_ids[0]:
             raise PathChangedError
         campaign, due, message = found
@@ -135,10 +133,10 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
             note=proposal.note,
         )
 
-    async def _due(
+    async def _find_due(
         self, session: AsyncSession, chat: Chat, *, lock: bool = False
     ) -> tuple[Campaign, DueChapter, Message] | None:
-        """The next chapter of the chat's campaign, and the message that it will follow from."""
+        """Return the campaign, the next chapter of the chat, and the message that it belongs to."""
         if chat.campaign_id is None:
             return None
         campaign = await find_campaign(session, self.sealer, chat.campaign_id, lock=lock)

@@ -1,7 +1,7 @@
-"""What one reply brings: terms that it coins are defined and proposed, and its tags confirmed.
+"""The job that finds new glossary terms and tags of events in one reply.
 
-Rules find both, and a model is asked once about both; where they find neither, it is not asked. A
-confirmed tag brings the campaign's compaction forward.
+Rules find candidates for both, and one call of the model decides about them. Without candidates no
+model is asked. A confirmed tag makes the compaction of the campaign due.
 """
 
 from __future__ import annotations
@@ -48,23 +48,20 @@ from backend.enrichment.cleaning import clip, strip_tags, to_one_line
 from backend.enrichment.errors import ChronicleNotEnabledError
 from backend.enrichment.pipeline import (
     PathChangedError,
+    RunWork,
     Task,
-    Work,
 )
-from backend.enrichment.reader import CHARACTERS_A_TOKEN, open_budget
+from backend.enrichment.reader import open_budget
 from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.story import is_readable
 from backend.generation.declined_answers import check_declined
-from backend.generation.model import (
-    Prompt,
-    PromptMessage,
-)
 from backend.generation.tokens import get_tokenizer
 from backend.generation.tools.arguments import plain_schema
 from backend.jobs.errors import RetryLaterError
+from backend.llm.answers import CHARACTERS_PER_TOKEN, build_prompt
 
 MAX_PASSAGE = 12_000
-"""Characters of a reply that a model reads where rules alone don't find its terms."""
+"""Maximum characters of a reply that the model reads if rules alone cannot find its terms."""
 
 _VOCABULARY = "o200k_base"
 
@@ -77,7 +74,7 @@ class _Term(msgspec.Struct, frozen=True):
 
 
 class GlossaryAnswer(msgspec.Struct, frozen=True):
-    """The words that are terms of the story, and the tags that a reply has."""
+    """The terms of the story, and the tags that apply to a reply."""
 
     terms: list[_Term] = []
     tags: Annotated[list[str], Meta(description="Those of the given tags that are so.")] = []
@@ -87,11 +84,11 @@ SCHEMA = {**plain_schema(GlossaryAnswer), "required": ["terms", "tags"]}
 
 
 @dataclass(frozen=True, kw_only=True)
-class GlossaryWork(Work):
-    """A reply, and what of its words is familiar.
+class GlossaryWork(RunWork):
+    """A reply, and the names and terms that are already known.
 
-    `version` is the campaign's when its `terms` were read. Without `proposes`, their uses alone are
-    counted.
+    `version` is the campaign's version of `terms`. If `proposes` is False, only uses of known terms
+    are counted.
     """
 
     changed_at: datetime
@@ -107,7 +104,7 @@ class GlossaryWork(Work):
 
 @dataclass(frozen=True, slots=True)
 class GlossaryProposal:
-    """What a reply coins, the known terms that it uses, and the tags that it has."""
+    """The new terms of a reply, the known terms that it uses, and its tags."""
 
     definitions: Sequence[Definition] = ()
     used: Sequence[UUID] = ()
@@ -116,9 +113,9 @@ class GlossaryProposal:
 
 
 class _Found(NamedTuple):
-    """The known terms that a reply uses, what it coins, and the tags that it may have.
+    """The known terms that a reply uses, and candidates for new terms and tags.
 
-    `is_open`: rules alone don't see all of its terms.
+    `is_open` says that rules alone cannot find all terms of the text.
     """
 
     used: Sequence[UUID]
@@ -129,15 +126,15 @@ class _Found(NamedTuple):
 
 
 class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
-    """Reads one reply of a chat that belongs to a campaign, if its owner agreed to the agent."""
+    """Reads one reply of a campaign's chat, if the owner has consented."""
 
     kind = "glossary"
 
     async def load(self, session: AsyncSession, chat: Chat) -> GlossaryWork | None:
-        """The reply, with the names and terms of its campaign and the words of its cards.
+        """Load the reply with the names and terms of its campaign and the texts of its cards.
 
-        None where the reply is not told any more, and where the user's tokens for the day are
-        spent: what it coins is found when it is said again.
+        Returns None if the reply is no longer on the active path, or if the user's daily tokens are
+        used up. Its terms are then found when they are used again.
         """
         if not chat.chronicle_enabled:
             raise ChronicleNotEnabledError
@@ -160,8 +157,8 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
         fields = open_campaign(self.sealer, campaign)
         terms = await known_terms(session, self.sealer, campaign.id)
         waiting = sum(known.status == "proposed" for known in terms)
-        names, players, texts = await self._cast(session, chat, message)
-        reader = await self.reader(session, chat)
+        names, players, texts = await self._read_cast(session, chat, message)
+        reader = await self.load_reader(session, chat)
         return GlossaryWork(
             reader=reader,
             budget=budget,
@@ -172,7 +169,7 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             changed_at=message.updated_at,
             text=self.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content),
             campaign_id=campaign.id,
-            # What is stale is folded before the proposals are written, and compared again.
+            # A stale campaign is folded before the proposals are written, and compared again.
             version=-1 if campaign.is_stale else campaign.version,
             terms=terms,
             names=[*names, *await entity_names(session, self.sealer, campaign.id)],
@@ -182,26 +179,26 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
         )
 
     async def propose(self, work: GlossaryWork) -> GlossaryProposal:
-        """Find terms and tags by rules, and ask a model about them; with none there is no call."""
+        """Find candidates by rules, and ask the model about them, if there are any."""
         pool, size = self.runtime.agent.pool, sum(map(len, (work.text, *work.names, *work.texts)))
         finding = partial(_find, work)
         found = await pool.run(self.sealer.user_id, finding, size=size, is_job=True)
         if not found.coined and not found.tags and not found.is_open:
             return GlossaryProposal(used=found.used)
-        definitions, tags = await self._confirmed(work, found)
+        definitions, tags = await self._confirm(work, found)
         return GlossaryProposal(
             definitions=definitions,
             used=found.used,
             tags=tags,
-            note=self.note(work),
+            note=self.build_note(work),
         )
 
     async def apply(
         self, session: AsyncSession, chat: Chat, work: GlossaryWork, proposal: GlossaryProposal
     ) -> RunDetail:
-        """Write the proposals as a change of the reply's, and count the uses of known terms.
+        """Write the proposals as changes of the reply, and count the uses of known terms.
 
-        With a tag the campaign's compaction does not wait for its rounds.
+        A tag makes the compaction of the campaign due.
         """
         message = await session.scalar(
             select(Message).where(is_readable(chat), Message.id == work.message_ids[0])
@@ -236,10 +233,9 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             note=proposal.note,
         )
 
-    async def _cast(
+    async def _read_cast(
         self, session: AsyncSession, chat: Chat, message: Message
     ) -> tuple[list[str], list[str], list[str]]:
-        """The names of those who speak, that of the persona, and the texts of cards and persona."""
         sealer, owner_id = self.sealer, self.sealer.user_id
         lines = [message]
         if message.parent_id is not None:
@@ -252,7 +248,7 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
                 session, character_id, owner_id=owner_id, sealer=sealer
             )
             names += [card.name, card.nickname]
-            texts += _texts_of(card)
+            texts += _list_texts(card)
         if persona_id := lines[-1].persona_id or chat.persona_id:
             persona = await characters.find_persona(
                 session, persona_id, owner_id=owner_id, sealer=sealer
@@ -262,35 +258,27 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
                 texts.append(persona.description)
         return [*names, *players], players, texts
 
-    async def _confirmed(
+    async def _confirm(
         self, work: GlossaryWork, found: _Found
     ) -> tuple[list[Definition], list[Tag]]:
-        """What a model says that the terms mean, and the tags that it confirms.
-
-        What it leaves out is no term, and no tag.
-        """
+        """Return the terms that the model defines and the tags that it confirms."""
         prompts = self.runtime.prompts
         candidates = [
             Coinage(strip_tags(one.term), to_one_line(one.snippet)) for one in found.coined
         ]
         tags = [Tagged(one.tag, strip_tags(to_one_line(one.snippet))) for one in found.tags]
-        most = min(MAX_PASSAGE, work.reader.stretch_tokens * CHARACTERS_A_TOKEN)
+        most = min(MAX_PASSAGE, work.reader.stretch_tokens * CHARACTERS_PER_TOKEN)
         passage = strip_tags(clip(work.text, most)).strip() if found.is_open else ""
-        prompt = Prompt(
-            [
-                PromptMessage("system", prompts["enrichment/glossary"].render(most=MAX_COINED)),
-                PromptMessage(
-                    "user",
-                    prompts["enrichment/glossary_terms"].render(
-                        terms=candidates, passage=passage, tags=tags
-                    ),
-                ),
-            ]
+        prompt = build_prompt(
+            prompts["enrichment/glossary"].render(most=MAX_COINED),
+            prompts["enrichment/glossary_terms"].render(
+                terms=candidates, passage=passage, tags=tags
+            ),
         )
         said = await self.ask(work, prompt, SCHEMA, GlossaryAnswer)
         for each in said.terms:
             check_declined(each.definition)
-        kept = _kept(said.terms, candidates, passage, found.familiar)
+        kept = _select_terms(said.terms, candidates, passage, found.familiar)
         tags_found = {one.tag for one in found.tags}
         return kept, [tag for tag in TAGS if tag in tags_found and tag in said.tags]
 
@@ -301,7 +289,7 @@ def _find(work: GlossaryWork) -> _Found:
         names=work.names,
         terms=[known.term for known in work.terms],
         texts=work.texts,
-        # A word that everybody uses is one token of a large vocabulary.
+        # A common word is one token of a large vocabulary.
         is_common=lambda word: count(f" {word}") == 1,
     )
     return _Found(
@@ -313,10 +301,10 @@ def _find(work: GlossaryWork) -> _Found:
     )
 
 
-def _kept(
+def _select_terms(
     said: Sequence[_Term], candidates: Sequence[Coinage], passage: str, familiar: Familiar
 ) -> list[Definition]:
-    """Candidates that were defined, and what else a passage says that a model names."""
+    """Return the defined candidates, and other terms that the model found in the passage."""
     spelled = {key_of(each.term): each.term for each in candidates}
     kept: dict[str, Definition] = {}
     for each in said:
@@ -330,7 +318,7 @@ def _kept(
     return list(kept.values())[:MAX_COINED]
 
 
-def _texts_of(card: Card) -> list[str]:
+def _list_texts(card: Card) -> list[str]:
     told = [card.description, card.personality, card.scenario, card.first_mes, card.mes_example]
     orders = [card.system_prompt, card.post_history_instructions]
     return [*told, *orders, *card.alternate_greetings, *card.group_only_greetings]

@@ -1,8 +1,8 @@
-"""Writing a chronicle anew from a chat: the agent reads it from the start, batch by batch.
+"""The job that rebuilds a chronicle: the agent reads a chat again from the start, batch by batch.
 
-Each batch is a run: what the agent wrote of it before goes, what it finds now comes, and the job's
-payload says where the next one begins. So whatever is done stays done when the job is stopped or
-its process is killed, and everything behind it is as it was.
+Each batch is a run. It deletes what the agent wrote of the batch before, writes its new findings,
+and stores the begin of the next batch in the job's payload. If the job is stopped or its process is
+killed, finished batches are kept and the rest is unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from backend.chronicles import event_writer as writing
 from backend.chronicles.models import ChronicleEvent, EventSource
 from backend.chronicles.repository import counting, get_chronicle, open_event
 from backend.database.base import split_chunks
-from backend.enrichment.agent.agent import EVENT_KIND_NAMES, MOST_CALLS
+from backend.enrichment.agent.agent import EVENT_KIND_NAMES, MAX_CALLS
 from backend.enrichment.agent.proposals import AgentResult
 from backend.enrichment.agent.tools import TOOLS, TRIAGE_SCHEMA
 from backend.enrichment.errors import ChronicleNotEnabledError, OtherChronicleError
@@ -31,7 +31,6 @@ from backend.enrichment.pipeline import (
     PathChangedError,
     RunRecovery,
 )
-from backend.enrichment.reader import CHARACTERS_A_TOKEN
 from backend.enrichment.runs.effects import build_effect
 from backend.enrichment.runs.store import RunDetail, RunEffect
 from backend.enrichment.schemas import AmountRange
@@ -47,23 +46,24 @@ from backend.errors import AppError
 from backend.generation.registry import UnknownModelError
 from backend.jobs.errors import RetryLaterError
 from backend.jobs.running import draw_delay
+from backend.llm.answers import CHARACTERS_PER_TOKEN
 from backend.lorebooks import authoring
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.prompts import PromptLibrary
 from backend.vault.sealing import Sealer
 
-_TITLE = 200
-"""Characters of an event's summary that stand for it."""
+_MAX_TITLE = 200
+"""Maximum characters of an event's summary as its title."""
 
 _REBUILT = "replaced by a rebuild"
-_SUPERSEDER_REPLACED = "what superseded it was replaced by a rebuild"
+_SUPERSEDER_REPLACED = "the event that superseded it was replaced by a rebuild"
 
 
 async def find_replaced_events(session: AsyncSession, place: PathRange) -> list[UUID]:
-    """Events that the agent wrote of this chat alone, whose last message stands in the place.
+    """Return the events that a rebuild replaces: by the agent, from this chat alone, in the range.
 
-    Those of other branches and of hidden lines are not among them: a rebuild reads nothing that
-    could take their place. Nor are those that a user has changed or pinned.
+    Events of other branches and of hidden lines are kept, because a rebuild reads nothing that
+    could replace them. Events that a user has changed or pinned are kept, too.
     """
     source = aliased(EventSource)
     last = (
@@ -92,7 +92,7 @@ async def find_replaced_events(session: AsyncSession, place: PathRange) -> list[
 
 
 async def find_replaced_entries(session: AsyncSession, place: PathRange) -> list[UUID]:
-    """The agent's own entries in the chronicle's book that come from the place."""
+    """Return the agent's own entries in the chronicle's lorebook that come from the range."""
     query = select(LoreEntryRow.id).where(
         LoreEntryRow.lorebook_id.in_(
             select(Lorebook.id).where(
@@ -114,9 +114,9 @@ async def find_replaced_entries(session: AsyncSession, place: PathRange) -> list
 async def remove_replaced(
     session: AsyncSession, sealer: Sealer, place: PathRange
 ) -> list[RunEffect]:
-    """Delete what is to be replaced; what that was, in the order in which it went.
+    """Delete the events and entries to replace. Return the effects in order.
 
-    The caller has locked the chat and the chronicle, and tells the index.
+    The caller has locked the chat and the chronicle, and updates the index.
     """
     effects = await _remove_events(session, sealer, await find_replaced_events(session, place))
     return effects + await _remove_entries(session, sealer, place)
@@ -137,7 +137,7 @@ async def _remove_events(
         for row in doomed.all():
             heirs[row.id] = row.superseded_by
             before = await writing.snapshot(session, sealer, row)
-            title = open_event(sealer, row).summary[:_TITLE]
+            title = open_event(sealer, row).summary[:_MAX_TITLE]
             removed.append(
                 build_effect(row, "event_removed", title=title, because=_REBUILT, before=before)
             )
@@ -153,7 +153,7 @@ async def _remove_events(
             while by is not None and by in heirs:
                 by = heirs[by]
             await writing.supersede(session, row, by)
-            title = open_event(sealer, row).summary[:_TITLE]
+            title = open_event(sealer, row).summary[:_MAX_TITLE]
             kept.append(
                 build_effect(
                     row, "event_changed", title=title, because=_SUPERSEDER_REPLACED, before=before
@@ -186,25 +186,25 @@ async def _remove_entries(
     return effects
 
 
-_LINE_MARK = 4
-"""Tokens of the mark before each line."""
-_KNOWN = 1_500
-"""Tokens of what is near in memory: some events, some lore, some old lines."""
-_ROUND = 400
-"""Tokens of one step of the loop: what the model called, and what it was answered."""
-_DECISION = 60
-"""Tokens of the answer to the first question."""
+_MARK_TOKENS = 4
+"""Estimated tokens of the mark before each line."""
+_KNOWN_TOKENS = 1_500
+"""Estimated tokens of known events, lore and old lines in the prompt."""
+_ROUND_TOKENS = 400
+"""Estimated tokens of one round: calls and results."""
+_TRIAGE_TOKENS = 60
+"""Estimated tokens of the triage's answer."""
 
 
 class RebuildCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rebuild has written so far, and how much of the old it has replaced."""
+    """The number of written events and entries, and of replaced ones."""
 
     events: int = 0
     entries: int = 0
     replaced: int = 0
 
     def plus(self, effects: Sequence[RunEffect]) -> RebuildCounts:
-        """With what a batch wrote."""
+        """Return the counts with the effects of a batch added."""
         kinds = [effect.what for effect in effects]
         return RebuildCounts(
             events=self.events + kinds.count("event_created"),
@@ -214,10 +214,10 @@ class RebuildCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RebuildState(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a rebuild is, as its job's payload: ids and numbers, for that is not sealed.
+    """The progress of a rebuild, as the payload of its job. It contains no texts.
 
-    `next` is the position at which the next batch begins; everything before it is done. `done` and
-    `total` count messages, `failures` how often the next batch has failed.
+    `next` is the first position of the next batch. `done` and `total` count messages, `failures`
+    the failed attempts of the next batch.
     """
 
     chat_id: UUID
@@ -230,30 +230,29 @@ class RebuildState(msgspec.Struct, frozen=True, kw_only=True):
     counts: RebuildCounts = RebuildCounts()
 
     def to_payload(self) -> dict[str, Any]:
-        """As a job's payload."""
+        """Return the payload of the job."""
         built: dict[str, Any] = msgspec.to_builtins(self)
         return built
 
 
 class RebuildTask(StudyTask):
-    """Has the agent read a whole chat again, and replaces what it wrote itself.
+    """Lets the agent read a whole chat again, and replaces its own events and entries.
 
-    It ends early where the chat is gone, keeps another chronicle by now, or its owner no longer
-    agrees: the job is done, with that for its error. A batch that fails again and again uses up the
-    job's attempts.
+    It ends early if the chat was deleted, uses another chronicle, or its owner withdrew consent.
+    The job then has the error. A batch that keeps failing uses up the job's attempts.
     """
 
     kind = "rebuild"
 
     async def load(self, session: AsyncSession, chat: Chat) -> StudyWork | None:
-        """The next batch. What it will replace, the agent does not see."""
+        """Load the next batch. The agent does not see the events and entries to replace."""
         state = self._state
         if chat.chronicle_id != state.chronicle_id:
             raise OtherChronicleError
         if not chat.chronicle_enabled:
             raise ChronicleNotEnabledError
-        reader = await self.reader(session, chat)
-        rest = self._range(state.to_position)
+        reader = await self.load_reader(session, chat)
+        rest = self._get_range(state.to_position)
         doomed = [
             *await find_replaced_events(session, rest),
             *await find_replaced_entries(session, rest),
@@ -270,16 +269,16 @@ class RebuildTask(StudyTask):
     async def apply(
         self, session: AsyncSession, chat: Chat, work: StudyWork, proposal: AgentResult
     ) -> RunDetail:
-        """Put what was found in place of what was there."""
+        """Replace the old events and entries of the batch."""
         await self.check_wanted(session, chat, work)
-        place = self._range(work.to_position)
+        place = self._get_range(work.to_position)
         await get_chronicle(session, place.chronicle_id, owner_id=place.owner_id, lock=True)
         removed = await remove_replaced(session, self.sealer, place)
         detail = await self.write(session, work, proposal, removed)
-        # Not where something before it has not been read: the agent would never read that.
+        # If earlier messages are unread, no mark is set, or the agent would never read them.
         if await find_unread_position(session, chat.id) >= place.from_position:
             await self.set_mark(session, work)
-        await self._go_on(work, detail.effects)
+        await self._store_progress(work, detail.effects)
         return detail
 
     async def recover(
@@ -288,18 +287,18 @@ class RebuildTask(StudyTask):
         work: StudyWork,
         error: Exception,
     ) -> RunRecovery:
-        """The same batch again later, or the next one where this one never gets an answer.
+        """Retry the batch later, or skip it if it never gets an answer.
 
-        Failures of one batch are counted by themselves: a long chat has many batches, and a job has
-        few attempts.
+        Failures are counted for each batch, because a long chat has many batches and a job has few
+        attempts.
         """
         if not isinstance(error, AppError):
             return RunRecovery(raises=error)
-        if isinstance(error, UnknownModelError):  # waiting does not bring it back
+        if isinstance(error, UnknownModelError):  # waiting does not help
             return RunRecovery(is_over=True)
         failures = self._state.failures + 1
         if isinstance(error, SKIPPABLE_ERRORS) and failures >= MAX_BLOCKED_ATTEMPTS:
-            await self._go_on(work, ())
+            await self._store_progress(work, ())
             return RunRecovery()
         state = msgspec.structs.replace(self._state, failures=failures)
         self.job.checkpoint(state.to_payload())
@@ -314,8 +313,7 @@ class RebuildTask(StudyTask):
     def _state(self) -> RebuildState:
         return msgspec.convert(self.job.payload, RebuildState)
 
-    def _range(self, to_position: int) -> PathRange:
-        """From where the next batch begins."""
+    def _get_range(self, to_position: int) -> PathRange:
         state = self._state
         return PathRange(
             owner_id=self.sealer.user_id,
@@ -325,8 +323,8 @@ class RebuildTask(StudyTask):
             to_position=to_position,
         )
 
-    async def _go_on(self, work: StudyWork, effects: Sequence[RunEffect]) -> None:
-        """Have the next batch begin behind this one, which had these effects. Within a step."""
+    async def _store_progress(self, work: StudyWork, effects: Sequence[RunEffect]) -> None:
+        """Store in the job that the next batch begins after this one. Call it within a step."""
         state = self._state
         done = state.done + len(work.stretch.lines)
         state = msgspec.structs.replace(
@@ -342,7 +340,7 @@ class RebuildTask(StudyTask):
 
 
 class RebuildCost(NamedTuple):
-    """Calls and tokens, from where nothing of note is found to where every batch takes all."""
+    """Calls and tokens, from nothing to record to the maximum of every batch."""
 
     calls: AmountRange
     prompt_tokens: AmountRange
@@ -352,58 +350,57 @@ class RebuildCost(NamedTuple):
 def estimate_cost(
     batches: Sequence[Sequence[int]], prompts: PromptLibrary, *, most_writes: int, per_run: int
 ) -> RebuildCost:
-    """What it takes to study a chat's stretches.
+    """Estimate the cost of reading a chat.
 
     Args:
-        batches: Of each stretch the tokens of its lines.
-        prompts: What the agent is told.
-        most_writes: How much one run may write.
-        per_run: Tokens that one run may take; its first call is always made.
+        batches: The tokens of the lines of each batch.
+        prompts: The instructions of the agent.
+        most_writes: Maximum writes of one run.
+        per_run: Maximum tokens of one run. Its first call is always made.
     """
     kinds = EVENT_KIND_NAMES
     frame = prompts["enrichment/story"].render(
         events=[], entries=[], messages=[], earlier=[], lines=[]
     )
-    question = _tokens(
+    question = _count_tokens(
         prompts["enrichment/triage"].render(kinds=kinds), frame, msgspec.json.encode(TRIAGE_SCHEMA)
     )
-    task = _tokens(
+    task = _count_tokens(
         prompts["enrichment/agent"].render(
-            kinds=kinds, most_writes=most_writes, most_calls=MOST_CALLS - 1
+            kinds=kinds, most_writes=most_writes, most_calls=MAX_CALLS - 1
         ),
         frame,
         *(msgspec.json.encode(tool.parameters) for tool in TOOLS),
         *(tool.description for tool in TOOLS),
     )
-    steps = MOST_CALLS - 1
+    steps = MAX_CALLS - 1
     least = most = 0
     before: list[int] = []
     for batch in batches:
-        lines = sum(batch) + _LINE_MARK * len(batch) + _earlier(before)
+        lines = sum(batch) + _MARK_TOKENS * len(batch) + _count_earlier(before)
         first = question + lines
-        loop = steps * (task + lines + _KNOWN) + _ROUND * steps * (steps - 1) // 2
+        loop = steps * (task + lines + _KNOWN_TOKENS) + _ROUND_TOKENS * steps * (steps - 1) // 2
         least += first
         most += max(first, min(first + loop, per_run))
         before = [*before, *batch][-EARLIER_LINES:]
     count = len(batches)
     return RebuildCost(
-        calls=AmountRange(least=count, most=count * MOST_CALLS),
+        calls=AmountRange(least=count, most=count * MAX_CALLS),
         prompt_tokens=AmountRange(least=least, most=most),
         completion_tokens=AmountRange(
-            least=count * _DECISION, most=count * (_DECISION + steps * _ROUND)
+            least=count * _TRIAGE_TOKENS, most=count * (_TRIAGE_TOKENS + steps * _ROUND_TOKENS)
         ),
     )
 
 
-def _earlier(tokens: Sequence[int]) -> int:
-    """Tokens of the lines that are shown before a batch."""
+def _count_earlier(tokens: Sequence[int]) -> int:
     total = 0
     for each in reversed(tokens):
         if total + each > EARLIER_TOKENS:
             break
-        total += each + _LINE_MARK
+        total += each + _MARK_TOKENS
     return total
 
 
-def _tokens(*texts: str | bytes) -> int:
-    return sum(map(len, texts)) // CHARACTERS_A_TOKEN
+def _count_tokens(*texts: str | bytes) -> int:
+    return sum(map(len, texts)) // CHARACTERS_PER_TOKEN

@@ -1,7 +1,8 @@
-"""Scenes compressed: a summary, key moments, threads, what the world is now, what is quoted.
+"""The job that compresses a scene: its summary, key moments, threads, changes and quotations.
 
-What a scene leaves behind is a change of the last message that was read for it: it counts while
-that message is told. What is compressed again builds on what was, behind the lines that it covers.
+All of them are changes of the last message that was read, so that they count only while that
+message is on the active path. A later compression continues the summary after the lines that it
+covers.
 """
 
 from __future__ import annotations
@@ -36,16 +37,15 @@ from backend.core.audience import (
     intersect_audiences,
     may_all_know,
 )
-from backend.enrichment.cleaning import clip, to_one_line
+from backend.enrichment.cleaning import clean_text, clip, to_one_line
 from backend.enrichment.pipeline import (
     PathChangedError,
+    RunWork,
     Task,
-    Work,
 )
-from backend.enrichment.reader import CHARACTERS_A_TOKEN, OUTPUT_TOKENS, open_budget
+from backend.enrichment.reader import OUTPUT_TOKENS, open_budget
 from backend.enrichment.runs.store import RefusedCall, RunDetail
 from backend.enrichment.story import Version, is_path_unchanged, read_lines, render_line
-from backend.enrichment.summaries.task import clean_text
 from backend.enrichment.tasks.scene_changes import (
     Quote,
     Seed,
@@ -59,13 +59,12 @@ from backend.enrichment.tasks.scene_changes import (
 from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ModelMalformedAnswerError,
-    Prompt,
-    PromptMessage,
 )
 from backend.generation.tools.arguments import InvalidCallError, plain_schema, read_arguments
+from backend.llm.answers import CHARACTERS_PER_TOKEN, build_prompt
 
 SCENE_WORDS = 150
-"""About how long the summary of a scene is."""
+"""Approximate length of a summary in words."""
 
 MAX_SUMMARY = 4_000
 MAX_MOMENTS = 5
@@ -76,7 +75,7 @@ MAX_KEPT = 8
 
 
 class SceneAnswer(msgspec.Struct, frozen=True):
-    """What is to be kept of the scene."""
+    """The parts of the scene to keep."""
 
     summary: str
     key_moments: Annotated[list[str], Meta(description="3 to 5, one sentence each.")]
@@ -86,7 +85,7 @@ class SceneAnswer(msgspec.Struct, frozen=True):
 
 
 class RawSceneAnswer(msgspec.Struct, frozen=True):
-    """An answer as far as it is read at once: one seed that can't be read costs no summary."""
+    """An answer with unvalidated lists, so that one invalid seed does not cost the summary."""
 
     summary: str
     key_moments: list[str]
@@ -99,11 +98,11 @@ SCHEMA = {**plain_schema(SceneAnswer), "required": list(SceneAnswer.__struct_fie
 
 
 @dataclass(frozen=True, kw_only=True)
-class SceneWork(Work):
-    """Lines of a scene behind position `after`, which its summary covers already.
+class SceneWork(RunWork):
+    """Lines of a scene after position `after`, which the summary does not cover yet.
 
-    `audience` is of all that comes of them, as a column holds it. `names` are of the campaign's
-    version that was read.
+    `audience` is the audience of all results, in the form of the database column. `names` belong to
+    the campaign's version that was read.
     """
 
     campaign_id: UUID
@@ -120,7 +119,7 @@ class SceneWork(Work):
 
 @dataclass(frozen=True, slots=True)
 class SceneProposal:
-    """What is to be kept of a scene."""
+    """The validated parts of a scene to keep, and the refused ones."""
 
     summary: str
     key_moments: Sequence[str]
@@ -132,29 +131,29 @@ class SceneProposal:
 
 
 class SceneTask(Task[SceneWork, SceneProposal]):
-    """Compresses what a chat tells of one scene, in steps of as many lines as one call reads."""
+    """Compresses the part of a scene that belongs to a chat, in steps of one model call."""
 
     kind = "scene"
     task = "summary"
 
     async def run(self) -> None:
-        """See `Task.run`. What a crash left to be folded is folded first."""
+        """Fold the campaign first, because a crash may have left it stale. See `Task.run`."""
         await self.fold_campaign()
         await super().run()
 
     async def load(self, session: AsyncSession, chat: Chat) -> SceneWork | None:
-        """The next lines of the scene; None where its summary covers all that the chat tells.
+        """Load the next lines of the scene. Return None if its summary covers the whole chat.
 
-        None, too, for a scene that goes on and has lines which not all may know who know of the
-        scene: what is written of it then is for fewer, and it is hidden from the others at its end.
+        Also returns None for an open scene with lines that not everyone who knows the scene may
+        know. Such a summary is for fewer, and the scene is hidden from the others at its end.
         """
-        found = await self._scene(session, chat)
+        found = await self._get_scene(session, chat)
         scene_id = UUID(self.job.payload["scene_id"])
         span = await find_span(session, scene_id, chat.id)
         if found is None or span is None:
             return None
         campaign, scene = found
-        reader = await self.reader(session, chat)
+        reader = await self.load_reader(session, chat)
         most = reader.stretch_tokens
         rows = await read_lines(session, chat, after=span.after, through=span.last, most=most)
         told_to = encode_audience(scene.audience)
@@ -163,7 +162,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             return None
         audience = intersect_audiences([told_to, *(row.audience for row in rows)])
         marks = await read_marks(session, self.sealer, campaign.id, audience)
-        lines = [render_line(reader, row, most * CHARACTERS_A_TOKEN, marks) for row in rows]
+        lines = [render_line(reader, row, most * CHARACTERS_PER_TOKEN, marks) for row in rows]
         text = "\n".join(lines)
         names = await self.runtime.names.read(session, self.sealer, campaign)
         table = await build_scene_table(
@@ -200,7 +199,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         return 3 * OUTPUT_TOKENS
 
     async def propose(self, work: SceneWork) -> SceneProposal:
-        """Have the model write, with what was written of the scene before."""
+        """Let the model continue the summary of the scene."""
         prompts, scene = self.runtime.prompts, work.scene
         lines = prompts["enrichment/scene_lines"].render(
             title=to_one_line(scene.title) or "A scene",
@@ -214,16 +213,15 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         system = prompts["enrichment/scene"].render(
             words=SCENE_WORDS, most_seeds=MAX_SEEDS, most=MAX_CHANGES, most_kept=MAX_KEPT
         )
-        prompt = Prompt([PromptMessage("system", system), PromptMessage("user", lines)])
-        said = await self.ask(work, prompt, SCHEMA, RawSceneAnswer)
+        said = await self.ask(work, build_prompt(system, lines), SCHEMA, RawSceneAnswer)
         summary = clean_text(to_one_line(said.summary), MAX_SUMMARY)
         moments = [clean_text(to_one_line(each), MAX_MOMENT) for each in said.key_moments]
         if not summary:
-            raise ModelMalformedAnswerError("The model was asked for a scene's summary: none came.")
+            raise ModelMalformedAnswerError("The model returned no summary of the scene.")
         check_declined(summary)
-        seeds, bad_seeds = _read(said.seeds[:MAX_SEEDS], Seed, "thread")
-        deltas, bad_deltas = _read(said.changes[:MAX_CHANGES], FieldDelta, "change")
-        quotes, bad_quotes = _read(said.kept[:MAX_KEPT], Quote, "quote")
+        seeds, bad_seeds = _validate(said.seeds[:MAX_SEEDS], Seed, "thread")
+        deltas, bad_deltas = _validate(said.changes[:MAX_CHANGES], FieldDelta, "change")
+        quotes, bad_quotes = _validate(said.kept[:MAX_KEPT], Quote, "quote")
         return SceneProposal(
             summary=summary,
             key_moments=[each for each in moments if each][:MAX_MOMENTS],
@@ -231,17 +229,17 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             deltas=deltas,
             quotes=quotes,
             refused=[*bad_seeds, *bad_deltas, *bad_quotes],
-            note=self.note(work),
+            note=self.build_note(work),
         )
 
     async def apply(
         self, session: AsyncSession, chat: Chat, work: SceneWork, proposal: SceneProposal
     ) -> RunDetail:
-        """Write all of it as changes of the last line that was read, if nothing has moved.
+        """Write everything as changes of the last line, if all lines are unchanged.
 
-        What is quoted follows from its own line.
+        Quotations are changes of their own lines.
         """
-        found = await self._scene(session, chat, lock=True)
+        found = await self._get_scene(session, chat, lock=True)
         span = await find_span(session, work.scene_id, chat.id)
         if (
             found is None
@@ -275,7 +273,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             versions=work.versions,
             table=table,
         )
-        deltas, others = await self._changes(session, chat, table, work, proposal)
+        deltas, others = await self._find_changes(session, chat, table, work, proposal)
         changes = [Change("scene", work.scene_id, Operations(set=written)), *threads, *deltas]
         await ledger_store.append_changes(
             session,
@@ -296,7 +294,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
             note=proposal.note,
         )
 
-    async def _changes(
+    async def _find_changes(
         self,
         session: AsyncSession,
         chat: Chat,
@@ -304,7 +302,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         work: SceneWork,
         proposal: SceneProposal,
     ) -> tuple[list[Change], list[RefusedCall]]:
-        """What the scene changed that the ledger does not have, as things are now."""
+        """Return the changes that the ledger does not contain yet, and the refused ones."""
         if not proposal.deltas:
             return [], []
         since = await find_later_changes(
@@ -317,10 +315,10 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         )
         return compare_deltas(table, proposal.deltas, since, audience=work.audience)
 
-    async def _scene(
+    async def _get_scene(
         self, session: AsyncSession, chat: Chat, *, lock: bool = False
     ) -> tuple[Campaign, Scene] | None:
-        """The scene in the chat's campaign, if that is still to be summed up."""
+        """Return the campaign and the scene, if it is to be summarised."""
         if chat.campaign_id is None:
             return None
         campaign = await find_campaign(session, self.sealer, chat.campaign_id, lock=lock)
@@ -343,10 +341,10 @@ class SceneTask(Task[SceneWork, SceneProposal]):
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def _read(
+def _validate(
     said: Sequence[dict[str, Any]], wanted: type[T], name: str
 ) -> tuple[list[T], list[RefusedCall]]:
-    """Members of an answer as structs, and those that can't be read."""
+    """Return the valid members of an answer as structs, and the others as refusals."""
     read: list[T] = []
     refused: list[RefusedCall] = []
     schema = plain_schema(wanted)

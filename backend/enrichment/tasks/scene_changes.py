@@ -1,8 +1,7 @@
-"""What a scene coins, and who owns, promises or owes what in it: word for word, as facts.
+"""Changes from a compressed scene: threads, changed fields, and quotations as facts.
 
-A summary says such things in words of its own, and a summary of summaries loses them. A quotation
-that does not stand in a line is refused; the others are changes of their lines. Nothing here
-commits.
+Quotations keep coined words, ownership, promises and debts in their original wording, which
+summaries lose. A quotation that is in no line is refused. Functions here never commit.
 """
 
 from __future__ import annotations
@@ -82,15 +81,15 @@ async def build_threads(
     *,
     audience: str,
 ) -> tuple[list[Change], list[RefusedCall]]:
-    """Threads that seeds become, for those who may know what they come from; and the others.
+    """Return the threads that seeds become, and the refused seeds.
 
-    A thread that has been there is not made again, also where its user has deleted or undone it.
+    A thread with a title that was used before is refused, even if the user deleted or undid it.
     """
     if not seeds:
         return [], []
     count = select(func.count()).where(CampaignItem.campaign_id == campaign.id)
     room = MAX_ITEMS - (await session.scalar(count) or 0)
-    taken = await _taken(session, sealer, campaign)
+    taken = await _find_taken_titles(session, sealer, campaign)
     changes: list[Change] = []
     refused: list[RefusedCall] = []
     for seed in seeds:
@@ -110,8 +109,8 @@ async def build_threads(
     return changes, refused
 
 
-async def _taken(session: AsyncSession, sealer: Sealer, campaign: Campaign) -> set[str]:
-    """The titles of all threads that count, were deleted, or were taken back by their user."""
+async def _find_taken_titles(session: AsyncSession, sealer: Sealer, campaign: Campaign) -> set[str]:
+    """Return the titles of all threads, deleted and undone ones included."""
     query = _THREADS.where(CampaignItem.campaign_id == campaign.id, CampaignItem.kind == "thread")
     rows = (await session.execute(query)).all()
     taken = {
@@ -126,7 +125,7 @@ MAX_SHOWN = 40
 MAX_LINE = 400
 
 Fields = Mapping[UUID, set[str]]
-"""Fields of items, by their keys in the ledger."""
+"""The keys of fields by item."""
 
 _BEGUN = select(func.min(CampaignChange.created_at)).where(
     CampaignChange.item_id == bindparam("scene")
@@ -142,9 +141,9 @@ async def build_scene_table(
     *,
     audience: str,
 ) -> Table:
-    """The items that a scene may have changed: who and what is there, and whom its text names.
+    """Return the table of items that a scene may have changed: present and named ones.
 
-    None of what only others know than those who may know the text.
+    Items that not all of the audience may know are left out.
     """
     viewpoint = GM if audience == GM else PUBLIC
     reader = SituationReader(session, sealer, campaign, viewpoint)
@@ -155,7 +154,7 @@ async def build_scene_table(
 
 
 def render_items(table: Table) -> list[str]:
-    """Items with what of them may be changed, for a model to read."""
+    """Render items and their changeable fields for the model."""
     lines: list[str] = []
     for item_id, held in table.state.items.items():
         if held.kind not in {"entity", "thread"}:
@@ -163,7 +162,7 @@ def render_items(table: Table) -> list[str]:
         values = [
             f"{key.rpartition('.')[2]}: {value}"
             for key in list_changeable_fields(table, item_id)
-            if (value := _value(held.state, key))
+            if (value := _render_value(held.state, key))
         ]
         kind = held.state["kind"] if held.kind == "entity" else held.kind
         values += filter(None, [table.references.render_audience(held.state)])
@@ -181,9 +180,9 @@ async def find_later_changes(
     chat_id: UUID,
     last: int,
 ) -> Fields:
-    """What others than a scene's compression changed since it began, and what was taken back.
+    """Return the fields that others have changed or undone since the scene began.
 
-    `last` is the position of the last message that is read for the scene now.
+    `last` is the position of the last message of the scene that is being read.
     """
     begun = await session.scalar(_BEGUN, {"scene": scene_id})
     items = list(table.state.items)
@@ -205,9 +204,9 @@ async def find_later_changes(
 def compare_deltas(
     table: Table, deltas: Sequence[FieldDelta], told: Fields, *, audience: str
 ) -> tuple[list[Change], list[RefusedCall]]:
-    """The changes of the ledger that deltas come to, and what the others were refused for.
+    """Return the changes of the ledger that deltas cause, and the refused deltas.
 
-    What some alone may know changes nothing that others know of. The table is changed.
+    Information for a limited audience never changes an item that others know. The table is changed.
     """
     changes: list[Change] = []
     refused: list[RefusedCall] = []
@@ -230,10 +229,10 @@ def compare_deltas(
 
 
 def _check(before: State, after: State, change: Change, known: set[str]) -> None:
-    """Raise `ToolRefusedError` for what the ledger has, and for what can't be compared with it."""
+    """Raise `ToolRefusedError` if the ledger has the change already, or cannot compare it."""
     operations = change.operations
     if not compare_states(before, after).list_fields():
-        raise ToolRefusedError("It is so already.")
+        raise ToolRefusedError("It would change nothing.")
     counted = (*operations.add.values(), *operations.remove.values())
     if any(isinstance(each, int | float) for each in counted):
         raise ToolRefusedError("A number is set to what it is now.")
@@ -243,13 +242,13 @@ def _check(before: State, after: State, change: Change, known: set[str]) -> None
 
 
 def _check_audience(state: State, audience: str) -> None:
-    """Raise `ToolRefusedError` where some know of an item who may not know what is told of it."""
+    """Raise `ToolRefusedError` if someone knows the item who may not know the change."""
     listeners: Audience = msgspec.convert(state.get("audience", PUBLIC), Audience)
     if not may_all_know(encode_audience(listeners), audience):
-        raise ToolRefusedError("What is told of it is not for all who know of it.")
+        raise ToolRefusedError("Not everyone who knows of the item may know this.")
 
 
-def _value(state: State, key: str) -> str:
+def _render_value(state: State, key: str) -> str:
     field, _, member = key.partition(".")
     members: State = state.get(field) or {} if member else state
     value = members.get(member or field)
@@ -268,7 +267,7 @@ _ALIKE = str.maketrans(
         **dict.fromkeys("*_"),
     }
 )
-"""Marks that are written one way or another; those of emphasis go."""
+"""Maps variants of punctuation to one form, and drops marks of emphasis."""
 
 
 class Quote(msgspec.Struct, frozen=True):
@@ -280,11 +279,11 @@ class Quote(msgspec.Struct, frozen=True):
 
 
 def find_line(lines: Sequence[str], quote: str) -> int | None:
-    """The place of the first line that has a quotation, whatever its quotation marks and blanks."""
-    wanted = _plain(strip_tags(quote)).strip("\"' ")
+    """Return the index of the first line with a quotation, ignoring variants of punctuation."""
+    wanted = _normalize(strip_tags(quote)).strip("\"' ")
     if not wanted:
         return None
-    return next((at for at, line in enumerate(lines) if wanted in _plain(line)), None)
+    return next((at for at, line in enumerate(lines) if wanted in _normalize(line)), None)
 
 
 async def build_quoted_facts(
@@ -297,18 +296,18 @@ async def build_quoted_facts(
     versions: Sequence[Version],
     table: Table,
 ) -> tuple[list[Draft], list[RefusedCall]]:
-    """Facts that quotations become, each of its line and for those who may know that; the others.
+    """Return the facts of quotations, each as a draft of its line, and the refused quotations.
 
-    What is known already, or was taken back by the user, does not come again.
+    Known facts, and facts that the user undid, are left out.
 
     Args:
-        session: Within the caller's transaction.
-        sealer: The owner's.
-        campaign: It is locked.
-        quotes: What is to be kept.
-        lines: As they were read.
-        versions: Which messages they are.
-        table: Those whom a quotation may be about.
+        session: The caller's transaction.
+        sealer: Of the owner.
+        campaign: Locked by the caller.
+        quotes: The quotations.
+        lines: The rendered lines of the scene.
+        versions: The messages of the lines.
+        table: The items that a quotation may be about.
     """
     items = table.state.items.items()
     roster = Roster(build_member(one, held.state) for one, held in items if held.kind == "entity")
@@ -336,5 +335,5 @@ async def build_quoted_facts(
     return list(found.drafts), refused
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     return " ".join(text.translate(_ALIKE).split())

@@ -142,13 +142,13 @@ class RefusedAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddressRefusedError(ModelError):
-    """The provider's URL or address is none that this installation connects to.
+    """This installation does not connect to the provider's URL or address.
 
     A name that does not exist gets the same answer as one in an inner network. `address` is None
     for a URL that cannot be used at all. The address is for those who may change the provider.
     """
 
-    status, slug, title = 422, "provider-address-refused", "The provider's address is refused"
+    status, slug, title = 422, "provider-address-refused", "Provider address not allowed"
 
     def __init__(self, detail: str, *, address: RefusedAddress | None = None) -> None:
         super().__init__(detail if address is None else _REFUSED)
@@ -240,12 +240,12 @@ class NetworkPolicy:
         except AddressRefusedError as error:
             raise ValidationError(f"host: {error.detail}") from None
         if address is None and not _HOST.fullmatch(name):
-            raise ValidationError("host: it has to be the name or the address of one machine.")
+            raise ValidationError("host: enter the name or the address of one machine.")
         listed = AllowedAddress(name if address is None else str(address), port)
         if self._is_own(listed.host, port):
-            raise ValidationError(f"port: {port} is Talekeeper's own on this machine.")
+            raise ValidationError(f"port: {port} is used by Talekeeper itself on this machine.")
         if address is not None and not _can_be_listed(address):
-            raise ValidationError(f"host: {listed.host} can't be allowed on the page.")
+            raise ValidationError(f"host: {listed.host} cannot be allowed here.")
         return listed
 
     def allows(
@@ -285,11 +285,11 @@ class NetworkPolicy:
             parts = urlsplit(url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError:
-            raise AddressRefusedError("The provider's URL can't be read.") from None
+            raise AddressRefusedError("The provider's URL is not valid.") from None
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise AddressRefusedError("A provider's URL begins with http:// or https://.")
+            raise AddressRefusedError("A provider's URL must begin with http:// or https://.")
         if "@" in parts.netloc:
-            raise AddressRefusedError("A provider's URL holds no user name and no password.")
+            raise AddressRefusedError("A provider's URL must not contain a user name or password.")
         address = _literal(parts.hostname)
         is_plain = parts.scheme == "http"
         if address is not None and not self.allows(address, port, is_plain=is_plain):
@@ -403,8 +403,8 @@ def _entry(text: str) -> Sequence[tuple[Network, int | None]]:
         return [(network, port) for network in _networks(*_WORDS.get(name, (name,)))]
     except ValueError:
         raise ProviderNetworksError(
-            f"TALEKEEPER_PROVIDER_NETWORKS: {text!r} is neither a word (loopback, private, none) "
-            "nor an address or a network such as 192.168.1.0/24, with or without a port."
+            f"TALEKEEPER_PROVIDER_NETWORKS: {text!r} is not a keyword (loopback, private, none) "
+            "or an address or network such as 192.168.1.0/24, with or without a port."
         ) from None
 
 
@@ -419,7 +419,7 @@ def _literal(host: str) -> Address | None:
         return ip_address(host)
     except ValueError:
         raise AddressRefusedError(
-            "An address in a provider's URL is written in its usual form, such as 192.0.2.7."
+            "Write the address in the provider's URL in its usual form, such as 192.0.2.7."
         ) from None
 
 

@@ -129,7 +129,7 @@ class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,  # noqa: ARG002 - likewise
     ) -> httpcore2.AsyncNetworkStream:
         """Always refused."""
-        raise AddressRefusedError("A provider is not at a Unix socket.")
+        raise AddressRefusedError("A provider cannot be at a Unix socket.")
 
     async def sleep(self, seconds: float) -> None:
         """See `AsyncNetworkBackend`."""
@@ -152,7 +152,7 @@ class _BoundedBody(httpx2.AsyncByteStream):
         encoding = headers.get("content-encoding", "identity").strip().lower()
         if encoding not in {"", "identity", *_GZIP}:
             raise ModelMalformedAnswerError(
-                "The model's server used a compression that it was not offered."
+                "The model's server used a compression that was not offered."
             )
         self._unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16) if encoding in _GZIP else None
 

@@ -173,7 +173,7 @@ def connection_failure(error: BaseException, source: FailureSource) -> ModelErro
     who, address = source.who, show_address(source.base_url) or "the provider"
     tls = next((each for each in causes if isinstance(each, ssl.SSLError)), None)
     if names & {"UnsupportedProtocol", "InvalidURL"}:
-        return ModelWrongAddressError("The address has to begin with http:// or https://.")
+        return ModelWrongAddressError("The address must begin with http:// or https://.")
     if any(isinstance(each, socket.gaierror) for each in causes):
         public = f"{who} cannot be found: its name has no address."
         named = f"Cannot find {address}: the name has no address. Check its spelling."
@@ -194,7 +194,7 @@ def connection_failure(error: BaseException, source: FailureSource) -> ModelErro
         public = f"{who} does not accept connections. Is it running?"
         named = f"Cannot connect to {address}. Is the server running?"
     else:
-        return ModelUnavailableError(f"{who} gives no answer ({type(error).__name__}).")
+        return ModelUnavailableError(f"{who} does not respond ({type(error).__name__}).")
     return source.restrict(ModelUnavailableError(public), detail=named)
 
 

@@ -54,15 +54,15 @@ _ABILITIES: Mapping[str, Ability] = {
 
 
 class ModelListTooLargeError(ModelRequestError):
-    """The server's list of models is too large to be read: the user has to name its models."""
+    """The provider's model list is too large. The user has to enter the names of the models."""
 
-    slug, title = "model-list-too-large", "The list of models is too large"
+    slug, title = "model-list-too-large", "The model list is too large"
 
 
 class NoModelListError(ModelRequestError):
-    """The server answers, but has no list of models. Its models have to be named by the user."""
+    """The server responds, but has no model list. The user has to enter the names of the models."""
 
-    slug, title = "no-model-list", "The server has no list of models"
+    slug, title = "no-model-list", "The model list could not be loaded"
 
 
 async def list_models(adapter: Adapter) -> list[ListedModel]:
@@ -102,14 +102,14 @@ async def _ask_list(adapter: Adapter) -> list[ListedModel]:
         except AnswerTooLargeError:
             raise ModelListTooLargeError(
                 f"The list of models at {url} is larger than {MAX_RESOURCE_BYTES // 2**20} MB. "
-                "Type the names of its models."
+                "Enter the names of its models."
             ) from None
         except ModelError:
             raise
         except ServerError as error:
             if error.status in _WITHOUT_LIST:
                 raise NoModelListError(
-                    f"There is no list of models at {url} (status {error.status}). {_TYPE_NAMES}"
+                    f"There is no model list at {url} (status {error.status}). {_TYPE_NAMES}"
                 ) from None
             raise adapter.failure(error) from None
         except Exception as error:  # noqa: BLE001 - a server may answer anything
@@ -118,7 +118,7 @@ async def _ask_list(adapter: Adapter) -> list[ListedModel]:
         return await asyncio.to_thread(read_listing, listing)
     except ValueError:
         raise NoModelListError(
-            f"The answer at {url} has no list of models. {_TYPE_NAMES}"
+            f"The response from {url} has no model list. {_TYPE_NAMES}"
         ) from None
 
 

@@ -194,9 +194,7 @@ def tool_answer(answer: Delta, *, who: str) -> ToolAnswer:
     """
     calls = [piece for piece in answer.pieces if isinstance(piece, ToolCall)][:MAX_CALLS]
     if problem := next((call.problem for call in calls if call.problem), None):
-        raise ModelMalformedAnswerError(
-            f"{who} called a tool in a way that is not valid. {problem}"
-        )
+        raise ModelMalformedAnswerError(f"{who} made an invalid tool call. {problem}")
     if calls:
         text, finish = _text(answer), finish_of(answer.finish or "other", called=True)
     else:
@@ -274,9 +272,7 @@ def parse_value(text: str, *, who: str, finish: FinishReason) -> Any:
                 f"{who} reached max_output_tokens in the middle of its answer."
             ) from None
         check_declined(text)
-        raise ModelMalformedAnswerError(
-            f"{who} was asked for JSON and wrote something else."
-        ) from None
+        raise ModelMalformedAnswerError(f"{who} did not return the requested JSON.") from None
 
 
 def _may_be_json(text: str) -> bool:

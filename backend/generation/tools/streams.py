@@ -281,7 +281,9 @@ async def _read(
                             yield piece
                     case Finish(reason):
                         if not has_content and not calls:
-                            raise ModelEmptyReplyError("It answered with neither text nor calls.")
+                            raise ModelEmptyReplyError(
+                                "The model returned neither text nor tool calls."
+                            )
                         yield Finish(finish_of(reason, called=bool(calls)))
                     case _:
                         yield piece

@@ -1,4 +1,4 @@
-"""`/admin/provider-addresses`: hosts and ports that administrators allow providers to be at."""
+"""`/admin/provider-addresses`: hosts and ports that administrators allow for providers."""
 
 from datetime import datetime
 from typing import Annotated
@@ -37,13 +37,13 @@ class ProviderAddressNotFoundError(NotFoundError):
 
 
 class NetworksAreSetError(ConflictError):
-    """`TALEKEEPER_PROVIDER_NETWORKS` is set, so nothing can be allowed on the page."""
+    """`TALEKEEPER_PROVIDER_NETWORKS` is set, so addresses cannot be changed through the API."""
 
-    slug, title = "provider-networks-set", "The server's settings say where providers may be"
+    slug, title = "provider-networks-set", "Allowed addresses are set in the configuration"
 
 
 class TooManyAddressesError(ConflictError):
-    """The installation has as many allowed addresses as it may have."""
+    """The installation has the maximum number of allowed addresses."""
 
     slug, title = "too-many-provider-addresses", "Too many allowed addresses"
 
@@ -67,7 +67,7 @@ class ProviderAddressView(msgspec.Struct, kw_only=True):
 class ProviderAddresses(msgspec.Struct, kw_only=True):
     """All allowed addresses, oldest first.
 
-    `networks_are_set`: `TALEKEEPER_PROVIDER_NETWORKS` decides, and none of these counts.
+    If `networks_are_set`, `TALEKEEPER_PROVIDER_NETWORKS` decides, and these addresses are ignored.
     """
 
     items: list[ProviderAddressView]
@@ -82,7 +82,6 @@ class ProviderAddressService:
         self._user_models = user_models
 
     async def list_all(self) -> ProviderAddresses:
-        """Return all allowed addresses."""
         async with self._database.read() as session:
             rows = await session.scalars(select(ProviderAddress).order_by(ProviderAddress.id))
             return ProviderAddresses(
@@ -97,7 +96,7 @@ class ProviderAddressService:
         """
         network = self._user_models.network
         if network.decides_alone:
-            raise NetworksAreSetError("Change TALEKEEPER_PROVIDER_NETWORKS, and restart.")
+            raise NetworksAreSetError("Change TALEKEEPER_PROVIDER_NETWORKS and restart.")
         wanted = network.allowable(new.host, new.port)
         async with self._database.write() as session:
             await lock_accounts(session)
@@ -110,9 +109,7 @@ class ProviderAddressService:
             if row is None:
                 count = await session.scalar(select(func.count()).select_from(ProviderAddress))
                 if (count or 0) >= MAX_ADDRESSES:
-                    raise TooManyAddressesError(
-                        f"There may be {MAX_ADDRESSES}. Take one away first."
-                    )
+                    raise TooManyAddressesError(f"The limit is {MAX_ADDRESSES}. Remove one first.")
                 row = ProviderAddress(host=wanted.host, port=wanted.port)
                 session.add(row)
                 await session.flush()
@@ -121,7 +118,7 @@ class ProviderAddressService:
         return make_struct(ProviderAddressView, row)
 
     async def refuse(self, identity: Identity, address_id: UUID) -> None:
-        """Take an allowed address away. Replies that are under way go on.
+        """Delete an allowed address. Running replies continue.
 
         Raises `ProviderAddressNotFoundError`.
         """
@@ -136,7 +133,7 @@ class ProviderAddressService:
     async def _count_from_now(
         self, identity: Identity, address: AllowedAddress, state: str
     ) -> None:
-        """Log a change of the installation's, and have it count in this process at once."""
+        """Log a change, and apply it in this process immediately."""
         log.info(
             "provider.address_changed",
             address=str(address),
@@ -148,7 +145,7 @@ class ProviderAddressService:
 
 
 class ProviderAddressController(Controller):
-    """Addresses that providers may be at, in addition to the public internet."""
+    """Hosts and ports that providers may use, in addition to the public internet."""
 
     path = "/admin/provider-addresses"
     tags = ("Administration",)
@@ -159,7 +156,7 @@ class ProviderAddressController(Controller):
     async def list_provider_addresses(
         self, provider_addresses: NamedDependency[ProviderAddressService]
     ) -> ProviderAddresses:
-        """All hosts and ports that providers may be at, in addition to the public internet."""
+        """All hosts and ports that providers may use, in addition to the public internet."""
         return await provider_addresses.list_all()
 
     @post(
@@ -181,7 +178,7 @@ class ProviderAddressController(Controller):
     @delete(
         "/{address_id:uuid}",
         opt={RAISES: (ProviderAddressNotFoundError,)},
-        summary="Refuse an address again",
+        summary="Remove an allowed address",
     )
     async def refuse_provider_address(
         self,
@@ -189,5 +186,5 @@ class ProviderAddressController(Controller):
         identity: NamedDependency[Identity],
         provider_addresses: NamedDependency[ProviderAddressService],
     ) -> None:
-        """Take an allowed address away. Providers that are there are no longer asked."""
+        """Delete an allowed address. Providers at this address are no longer used."""
         await provider_addresses.refuse(identity, address_id)

@@ -45,7 +45,7 @@ _RENEWED_EVERY = timedelta(days=1)
 
 def digests(sealer: Sealer, spec: EmbedderSpec, task: Task, texts: Sequence[str]) -> list[bytes]:
     """The keyed hash of each text, 32 bytes, for one model and task."""
-    key = sealer.derived("embeddings")
+    key = sealer.derive_key("embeddings")
     model = spec.identity.encode()
     return [
         digest(key, model, task.encode(), text.encode(errors="surrogatepass")) for text in texts
@@ -232,7 +232,7 @@ class Breaker:
         left = self._until - self._clock()
         if left > 0:
             raise EmbedderError(
-                "The embedding model failed just now and is left alone for a moment.",
+                "The embedding model failed recently and is not called for a moment.",
                 retry_after=left,
                 retryable=True,
             )

@@ -92,11 +92,11 @@ def find_offered(name: str) -> OfferedModel | None:
 def described(models: Path, *, in_use: str | None) -> Iterator[str]:
     """Lines that say what can be fetched into a folder, and what is there already."""
     for each in offered_models():
-        state = "fetched" if is_fetched(models, each) else "not fetched"
+        state = "downloaded" if is_fetched(models, each) else "not downloaded"
         tongues = each.languages
         spoken = f"{len(tongues)} languages ({' '.join(tongues)})" if tongues[1:] else tongues[0]
         yield f"{each.folder} ({'in use' if each.name == in_use else state})"
-        yield f"    {each.size:,} bytes, licence {each.licence}, for {spoken}"
+        yield f"    {each.size:,} bytes, license {each.licence}, for {spoken}"
 
 
 def is_fetched(models: Path, model: OfferedModel) -> bool:

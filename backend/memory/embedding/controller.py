@@ -43,9 +43,9 @@ FETCH = "memory.fetch_model"
 
 
 class UnknownEmbeddingModelError(NotFoundError):
-    """No embedding model of that name can be fetched."""
+    """No downloadable embedding model has this name."""
 
-    slug, title = "unknown-embedding-model", "There is no such model to fetch"
+    slug, title = "unknown-embedding-model", "Unknown embedding model"
 
 
 class EmbeddingModelOffer(msgspec.Struct, kw_only=True):
@@ -135,7 +135,7 @@ class ModelFetches:
                 last = await _last_fetch(session, model)
         if last is None:
             raise RuntimeError("A job that was enqueued is not there.")
-        return JobView.of(last)
+        return JobView.from_row(last)
 
     async def fetch(self, job: RunningJob) -> None:
         """Fetch a model and go over to it. What trying again does not mend ends the job."""
@@ -165,7 +165,7 @@ class ModelFetches:
             licence=model.licence,
             dimension=model.dimension,
             state="in_use" if in_use else "fetched" if is_here else "on_offer",
-            job=JobView.of(job) if job else None,
+            job=JobView.from_row(job) if job else None,
         )
 
 
@@ -187,7 +187,7 @@ class EmbeddingModelController(Controller):
     guards = (require_administrator,)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
 
-    @get(summary="List embedding models to fetch")
+    @get(summary="List downloadable embedding models")
     async def list_embedding_models(
         self, model_fetches: NamedDependency[ModelFetches]
     ) -> EmbeddingModelOffers:
@@ -201,7 +201,7 @@ class EmbeddingModelController(Controller):
         "/fetch",
         status_code=202,
         opt={STORES: False, RAISES: (UnknownEmbeddingModelError,)},
-        summary="Fetch an embedding model",
+        summary="Download an embedding model",
     )
     async def fetch_embedding_model(
         self,

@@ -40,39 +40,39 @@ Report = Callable[[int, int], Awaitable[None]]
 
 
 class ModelFetchError(UnavailableError):
-    """A model could not be fetched; what came of it is kept for the next time."""
+    """The model could not be downloaded. The partial download is kept."""
 
-    slug, title = "model-not-fetched", "The embedding model could not be fetched"
+    slug, title = "model-not-fetched", "The embedding model could not be downloaded"
 
 
 class HubUnreachableError(ModelFetchError):
-    """The hub does not answer, or broke off again and again. Trying later may help."""
+    """The hub does not respond, or the connection broke repeatedly. Trying later may help."""
 
-    slug, title = "model-hub-unreachable", "The hub of models cannot be reached"
+    slug, title = "model-hub-unreachable", "The model hub cannot be reached"
 
 
 class ModelNotOnHubError(ModelFetchError):
-    """The hub answers, and does not have the model or one of its files."""
+    """The hub responds, but does not have the model or one of its files."""
 
-    slug, title = "model-not-on-hub", "The hub does not have the model"
+    slug, title = "model-not-on-hub", "The model hub does not have the model"
 
 
 class ModelDamagedError(ModelFetchError):
-    """A file is not the one that was published. It was deleted."""
+    """A file differs from the published one. It was deleted."""
 
-    slug, title = "model-damaged", "The fetched model is not the one that was published"
+    slug, title = "model-damaged", "The downloaded model is damaged"
 
 
 class DiskFullError(ModelFetchError):
-    """There is no room for the model."""
+    """The disk has not enough space for the model."""
 
-    slug, title = "disk-full", "There is no room on the disk"
+    slug, title = "disk-full", "The disk is full"
 
 
 class FetchUnderWayError(ConflictError):
-    """Another process fetches a model into the same folder."""
+    """Another process is downloading a model to the same folder."""
 
-    slug, title = "model-fetch-under-way", "A model is being fetched already"
+    slug, title = "model-fetch-under-way", "A model is already being downloaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +211,8 @@ def _look_up(model: OfferedModel, path: str, hub: str) -> _HubFile:
         )
     except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ModelNotOnHubError(
-            f"{hub} has no {path} of {model.repository}. Look whether HF_ENDPOINT is right, or "
-            "fetch another model."
+            f"{hub} has no {path} of {model.repository}. Check HF_ENDPOINT, or "
+            "download another model."
         ) from error
     except Exception as error:
         raise _unreachable(url, error) from error
@@ -241,7 +241,7 @@ def _alone(models: Path) -> Generator[None]:
     try:
         lock = FileLock(models / ".lock").acquire(blocking=False)
     except Timeout:
-        raise FetchUnderWayError(f"Another process fetches a model into {models}.") from None
+        raise FetchUnderWayError(f"Another process is downloading a model to {models}.") from None
     with lock:
         yield
 
@@ -253,21 +253,21 @@ def _bytes_of(path: Path) -> int:
 def _damaged(file: _HubFile, target: Path) -> ModelDamagedError:
     target.unlink()
     return ModelDamagedError(
-        f"{file.url} is not what it should be by its size and digest. It was deleted: fetch the "
-        "model again. If that does not help, something between here and the hub changes files."
+        f"The size or digest of {file.url} is wrong. It was deleted: download the "
+        "model again. If that does not help, check for a proxy that changes files."
     )
 
 
 def _unreachable(url: str, why: object) -> HubUnreachableError:
     reason = type(why).__name__ if isinstance(why, Exception) else why
     return HubUnreachableError(
-        f"{url} could not be read ({reason}). What came is kept: try again with a network, or "
-        "set HF_ENDPOINT to a mirror that this machine reaches."
+        f"{url} could not be read ({reason}). The partial download is kept: try again later, or "
+        "set HF_ENDPOINT to a mirror that this machine can reach."
     )
 
 
 def _disk_full(folder: Path, size: int) -> DiskFullError:
     return DiskFullError(
-        f"{size / 1e6:,.0f} MB are needed in {folder}. Make room, and fetch the model again: what "
-        "came is kept."
+        f"{size / 1e6:,.0f} MB are needed in {folder}. Free some space and retry: the "
+        "partial download is kept."
     )

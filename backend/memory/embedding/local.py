@@ -155,8 +155,8 @@ T = TypeVar("T")
 
 WHO = "The embedding model on this machine"
 NOT_INSTALLED = (
-    "fastembed, which computes embeddings here, is not installed. It comes with Talekeeper where "
-    "there is one for the machine: on Linux, and on Macs with Apple's processors."
+    "fastembed, which computes embeddings here, is not installed. It comes with Talekeeper if "
+    "the machine supports it: on Linux, and on Macs with Apple processors."
 )
 
 _GROUP_TOKENS = 256

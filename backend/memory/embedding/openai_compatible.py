@@ -48,7 +48,7 @@ class OpenAICompatibleEmbedder:
         """See `Embedder`."""
         if self._dimension is None:
             raise EmbedderError(
-                f"{WHO} has not answered yet, and how long its vectors are is not configured."
+                f"{WHO} has not responded yet, and the size of its vectors is not configured."
             )
         return EmbedderSpec(provider="openai", model=self.model, dimension=self._dimension)
 
@@ -122,4 +122,4 @@ def _rows(answer: bytes) -> list[Any]:
             for each in data
         ]
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise EmbedderError(f"{WHO} sent an answer that holds no embeddings.") from None
+        raise EmbedderError(f"{WHO} sent a response without embeddings.") from None

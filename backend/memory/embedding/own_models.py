@@ -69,7 +69,7 @@ class OwnEmbedder:
     def spec(self) -> EmbedderSpec:
         """See `Embedder`."""
         if self.dimension is None:
-            raise EmbedderError("Your embedding model has not answered yet.")
+            raise EmbedderError("Your embedding model has not responded yet.")
         return EmbedderSpec(
             provider="own",
             model=self.model,
@@ -85,7 +85,7 @@ class OwnEmbedder:
             self.dimension = next((each for each in DIMENSIONS if each >= given), None)
             if self.dimension is None:
                 raise EmbedderError(
-                    f"Your embedding model gives vectors of {given:,} numbers. They may have "
+                    f"Your embedding model returns vectors of {given:,} numbers. The limit is "
                     f"{DIMENSIONS[-1]:,}."
                 )
             self._length = given
@@ -97,7 +97,7 @@ class OwnEmbedder:
         made = await self._embedder.embed(texts, task)
         missing = dimension - made.shape[1]
         if missing < 0 and len(made):
-            raise EmbedderError("Your embedding model gives longer vectors than before.")
+            raise EmbedderError("Your embedding model returns longer vectors than before.")
         return np.pad(made, ((0, 0), (0, max(0, missing))))
 
     def retire_soon(self) -> None:
@@ -214,7 +214,7 @@ class OwnModels(UserSignedOut):
         dimension, length = sizes
         asked = provider_embedder(wanted, self._settings, length=length)
         raw = OwnEmbedder(asked, dimension=dimension, length=length)
-        mark = digest(sealer.derived("embedding-model"), raw.server.encode(), raw.model.encode())
+        mark = digest(sealer.derive_key("embedding-model"), raw.server.encode(), raw.model.encode())
         embedder = CachedEmbedder(
             self._database,
             raw,

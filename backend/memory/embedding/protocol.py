@@ -97,13 +97,15 @@ Embed = Callable[[Sequence[str], Task], Awaitable[Floats]]
 
 
 class EmbedderError(UnavailableError):
-    """The embedder does not answer, or refuses. Search goes on with terms alone.
+    """The embedding model does not respond, or rejects the request.
+
+    Search continues with words only.
 
     `retry_after` is in seconds, where the provider said so. `retryable`: the same request may
     succeed later.
     """
 
-    slug, title = "embedder-unavailable", "The embedding model does not answer"
+    slug, title = "embedder-unavailable", "The embedding model is unavailable"
 
     def __init__(
         self, detail: str, *, retry_after: float | None = None, retryable: bool = False

@@ -86,7 +86,7 @@ async def answer(
             return await ask(connection)
     except TimeoutError:
         raise EmbedderError(
-            f"{who} gave no embeddings within {seconds:g} seconds.", retryable=True
+            f"{who} returned no embeddings within {seconds:g} seconds.", retryable=True
         ) from None
     except Exception as error:  # noqa: BLE001  # an SDK raises anything
         failure = error if isinstance(error, ModelError) else provider.failure(error)
@@ -120,18 +120,18 @@ def unit_rows(
     try:
         rows = np.asarray(vectors, dtype=np.float32).astype(np.float64)
     except (TypeError, ValueError):  # a row that is shorter, or of something else
-        raise EmbedderError(f"{who} sent embeddings that are no table of numbers.") from None
+        raise EmbedderError(f"{who} sent embeddings that are not a table of numbers.") from None
     if rows.ndim != 2 or len(rows) != count:  # noqa: PLR2004  # rows and columns
-        raise EmbedderError(f"{who} gave {len(rows)} vectors for {count} texts.")
+        raise EmbedderError(f"{who} returned {len(rows)} vectors for {count} texts.")
     length = rows.shape[1]
     if length == 0 or (dimension is not None and length != dimension):
         raise EmbedderError(
-            f"{who} gives vectors of {length} numbers, and {dimension} are expected. If the model "
-            "was changed, rebuild the index; TALEKEEPER_EMBEDDING_DIMENSION, where it is set, has "
-            "to be what the model gives."
+            f"{who} returns vectors of {length} numbers; {dimension} are expected. If the model "
+            "was changed, rebuild the index; if TALEKEEPER_EMBEDDING_DIMENSION is set, it must "
+            "match the model."
         )
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     if not (np.isfinite(norms) & (norms > 0)).all():
-        raise EmbedderError(f"{who} gave a vector without a direction.")
+        raise EmbedderError(f"{who} returned a vector of length zero.")
     unit: Floats = (rows / norms).astype(np.float32)
     return unit

@@ -491,7 +491,7 @@ class EdgeIndex:
                 await ended.end()
             if self._process is None:
                 if not self._starts.is_due():
-                    raise EngineError("It ended a moment ago.")
+                    raise EngineError("The index process ended a moment ago.")
                 log.warning("index.engine_started_again")
                 await self._start()
             if self._process is None:
@@ -512,7 +512,9 @@ class EdgeIndex:
             process = await EngineProcess.start()
         except OSError as error:
             self._starts.note_failure(error)
-            raise EngineError("It can't be started.", kind=type(error).__name__) from error
+            raise EngineError(
+                "The index process cannot be started.", kind=type(error).__name__
+            ) from error
         try:
             is_new, was_damaged = await process.call(
                 "open", self._folder, self.name, self._dimension, may_make=not self._was_open

@@ -290,8 +290,7 @@ class Engine:
         if is_new:
             if not may_make:
                 raise IndexUnavailableError(
-                    f"The index {name} in the data folder is damaged. Restart Talekeeper: it makes "
-                    "the index again."
+                    f"The index {name} in the data folder is damaged. Restart to rebuild the index."
                 )
             shutil.rmtree(self._path, ignore_errors=True)
             self._path.mkdir(mode=0o700)
@@ -466,7 +465,7 @@ def lock(path: Path) -> None:
         held.acquire(timeout=_PATIENCE)
     except Timeout as error:
         raise IndexUnavailableError(
-            f"Another process has the index open ({path}). An index in the data folder serves "
+            f"Another process has the index open ({path}). An index in the data folder can serve "
             "one process. For several, start a Qdrant server and set TALEKEEPER_QDRANT_URL."
         ) from error
     _locks.append(held)

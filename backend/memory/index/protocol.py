@@ -144,7 +144,7 @@ class Payload(
             return msgspec.convert(fields or {}, cls)
         except msgspec.ValidationError as error:
             raise IndexUnavailableError(
-                "A point in the index has a payload that is none of Talekeeper's. Rebuild the "
+                "A point in the index has an unknown payload. Rebuild the "
                 "index with `talekeeper reindex`."
             ) from error
 

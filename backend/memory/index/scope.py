@@ -19,17 +19,20 @@ VectorName = DenseName | SparseName
 DENSE: tuple[DenseName, ...] = ("dense", "dense_window")
 SPARSE: tuple[SparseName, ...] = ("sparse", "sparse_window")
 Kind = Literal["lore", "message", "scene", "question", "event", "campaign"]
-"""What kind of row a point belongs to. A scene has only a sparse vector. Scenes and questions are
-never in a prompt themselves: they lead to messages. `campaign` is an item of a campaign."""
+"""The kind of row that a point belongs to. `campaign` is an item of a campaign.
+
+A scene has only a sparse vector, and is never in a prompt: it leads to messages. A `question` is a
+leftover of a removed feature. No query asks for it, and the next indexing of its message deletes
+it; until then the index must be able to read it."""
 
 OWNER, KIND, CONTAINER, SOURCE, POSITION, AUDIENCE = "o", "k", "c", "s", "p", "u"
 """Names of the fields that points are found by, as an engine keeps them: each has an index."""
 
 
 class IndexUnavailableError(UnavailableError):
-    """The index does not answer. Turns go on without it, and say so."""
+    """The index does not respond. Turns continue without it, and report this."""
 
-    slug, title = "index-unavailable", "The index of memories does not answer"
+    slug, title = "index-unavailable", "The memory index is unavailable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

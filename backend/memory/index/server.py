@@ -414,7 +414,7 @@ class ServerIndex:
             requests = [mapping.request(each, is_quantized=self._is_quantized) for each in asked]
             answers = await client.query_batch_points(self._collection, requests)
         if len(answers) != len(asked):
-            raise IndexUnavailableError("The Qdrant server left out answers.")
+            raise IndexUnavailableError("The Qdrant server returned too few results.")
         found = iter(answers)
         return [[] if query.is_empty else _hits(next(found).points) for query in queries]
 
@@ -546,7 +546,7 @@ def _client(settings: Settings, *, grpc: bool) -> AsyncQdrantClient:
             check_compatibility=False,
         )
     except ValueError as error:
-        raise IndexUnavailableError("TALEKEEPER_QDRANT_URL is no address.") from error
+        raise IndexUnavailableError("TALEKEEPER_QDRANT_URL is not an address.") from error
 
 
 async def _has_grpc(settings: Settings) -> bool:

@@ -3,14 +3,14 @@
 Pure. A row becomes one document or, where its text is long, several: one a chunk.
 
 Vectors get the bare line, terms get its date as well: a date in front of a line draws its vector
-away from what the line says. What each choice brings: docs/retrieval.md.
+away from what the line says. What each choice brings: docs/explanation/quality.md.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
@@ -262,15 +262,6 @@ def message_documents(
             )
         )
     return documents
-
-
-def question_documents(first: Document, questions: Sequence[str]) -> list[Document]:
-    """A document for each question that a message answers, with the figures of its `first` one.
-
-    Found by the question, the message is what comes back: no text of theirs is ever shown.
-    """
-    bare = replace(first, kind="question", dense_text=None, dense_window=None, sparse_window=None)
-    return [replace(bare, chunk=number, text=text) for number, text in enumerate(questions)]
 
 
 def scene_document(scene_id: UUID, lines: Sequence[Line]) -> Document:

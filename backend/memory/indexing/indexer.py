@@ -121,7 +121,7 @@ class Indexer:
         is_current = self._collections.current in indexes
         is_noted = not is_current or self._collections.is_placed(job.keys.user_id)
         if is_noted and not has_to_move:
-            await job.finish_with(_FORGET_ONE, [{"note_id": note.id} for note in notes])
+            await job.finish_statement(_FORGET_ONE, [{"note_id": note.id} for note in notes])
             return
         async with job.finish() as session:
             await _delete_notes(session, notes)

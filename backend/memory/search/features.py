@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from backend.memory.index.protocol import Hit, Payload, point_id
+from backend.memory.index.protocol import Hit, Payload
 from backend.memory.search.words import Span
 
 Signal = Literal[
@@ -21,15 +21,10 @@ Signal = Literal[
     "dense_window",
     "sparse_window",
     "scene",
-    "dense_question",
-    "sparse_question",
 ]
 SIGNALS: tuple[Signal, ...] = ("dense", "sparse", "dense_window", "sparse_window", "scene")
-ASKED: tuple[Signal, ...] = ("dense_question", "sparse_question")
-"""Signals of questions that a line answers: they lift their line, or bring it in."""
-
-DENSE_SIGNALS: tuple[Signal, ...] = ("dense", "dense_window", "dense_question")
-SPARSE_SIGNALS: tuple[Signal, ...] = ("sparse", "sparse_window", "sparse_question")
+DENSE_SIGNALS: tuple[Signal, ...] = ("dense", "dense_window")
+SPARSE_SIGNALS: tuple[Signal, ...] = ("sparse", "sparse_window")
 
 Found = Mapping[Signal, Sequence[Hit]]
 
@@ -45,8 +40,6 @@ class Scores(msgspec.Struct, frozen=True, gc=False):
     sparse: float | None = None
     dense_window: float | None = None
     sparse_window: float | None = None
-    dense_question: float | None = None
-    sparse_question: float | None = None
 
     def by_name(self) -> dict[str, float]:
         """The scores that there are."""
@@ -86,7 +79,7 @@ def gather(signals: Sequence[Signal], hits: Sequence[Sequence[Hit]]) -> Found:
     return found
 
 
-FEATURES = (*SIGNALS, "speaker", "length", "question", "span", *ASKED, "subject", "answer")
+FEATURES = (*SIGNALS, "speaker", "length", "question", "span", "subject", "answer")
 
 SCORED: Sequence[Signal] = Scores.__struct_fields__  # type: ignore[assignment]  # they are signals
 
@@ -112,7 +105,7 @@ class FeatureTable:
 
     Args:
         found: Hits by signal, best first. Hits of `scene` are scenes: they lift the lines of theirs
-            and are no candidates. Hits of `ASKED` are questions, and lift the line of theirs.
+            and are no candidates.
         speakers: Keyed ids of those whom the query names, in its order.
         spans: Times that the query names.
         aboutness: How much the line is about a row by its words, by the number of its id.
@@ -121,7 +114,7 @@ class FeatureTable:
         hits: One of each point.
         lines: Their payloads.
         cosines: The best cosine of each, shape (n,); -1 where no vector found it.
-        values: What is weighed, shape (n, 13), columns as `FEATURES`. A signal's column is its
+        values: What is weighed, shape (n, 11), columns as `FEATURES`. A signal's column is its
             scores brought to 0 to 1 (`brought_to_one`), and 0 where it found nothing.
     """
 
@@ -138,9 +131,7 @@ class FeatureTable:
         self.lines = [hit.payload for hit in self.hits]
         rows = {hit.id.int: row for row, hit in enumerate(self.hits)}
         self._columns: dict[Signal, _Column] = {
-            signal: self._answered(hits) if signal in ASKED else _column(hits, rows)
-            for signal, hits in found.items()
-            if signal != "scene"
+            signal: _column(hits, rows) for signal, hits in found.items() if signal != "scene"
         }
         self.cosines = self._best(DENSE_SIGNALS, -1.0)
         self.values = self._values(found.get("scene", ()), speakers, spans)
@@ -184,16 +175,6 @@ class FeatureTable:
             )
             for row in first.values()
         ]
-
-    def _answered(self, questions: Sequence[Hit]) -> _Column:
-        """What a signal of questions said of the lines that answer them."""
-        scaled = brought_to_one(np.array([hit.score for hit in questions], dtype=np.float64))
-        best: dict[int, int] = {}
-        for place, hit in enumerate(questions):
-            best.setdefault(hit.payload.source_id.int, place)
-        rows = [row for row, line in enumerate(self.lines) if line.source_id.int in best]
-        places = [best[self.lines[row].source_id.int] for row in rows]
-        return _Column(rows, [questions[place].score for place in places], scaled[places])
 
     def _signals(self) -> list[tuple[float | None, ...]]:
         """What each signal said of each point, in the order of the fields of `Scores`."""
@@ -244,34 +225,17 @@ class FeatureTable:
             table[(start <= said_at) & (said_at < end), 8] = 1.0
         if len(speakers) > 1:
             subject = next(iter(speakers))
-            table[:, 11] = [line.speaker == subject for line in lines]
-        table[:, 12] = _after_questions(lines, table[:, 0])
+            table[:, 9] = [line.speaker == subject for line in lines]
+        table[:, 10] = _after_questions(lines, table[:, 0])
         table[~is_line, 5:] = 0.0
-        for place, signal in enumerate(ASKED, start=9):
-            if column := self._columns.get(signal):
-                table[column.rows, place] = column.scaled
         return table
 
 
 def points(found: Found) -> list[Hit]:
     """A hit of each point that may be a candidate."""
     # A UUID computes its hash in Python: its number is ten times as fast.
-    lines = (some for signal, some in found.items() if signal not in {"scene", *ASKED})
-    hits = {hit.id.int: hit for some in lines for hit in some}
-    asked = [hit for signal in ASKED for hit in found.get(signal, ())]
-    there = {hit.payload.source_id.int for hit in hits.values()} if asked else set[int]()
-    for hit in asked:
-        if hit.payload.source_id.int not in there:
-            there.add(hit.payload.source_id.int)
-            line = _answering(hit)
-            hits[line.id.int] = line
-    return list(hits.values())
-
-
-def _answering(question: Hit) -> Hit:
-    """The first point of the line that answers a question, as if that had been found."""
-    payload = structs.replace(question.payload, kind="message", chunk=0)
-    return Hit(point_id("message", payload.source_id), question.score, payload)
+    lines = (some for signal, some in found.items() if signal != "scene")
+    return list({hit.id.int: hit for some in lines for hit in some}.values())
 
 
 def _column(hits: Sequence[Hit], rows: Mapping[int, int]) -> _Column:

@@ -9,7 +9,7 @@ computed here from the terms of the texts that were found:
   count little.
 
 The place of a word in the vocabulary that tokens are counted with says how common it is. The limits
-and their effect: docs/retrieval.md.
+and their effect: docs/explanation/quality.md.
 """
 
 from __future__ import annotations

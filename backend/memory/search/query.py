@@ -1,7 +1,6 @@
 """What is asked for, read out of the text that asks, and the queries that go to the index.
 
-Pure. What of it helps, and how much: docs/retrieval.md. The sequence of a search stands at the head
-of `search`.
+Pure. Figures: docs/explanation/quality.md. The docstring of `search` has the sequence of a search.
 """
 
 from __future__ import annotations
@@ -59,13 +58,13 @@ async def query_embedder(
     `usual` is the installation's model, `own` those of users.
     """
     if place.is_moving:
-        notes.append("memory is moving to another embedding model: looked up by words alone")
+        notes.append("memory is moving to another embedding model: searched by words only")
         return None
     if not place.is_chosen or own is None:
         return usual
     model = await own.of(sealer, place)
     if model is None or model.embedder is None or model.mark != place.model:
-        notes.append("looked up by words alone: the account's embedding model is not there")
+        notes.append("searched by words only: the account's embedding model does not exist")
         return None
     return model.embedder
 
@@ -79,7 +78,7 @@ async def embedded(
     try:
         return await embedder.embed_query(sealer, meaning)
     except EmbedderError as error:
-        notes.append("looked up by words alone: the embedding model did not answer")
+        notes.append("searched by words only: the embedding model did not respond")
         log.warning("memory.not_embedded", problem=error.slug)
         return None
 
@@ -98,8 +97,6 @@ _VECTORS: Mapping[Signal, VectorName] = {
     "dense_window": "dense_window",
     "sparse_window": "sparse_window",
     "scene": "sparse",
-    "dense_question": "dense",
-    "sparse_question": "sparse",
 }
 
 CONTEXT_WEIGHT = 0.3
@@ -205,14 +202,14 @@ def plan(
     would leave no room for anything else.
 
     `dense` is the vector of `parsed.meaning`, shape (d,), blinded; None without an embedder. No
-    `kinds` are all of them but questions. `limit` is for hits of each signal among lines. With an
+    `kinds` are all of them. `limit` is for hits of each signal among lines. With an
     `audience` points are found that have one of its words.
 
     Returns:
-        Which signal each query is for. At most nine.
+        Which signal each query is for. At most seven.
     """
     wanted = set(kinds) or {"message", "lore", "event", "campaign"}
-    others = sorted(wanted - {"message", "scene", "question"})
+    others = sorted(wanted - {"message", "scene"})
     queries: list[tuple[Signal, Query]] = []
 
     def add(signal: Signal, near: Floats | Sparse, kinds: Sequence[Kind], limit: int) -> None:
@@ -232,10 +229,6 @@ def plan(
         add("sparse", sparse, ["message"], limit)
         add("sparse_window", sparse, ["message"], limit)
         add("scene", sparse, ["scene"], SCENES)
-        if "question" in wanted:
-            if dense is not None:
-                add("dense_question", dense, ["question"], limit)
-            add("sparse_question", sparse, ["question"], limit)
     if others:
         sparse = blinded(term_weights(parsed, parsed.lore_terms), blinder)
         if dense is not None:

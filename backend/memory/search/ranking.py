@@ -4,7 +4,7 @@ A question for a list ("Which spells has she cast?") is short, and its hits lie 
 question for one fact has more words, and its hits lie in one. Neither says anything of a language.
 For the first kind a line that stands next to a better one adds little, for the two were found by
 nearly the same window; and that its scene is about what is asked says less. What it brings:
-docs/retrieval.md.
+docs/explanation/quality.md.
 """
 
 from __future__ import annotations
@@ -180,8 +180,6 @@ class Weights:
         question: A bare question answers nothing; negative.
         span: It was said in the time that the query names.
         recent: How new it is, where the query asks for what is new.
-        dense_question: Cosine with a question that a task model says the line answers.
-        sparse_question: BM25 of such a question.
         subject: Of several who are named, the first one speaks.
         answer: The line before it is a bare question that is near by its meaning.
     """
@@ -196,8 +194,6 @@ class Weights:
     question: float = -0.09
     span: float = 0.29
     recent: float = 0.3
-    dense_question: float = 0.25
-    sparse_question: float = 0.10
     subject: float = 0.13
     answer: float = 0.18
 
@@ -211,8 +207,6 @@ MEANING = Weights(
     speaker=0.11,
     length=0.09,
     question=-0.14,
-    dense_question=0.24,
-    sparse_question=0,
     subject=0,
     answer=0,
 )
@@ -280,7 +274,7 @@ def weighed(candidates: Sequence[Candidate], weights: Mapping[str, float]) -> li
 
 
 def _vector(weights: Weights) -> NDArray[np.float64]:
-    """Weights as a vector, shape (13,), in the order of `FEATURES`."""
+    """Weights as a vector, shape (11,), in the order of `FEATURES`."""
     return np.array([getattr(weights, name) for name in FEATURES], dtype=np.float64)
 
 

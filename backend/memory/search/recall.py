@@ -157,7 +157,7 @@ def split(plan: Plan, hits: Sequence[Sequence[Hit]]) -> tuple[Found, Found]:
 
 
 def _by_vectors(signal: Signal, query: Query) -> bool:
-    return signal in DENSE_SIGNALS and not {"message", "question"}.isdisjoint(query.scope.kinds)
+    return signal in DENSE_SIGNALS and "message" in query.scope.kinds
 
 
 def nearest(

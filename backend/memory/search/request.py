@@ -29,8 +29,6 @@ _KINDS: tuple[tuple[Signal, MatchKind], ...] = (
     ("sparse", "words"),
     ("dense_window", "meaning_around"),
     ("sparse_window", "words_around"),
-    ("dense_question", "question"),
-    ("sparse_question", "question"),
 )
 
 
@@ -74,8 +72,6 @@ class MatchScale:
                 strength = score / enough.sparse
             if strength >= WEAK:
                 found.append(Match(kind, round(strength, 2)))
-        if len(found) > 1 and found[-1].kind == found[-2].kind:  # the question, its two signals
-            found[-2:] = [max(found[-2:], key=lambda match: match.strength)]
         scene = self.scenes.get(payload.scene_id.int, 0.0) if payload.scene_id else 0.0
         places: tuple[tuple[MatchKind, float], ...] = (
             ("scene", scene),

@@ -260,7 +260,7 @@ class MemorySearch:
         try:
             return await self._find(sealer, request, notes)
         except AppError as error:
-            notes.append(f"nothing was looked up in memory: {error.title.lower()}")
+            notes.append(f"memory was not searched: {error.title.lower()}")
             log.warning("memory.not_searched", problem=error.slug)
             return SearchResult(request=request, notes=notes)
 

@@ -76,7 +76,7 @@ def _stop_words() -> dict[str, frozenset[str]]:
 STOP_WORDS = _stop_words()
 """Words that say nothing about a text, but for its language: by Snowball's names of the languages.
 
-Folded: small, with straight `'`. Why there is no library for them: docs/retrieval.md.
+Folded: small, with straight `'`. Why there is no library for them: docs/explanation/quality.md.
 """
 
 COMMON_WORDS = frozenset[str]().union(*STOP_WORDS.values())

@@ -15,19 +15,21 @@ from pathlib import Path
 from uuid import UUID
 
 from backend.accounts.keys import rotation, sealed_tables
-from backend.accounts.keys import rotation as user_keys
 from backend.database.engine import Database
 from backend.vault.root import load_root_keys
 from tests.integration.accounts.rotation_account import MODELS, PASSWORD, accounts
-
-# Small batches: more points at which to be killed.
-rotation.BATCH_ROWS, sealed_tables.BATCH_ROWS = 1, 5
-user_keys.MAX_DATA_KEYS = 1_000
 
 
 def tell(*words: object) -> None:
     sys.stdout.write(f"{words}\n")
     sys.stdout.flush()
+
+
+def run(kind: str, url: str, *rest: str) -> None:
+    # Small batches give more points at which to be killed.
+    rotation.BATCH_ROWS, sealed_tables.BATCH_ROWS = 1, 5
+    rotation.MAX_DATA_KEYS = 1_000
+    asyncio.run(main(kind, url, *rest))
 
 
 async def main(kind: str, url: str, *rest: str) -> None:
@@ -48,7 +50,3 @@ async def main(kind: str, url: str, *rest: str) -> None:
         await rotation.rotate_data_key(database, user_id, user_key, tell, grace=timedelta(0))
     tell("end")
     await database.dispose()
-
-
-if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))

@@ -18,7 +18,6 @@ from backend.campaigns.models import (
     ChangeSource,
     ProposalSource,
 )
-from backend.chats.models import MessageQuestions
 from backend.database.base import Base, new_id, now
 from backend.memory.models import Embedding
 from tests.fakes.openai_server import OpenAIServer
@@ -74,20 +73,6 @@ async def keep_a_vector(server: Running, account: Account) -> None:
         session.add(
             Embedding(
                 user_id=UUID(account.user["id"]), digest=b"d", sealed_vector=b"", used_at=now()
-            )
-        )
-
-
-async def keep_questions(server: Running, account: Account, chat_id: str) -> None:
-    """As a task model would write them for the newest message."""
-    newest = (await account.messages(chat_id))[-1]["id"]
-    async with server.parts.database.write() as session:
-        session.add(
-            MessageQuestions(
-                id=UUID(newest),
-                user_id=UUID(account.user["id"]),
-                chat_id=UUID(chat_id),
-                written_at=now(),
             )
         )
 
@@ -164,7 +149,6 @@ async def test_nothing_of_the_account_is_left_in_any_table(either: Running) -> N
         before = await rows(either)
         async with either.account("Cleo") as cleo, either.signed_in("Cleo") as other:
             chat_id = await live(cleo)
-            await keep_questions(either, cleo, chat_id)
             await keep_a_campaign(either, cleo, chat_id)
             await keep_a_vector(either, cleo)
             await settled(either)

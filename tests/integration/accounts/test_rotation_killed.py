@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,33 +17,24 @@ from backend.accounts.models import InstanceKey, KeySlot
 from backend.database.engine import Database
 from backend.vault.root import load_root_keys
 from backend.vault.sealing import key_number
+from tests.integration.accounts import rotation_process
 from tests.integration.accounts.rotation_account import PASSWORD, accounts, log_in, sign_up
+from tests.support.process import started
 from tests.support.thorough import rounds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-PROJECT = Path(__file__).parents[3]
 KILLS = rounds(2, 4)
 
 
-async def run_and_kill(random: Random, *arguments: str) -> int | None:
+async def run_and_kill(random: Random, *arguments: str) -> int:
     """Let a rotation run for a while in a process of its own, and kill it; its exit status."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.integration.accounts.rotation_process",
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=PROJECT,
-    )
-    assert process.stdout is not None
-    for _ in range(random.randrange(1, 20)):
-        await process.stdout.readline()
-    await asyncio.sleep(random.random() / 100)
-    if process.returncode is None:
+    with started(rotation_process.run, *arguments) as (process, output):
+        for _ in range(random.randrange(1, 20)):
+            await asyncio.to_thread(output.readline)
+        await asyncio.sleep(random.random() / 100)
         process.kill()
-    await process.communicate()
-    return process.returncode
+        return process.wait()
 
 
 def ignore(_done: int, _total: int) -> None:
@@ -59,7 +49,7 @@ async def test_a_data_key_rotation_survives_being_killed(
     await account.fill(60)
     texts = await account.texts()
 
-    statuses: list[int | None] = []
+    statuses: list[int] = []
     for _ in range(KILLS):
         statuses.append(
             await run_and_kill(
@@ -91,7 +81,7 @@ async def test_a_change_of_the_user_key_that_is_killed_is_done_as_a_whole_or_not
     account = await sign_up(database, "Edith", root)
     await account.fill(3)
     texts = await account.texts()
-    statuses: list[int | None] = []
+    statuses: list[int] = []
     generations: list[int] = []
     for _ in range(KILLS):
         statuses.append(await run_and_kill(random, "user", database_url, str(path), "Edith"))
@@ -119,7 +109,7 @@ async def test_a_root_key_rotation_survives_being_killed(
         name: await sign_up(database, name, load_root_keys(path, create=True)) for name in names
     }
 
-    statuses: list[int | None] = []
+    statuses: list[int] = []
     for _ in range(KILLS):
         statuses.append(await run_and_kill(random, "root", database_url, str(path)))
         for name in random.sample(names, 5):

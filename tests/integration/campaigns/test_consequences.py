@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from sqlalchemy import event
 
 from backend.campaigns.scenes.consequences import find_consequences
 from backend.core.audience import GM
 from backend.database.base import new_id
 from backend.database.engine import Database
 from tests.integration.chats.trees import sign_up
+from tests.support.statements import record_statements
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_lines_are_looked_up_by_their_ids_however_many(sqlite_url: str) -> None:
     database = Database(sqlite_url)
-    asked: list[tuple[str, Any]] = []
-
-    def remember(_c: Any, _cursor: Any, statement: str, values: Any, *_: Any) -> None:
-        if "campaign_change_sources" in statement:
-            asked.append((statement, values))
-
     try:
         sealer = (await sign_up(database)).sealer
-        event.listen(database._reader.sync_engine, "before_cursor_execute", remember)
         async with database.read() as session:
             lines = [new_id() for _ in range(150)]
-            assert await find_consequences(session, sealer, lines, viewpoint=GM) == {}
+            with record_statements() as statements:
+                assert await find_consequences(session, sealer, lines, viewpoint=GM) == {}
             connection = await session.connection()
-            [(statement, values)] = asked
+            [(statement, values)] = [
+                each for each in statements if "campaign_change_sources" in each.text
+            ]
             plan = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
             steps = [step for *_, step in plan if " messages " in step]
     finally:

@@ -30,7 +30,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
-TURNS = 40
+TURNS = 20
 HABITS = ("good", "ignore", "unknown", "finish", "voice", "prose", "ignore")
 SECRET = "obsidian ledger"
 NAME = "ada"
@@ -158,7 +158,7 @@ class Evening:
                 await self.chosen(number, option)
                 await self.account.turn(self.game.chat, **{"continue": True})
             case 4:
-                if number == 20:
+                if number == 12:
                     await self.restart()
                 told = await asyncio.gather(*(self.game.choose(turn_id, chosen) for _ in range(3)))
                 assert len({each[-1].id for each in told}) == 1
@@ -184,11 +184,11 @@ class Evening:
                     events,
                 ):
                     await self.until_told(events)
-                if number == 27:
+                if number == 11:
                     await self.restart()
                 self.open_gate()
                 await until(lambda: is_over(self.account, turn_id))
-                if number == 27:
+                if number == 11:
                     assert (await self.game.turn(turn_id))["state"] == "interrupted"
                     await self.account.turn(self.game.chat, **{"continue": True})
             case 5:
@@ -241,7 +241,7 @@ async def evening(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Evening]:
         yield evening
 
 
-async def test_an_evening_of_forty_turns_leaves_a_consistent_world(evening: Evening) -> None:
+async def test_an_evening_of_twenty_turns_leaves_a_consistent_world(evening: Evening) -> None:
     for number in range(TURNS):
         evening.master.habit = HABITS[number % len(HABITS)]
         await (evening.quiet if number % 2 else evening.risk)(number)

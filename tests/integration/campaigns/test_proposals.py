@@ -344,17 +344,3 @@ async def test_proposals_come_in_pages(story: Compacted) -> None:
     rest = await story.table.get("/proposals", limit=2, after=first["next"])
     shown = [each["proposed"]["status"] for each in (*first["items"], *rest["items"])]
     assert (shown, rest["next"]) == (["status 0", "status 1", "status 2"], None)
-
-
-@pytest.mark.every_database
-async def test_someone_elses_proposals_do_not_exist(story: Compacted, server: Running) -> None:
-    await story.draft("marlena", status="dead")
-    [proposal] = await story.open()
-    async with server.account("eve") as eve:
-        path = f"{story.table.path}/proposals"
-        problem(await eve.client.get(path), 404, "campaign-not-found")
-        for how in ("accept", "refuse"):
-            answer = await eve.client.post(f"{path}/{proposal['id']}/{how}")
-            problem(answer, 404, "campaign-not-found")
-    other = await story.table.ask("POST", f"/proposals/{new_id()}/accept")
-    problem(other, 404, "proposal-not-found")

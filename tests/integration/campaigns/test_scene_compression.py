@@ -321,7 +321,7 @@ async def test_what_a_scene_changed_is_written_where_the_ledger_has_it_not(
     [run] = await play.runs()
     assert [each["reason"].rpartition(": ")[2] for each in run["refused"]] == [
         "Object missing required field `item`.",
-        "It is so already.",
+        "It would change nothing.",
         "A number is set to what it is now.",
         "Jake, Marlena, The Salty Sigil.",
     ]
@@ -384,7 +384,7 @@ async def test_what_the_game_master_alone_knows_changes_nothing_that_all_know(
     await play.close()
     assert (await play.table.get(f"/entities/{town['marlena']}"))["status"] == "active"
     [run] = await play.runs()
-    assert run["refused"][0]["reason"].endswith("not for all who know of it.")
+    assert run["refused"][0]["reason"].endswith("may know this.")
 
 
 @pytest.mark.every_database

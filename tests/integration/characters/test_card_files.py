@@ -270,6 +270,5 @@ async def test_a_card_whose_picture_is_broken_is_imported_with_a_warning(ada: Pe
 
     assert imported["character"]["name"] == "RIGHT_ccv3"
     assert imported["character"]["has_avatar"] is False
-    assert imported["warnings"] == [
-        "The card came without its picture: The picture is corrupt, or no PNG, JPEG, WebP or GIF."
-    ]
+    reason = "The picture is damaged, or is not a PNG, JPEG, WebP or GIF."
+    assert imported["warnings"] == [f"The card came without its picture: {reason}"]

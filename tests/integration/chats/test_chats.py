@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.support.server import Account, Running, ok, problem
+from tests.support.server import Account, ok, problem
 
 pytestmark = pytest.mark.anyio
 
@@ -315,27 +315,3 @@ async def test_a_deleted_chat_is_gone_with_all_that_was_in_it(ada: Account, chat
     turn_id = events[0].data["turn_id"]
     problem(await ada.client.get(f"/api/v1/turns/{turn_id}"), 404, "turn-not-found")
     problem(await ada.client.delete(f"/api/v1/chats/{chat}"), 404, "chat-not-found")
-
-
-async def test_another_user_s_chat_is_not_found(ada: Account, server: Running, chat: str) -> None:
-    async with server.account(f"eve-{uuid4().hex[:8]}") as eve:
-        url = f"/api/v1/chats/{chat}"
-        leaf = (await ada.messages(chat))[0]["id"]
-        for answer in (
-            await eve.client.get(url),
-            await eve.client.patch(url, json={"title": "Mine"}),
-            await eve.client.get(f"{url}/settings"),
-            await eve.client.patch(f"{url}/settings", json={}),
-            await eve.client.get(f"{url}/messages"),
-            await eve.client.post(f"{url}/fork", json={"message_id": leaf}),
-            await eve.client.post(f"{url}/turns", json={"text": "Hi."}),
-            await eve.client.post(f"{url}/suggestions"),
-            await eve.client.get(f"{url}/context", params={"text": "Hi."}),
-            await eve.client.delete(url),
-        ):
-            problem(answer, 404, "chat-not-found")
-        character = await ada.new_character()
-        answer = await eve.client.post("/api/v1/chats", json={"character_ids": [character["id"]]})
-        problem(answer, 404, "character-not-found")
-        assert ok(await eve.client.get("/api/v1/chats"))["items"] == []
-    assert len(await ada.messages(chat)) == 1

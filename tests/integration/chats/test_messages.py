@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from uuid import uuid4
 
-import httpx
 import pytest
 
 from tests.support.server import Account, ok, problem
@@ -350,24 +348,3 @@ async def test_texts_come_back_as_they_went_in(ada: Account, chat: str) -> None:
         " a\r\n",
     ):
         assert (await patch(ada, line["id"], text=text))["text"] == text
-
-
-async def test_what_is_not_there_or_another_users_is_not_found(
-    ada: Account, server: Any, chat: str
-) -> None:
-    (line,) = await ada.messages(chat)
-    async with server.account(f"eve-{uuid4().hex[:8]}") as eve:
-        for who, message_id in ((eve, line["id"]), (ada, str(uuid4()))):
-            url = f"/api/v1/messages/{message_id}"
-            answers: list[httpx.Response] = [
-                await who.client.get(url),
-                await who.client.patch(url, json={"text": "mine"}),
-                await who.client.patch(url, json={"hidden": True}),
-                await who.client.get(f"{url}/siblings"),
-                await who.client.post(f"{url}/activate"),
-                await who.client.get(f"{url}/context"),
-                await who.client.delete(url),
-            ]
-            for answer in answers:
-                problem(answer, 404, "message-not-found")
-    assert await ada.messages(chat) == [line]

@@ -174,29 +174,6 @@ async def test_an_account_holds_so_many_chronicles(writer: Chronicler, server: R
 
 
 @pytest.mark.every_database
-async def test_nobody_sees_or_changes_another_s_chronicle(
-    writer: Chronicler, stranger: Chronicler
-) -> None:
-    chronicle = await writer.new_chronicle()
-    path = f"/chronicles/{chronicle}"
-    before = await writer.get(path)
-    for method, body in (("GET", None), ("PATCH", {"name": "Mine"}), ("DELETE", None)):
-        problem(await stranger.ask(method, path, json=body), 404, "chronicle-not-found")
-    assert (await stranger.get("/chronicles"))["items"] == []
-    assert await writer.get(path) == before
-
-
-async def test_nobody_uses_another_s_chronicle(
-    writer: Chronicler, stranger: Chronicler, chat: str
-) -> None:
-    chronicle = await stranger.new_chronicle()
-    body = {"chronicle_id": chronicle}
-    answer = await writer.ask("PATCH", f"/chats/{chat}/settings", json=body)
-    problem(answer, 404, "chronicle-not-found")
-    assert (await stranger.get(f"/chronicles/{chronicle}"))["chat_ids"] == []
-
-
-@pytest.mark.every_database
 async def test_names_are_sealed(writer: Chronicler, server: Running) -> None:
     chronicle = await writer.new_chronicle("The drowned coast")
     await writer.new_event(chronicle, "Mara found the lens.")

@@ -91,15 +91,6 @@ async def test_null_takes_the_chronicle_from_a_chat_or_makes_a_new_one_where_one
     assert settings.get("chronicle_id") is None
 
 
-async def test_somebody_else_s_chronicle_is_not_to_be_had(
-    writer: Chronicler, stranger: Chronicler, chat: str
-) -> None:
-    theirs = await stranger.new_chronicle()
-    body = {"chronicle_id": theirs}
-    answer = await writer.ask("PATCH", f"/chats/{chat}/settings", json=body)
-    problem(answer, 404, "chronicle-not-found")
-
-
 async def test_a_copy_of_a_chat_has_a_chronicle_of_its_own(
     writer: Chronicler, chat: str, server: Running
 ) -> None:

@@ -137,7 +137,7 @@ async def test_a_run_ends_when_its_tokens_are_spent_and_keeps_what_it_has(
         assert len(model.server.requests) == 2
         assert await study.summaries() == [CHAPEL]
         _, detail = (await study.runs())[-1]
-        assert detail.note == "It ended early: the tokens of one run were spent."
+        assert detail.note == "The run ended early because its tokens were used up."
 
 
 async def test_what_a_provider_does_not_report_is_estimated(study: Study, model: Vendor) -> None:
@@ -201,7 +201,7 @@ async def test_an_event_that_may_be_told_already_is_asked_about(study: Study) ->
     )
     assert answers[0][0]["error"].startswith(f"E1 may say the same. E1: {promise}")
     assert "differs_from: E1" in answers[0][0]["error"]
-    assert "E9 is no event" in answers[1][0]["error"]
+    assert "E9 is not an event" in answers[1][0]["error"]
     assert answers[2][0] == {"written": "E2"}
     assert await study.summaries() == [promise, again]
     _, detail = (await study.runs())[-1]
@@ -233,7 +233,7 @@ async def test_within_a_run_a_later_fact_supersedes_an_earlier_one(study: Study)
     )
     assert await study.summaries() == ["Garrik stole the sword."]
     assert await last_refused(study) == [
-        ("create_chronicle_event", "E1 was superseded in this run already.")
+        ("create_chronicle_event", "E1 was already superseded in this run.")
     ]
     run, detail = (await study.runs())[-1]
     assert [each.what for each in detail.effects] == ["event_created", "event_created"]
@@ -389,7 +389,7 @@ async def test_only_what_was_shown_can_be_named_and_only_new_lines_are_sources(
     reasons = [reason for _, reason in await last_refused(study)]
     assert len(reasons) == 9
     assert {"E1 is a mark. Give the name.", "L9 is a mark. Give the name."} <= set(reasons)
-    assert "E7 is no event that you were shown." in reasons
+    assert "E7 is not an event that you were shown." in reasons
     assert any(reason.startswith("#2 is not among the new lines") for reason in reasons)
     assert await study.summaries() == [CHAPEL]
 
@@ -407,7 +407,7 @@ async def test_no_more_is_written_than_the_settings_allow(
     async with studying(sqlite_url, tmp_path, model, enrichment_max_writes=2) as study:
         names = ("Ada swam.", "Bert fell.", "Cora laughed loudly.", "Dora slept.")
         answers = await read(study, [event(name) for name in names])
-        assert answers[0][2]["error"] == "2 writes is all there is in one run. Call finish."
+        assert answers[0][2]["error"] == "One run has at most 2 writes. Call finish."
         assert await study.summaries() == ["Ada swam.", "Bert fell."]
 
 

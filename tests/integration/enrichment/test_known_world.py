@@ -5,11 +5,11 @@ from __future__ import annotations
 from uuid import UUID
 
 import pytest
-from backend.enrichment.compaction.reader import KnownWorld, read_world, refresh_world
 
 from backend.campaigns.ledger.records import get_campaign
 from backend.campaigns.state.snapshot import SnapshotCache
 from backend.enrichment.compaction import reader as module
+from backend.enrichment.compaction.reader import KnownWorld, read_world, refresh_world
 from tests.integration.campaigns.conftest import table
 from tests.integration.campaigns.seagate import Table, seagate
 from tests.integration.turns.seeding import identity_of

@@ -7,10 +7,10 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from backend.enrichment.reader import DAY, seconds_to_wait, spent_today
 
 from backend.database.base import now
 from backend.enrichment.models import EnrichmentRun
+from backend.enrichment.reader import DAY, seconds_to_wait, spent_today
 from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL_ID
 from tests.integration.enrichment.storytelling import (

@@ -332,8 +332,8 @@ class Stuck(RebuildTask):
     is_inside: ClassVar[asyncio.Event]
     batches = 0
 
-    async def _go_on(self, *args: Any, **options: Any) -> None:
-        await super()._go_on(*args, **options)
+    async def _store_progress(self, *args: Any, **options: Any) -> None:
+        await super()._store_progress(*args, **options)
         self.batches += 1
         if self.batches == 2:
             self.is_inside.set()

@@ -18,8 +18,6 @@ from tests.support.studying import FINISH, Study, Vendor, entry, event, studying
 
 pytestmark = pytest.mark.anyio
 
-NOBODYS = "01970000-0000-7000-8000-000000000000"
-
 
 @pytest.fixture
 async def model() -> AsyncGenerator[Vendor]:
@@ -158,28 +156,3 @@ async def test_without_consent_nothing_waits(study: Study) -> None:
     await study.tell("I light the lamp.", "The lamp shines.")
     view = ok(await study.account.client.get(f"{API}/chats/{study.chat_id}/enrichment"))
     assert (view["enabled"], view["pending"], view["job"]) == (False, 0, None)
-
-
-async def test_what_is_someone_elses_is_not_there(study: Study, model: Vendor) -> None:
-    await study.tell("I light the lamp.", "The lamp shines.")
-    model.script(model.decides(), model.calls(event("The lamp was lit.", "#3"), FINISH))
-    await study.read()
-    [(run, _)] = await study.runs()
-    rebuild = f"{API}/chronicles/{study.chronicle_id}/rebuild"
-    async with study.server.account("Ben") as ben:
-        for run_id in (str(run.id), NOBODYS):
-            runs = f"{API}/enrichment/runs/{run_id}"
-            problem(await ben.client.get(runs), 404, "run-not-found")
-            problem(await ben.client.post(f"{runs}/undo"), 404, "run-not-found")
-        mine = f"{API}/chats/{study.chat_id}/enrichment"
-        problem(await ben.client.get(mine), 404, "chat-not-found")
-        problem(await ben.client.get(rebuild), 404, "chronicle-not-found")
-        body = {"chat_id": study.chat_id}
-        problem(await ben.client.post(rebuild, json=body), 404, "chat-not-found")
-        chat = await ben.new_chat(character_ids=[(await ben.new_character())["id"]])
-        problem(
-            await ben.client.post(rebuild, json={"chat_id": chat["id"]}),
-            404,
-            "chronicle-not-found",
-        )
-    assert await study.summaries() == ["The lamp was lit."]

@@ -347,7 +347,7 @@ async def test_lines_that_the_filter_never_lets_through_are_passed_over_with_a_n
     page = ok(await ada.client.get(f"{API}/chats/{chat}/enrichment"))
     (run,) = page["items"]
     assert (run["state"], run["error"], run["calls"]) == ("failed", problem, 3)
-    assert run["note"].startswith("Nothing came back for these lines")
+    assert run["note"].startswith("The model returned nothing")
     while len(teller.summed_up) == 3:
         await say(ada, chat)
         await at_rest(server, chat)
@@ -604,7 +604,7 @@ async def test_a_budget_in_another_unit_than_the_chat_s_is_left_to_the_next_repl
     async def ask_for_it(*, is_its_own: bool) -> None:
         async with server.parts.database.write() as session:
             row = await session.get_one(Chat, UUID(chat))
-            await outbox.replied(
+            await outbox.follow_reply(
                 session,
                 holder,
                 row,

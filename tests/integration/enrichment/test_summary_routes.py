@@ -122,9 +122,9 @@ async def test_a_summary_ends_with_a_message_of_the_path_that_is_played(
     ok(await ada.client.patch(f"{API}/messages/{lines[6]['id']}", json={"text": "Else."}))
     await put_summary(ada, chat, "As it was.", through_message_id=lines[3]["id"])
     for message_id, word in (
-        (foreign, "another chat"),
-        (lines[7]["id"], "another branch"),
-        (lines[1]["id"], "goes further"),
+        (foreign, "this chat"),
+        (lines[7]["id"], "active path"),
+        (lines[1]["id"], "covers more"),
     ):
         body = {"text": "No.", "through_message_id": message_id}
         answer = await ada.client.put(url_of(chat), json=body)
@@ -133,30 +133,6 @@ async def test_a_summary_ends_with_a_message_of_the_path_that_is_played(
     problem(await ada.client.put(url_of(chat), json=body), 404, "message-not-found")
     assert (await summary_of(ada, chat) or {})["text"] == "As it was."
     assert await summary_of(ada, other) is None
-
-
-async def test_someone_else_s_chat_has_no_summary_for_us(
-    ada: Account, chat: str, server: Running, lines: list[dict[str, Any]]
-) -> None:
-    await put_summary(ada, chat, "Ada's.", through_message_id=lines[3]["id"])
-    async with server.account(f"ben-{uuid4().hex[:8]}") as ben:
-        for method, path in (
-            ("GET", "summary"),
-            ("PUT", "summary"),
-            ("DELETE", "summary"),
-            ("GET", "summaries"),
-        ):
-            answer = await ben.client.request(
-                method,
-                f"{API}/chats/{chat}/{path}",
-                json={"text": "Ben's."} if method == "PUT" else None,
-            )
-            problem(answer, 404, "chat-not-found")
-        own = (await ben.new_chat(character_ids=[]))["id"]
-        body = {"text": "Ben's.", "through_message_id": lines[3]["id"]}
-        answer = await ben.client.put(f"{API}/chats/{own}/summary", json=body)
-        problem(answer, 404, "message-not-found")
-    assert (await summary_of(ada, chat) or {})["text"] == "Ada's."
 
 
 async def test_the_list_comes_in_pages(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import event, update
+from sqlalchemy import update
 
 from backend.database.engine import Database
 from backend.enrichment.outbox import GLOSSARY, SUMMARY, SummaryWatch, UnfinishedJob
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob, insert_job
+from tests.support.statements import record_statements
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -24,28 +24,18 @@ async def test_all_turns_that_wait_share_one_query_and_see_their_own_job(
     async with database.write() as session:
         await insert_job(session, NewJob(kind=SUMMARY, lane=busy))
         await insert_job(session, NewJob(kind=GLOSSARY, lane=idle))
-    statements: list[str] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if "FROM jobs" in statement:
-            statements.append(statement)
-
-    engine = database._reader.sync_engine
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        found = await asyncio.gather(*(watch.look(lane) for lane in [busy, idle] * 20))
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
-    assert len(statements) == 1
+    with record_statements() as statements:
+        found = await asyncio.gather(*(watch.poll(lane) for lane in [busy, idle] * 20))
+    assert len([each for each in statements if "FROM jobs" in each.text]) == 1
     assert found == [[UnfinishedJob("queued", 0)], ()] * 20
     async with database.write() as session:
         await session.execute(update(Job).where(Job.lane == busy).values(state="done"))
-    assert await watch.look(busy) == ()
+    assert await watch.poll(busy) == ()
 
 
 async def test_a_turn_that_gives_up_leaves_the_others_their_answer(database: Database) -> None:
     watch, lanes = SummaryWatch(database, SUMMARY), [uuid4(), uuid4()]
-    first, second = [asyncio.create_task(watch.look(lane)) for lane in lanes]
+    first, second = [asyncio.create_task(watch.poll(lane)) for lane in lanes]
     await asyncio.sleep(0)
     first.cancel()
     assert await second == ()

@@ -80,7 +80,7 @@ async def test_a_compaction_tells_nothing_that_the_agent_has_told_from_its_lines
     assert reasons[0] == f"duplicate of H1: {PROMISE}"
     assert reasons[1].startswith(f"H1 may say the same. H1: {PROMISE} If so, leave it.")
     assert reasons[2] == f"duplicate of H2: {OTHER}"
-    assert reasons[3] == "H9 is no event that you were shown."
+    assert reasons[3] == "H9 is not an event that you were shown."
 
 
 async def test_the_agent_tells_nothing_that_a_compaction_has_told_from_its_lines(

@@ -424,7 +424,7 @@ async def test_a_fault_of_ours_leaves_a_failed_run_too(
     await study.tell("I kill the king.", "The king is dead.")
     model.script(model.decides())
     with monkeypatch.context() as broken:
-        broken.setattr(agent, "References", None)
+        broken.setattr(agent, "ShownReferences", None)
         broken.setattr(running, "delay_after", in_an_hour)
         await study.read()
     (run, detail) = (await study.runs())[-1]

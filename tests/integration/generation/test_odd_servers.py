@@ -242,7 +242,7 @@ async def test_one_answer_that_is_no_json_does_not_settle_on_a_weaker_way(openai
 async def test_a_model_that_writes_no_json_in_any_way_is_told_as_that(openai: Vendor) -> None:
     openai.server.script(*[told("No.")] * 4)
 
-    with pytest.raises(ModelWritesNoJsonError, match="wrote something else"):
+    with pytest.raises(ModelWritesNoJsonError, match="did not return JSON"):
         await openai.connect().structured(PROMPT, SCHEMA, Sampling())
 
 

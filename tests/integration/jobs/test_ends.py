@@ -68,7 +68,7 @@ _NOTE = insert(get_table(LoginFailures))
 async def note_twice(job: RunningJob) -> None:
     """Insert a row whose key the job numbered one less has as well, where the number is odd."""
     key = b"%d" % (job.payload["number"] // 2)
-    await job.finish_with(_NOTE, [{"key": key, "failures": 1, "last_at": now()}])
+    await job.finish_statement(_NOTE, [{"key": key, "failures": 1, "last_at": now()}])
 
 
 EACH_ONCE = Counter(b"%d" % number for number in range(JOBS))

@@ -372,7 +372,7 @@ async def test_a_job_that_is_lost_alone_as_well_dies_and_is_retried_by_hand(
         await until(is_dead)
     view = await service.get(ada.id, job_id)
     assert (view.error, view.attempts) == ("job-worker-lost", 1)
-    assert view.detail == "Its worker stopped 4 times while it ran; retry it by hand."
+    assert view.detail == "Its worker stopped 4 times while it ran. Retry the job manually."
     (line,) = logged.lines("job.died")
     assert (line["job_id"], line["problem"]) == (str(job_id), "job-worker-lost")
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import IO
 
 import pytest
 from sqlalchemy import select
@@ -16,30 +14,24 @@ from sqlalchemy import select
 from backend.accounts.models import LoginFailures
 from backend.database.engine import Database
 from backend.jobs.queue import JobQueue, NewJob
+from tests.integration.jobs import worker_process
 from tests.integration.jobs.working import Person, is_empty, jobs, one
+from tests.support.process import Process, started
 from tests.support.thorough import rounds
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.every_database]
 
-ROOT_FOLDER = Path(__file__).parents[3]
 JOBS = 300
 KILLS = rounds(2, 4)
 
 
 @contextmanager
-def working(url: str) -> Generator[subprocess.Popen[str]]:
+def working(url: str) -> Generator[tuple[Process, IO[str]]]:
     """A worker process that has begun."""
-    command = [sys.executable, "-m", "tests.integration.jobs.worker_process", url]
-    with subprocess.Popen(
-        command, cwd=ROOT_FOLDER, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "works\n"
-            yield process
-        finally:
-            process.kill()
+    with started(worker_process.run, url) as (process, output):
+        assert output.readline() == "works\n"
+        yield process, output
 
 
 async def test_two_workers_one_of_which_is_killed_again_and_again_do_each_job_once(
@@ -51,7 +43,7 @@ async def test_two_workers_one_of_which_is_killed_again_and_again_do_each_job_on
             await queue.enqueue(session, job)
     with working(database_url):
         for _ in range(KILLS):
-            with working(database_url) as victim:
+            with working(database_url) as (victim, _):
                 await asyncio.sleep(random.uniform(0.02, 0.3))
                 victim.kill()
                 victim.wait()
@@ -69,9 +61,8 @@ async def test_a_job_that_freezes_its_process_is_given_up_after_four_of_them(
         job_id = await queue.enqueue(session, NewJob("freeze", ada.id))
         await queue.enqueue(session, NewJob("count", ada.id, payload={"number": 1}))
     for _ in range(4):
-        with working(database_url) as victim:
-            assert victim.stdout is not None
-            assert await asyncio.to_thread(victim.stdout.readline) == "freezes\n"
+        with working(database_url) as (_, output):
+            assert await asyncio.to_thread(output.readline) == "freezes\n"
     with working(database_url):
 
         async def only_it_is_left() -> bool:

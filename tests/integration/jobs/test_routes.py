@@ -373,7 +373,7 @@ async def test_a_job_that_brought_its_workers_down_says_so_and_begins_again_by_h
     await change(server, job_id, state="dead", error="job-worker-lost", attempts=3, leases_lost=3)
 
     found = ok(await ada.client.get(f"{JOBS}/{job_id}"))
-    assert found["detail"] == "Its worker stopped 3 times while it ran; retry it by hand."
+    assert found["detail"] == "Its worker stopped 3 times while it ran. Retry the job manually."
 
     again = ok(await ada.client.post(f"{JOBS}/{job_id}/retry"), 202)
     assert (again["error"], again["detail"], again["attempts"]) == (None, None, 0)

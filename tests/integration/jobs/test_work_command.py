@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.process import TALEKEEPER, environment, talekeeper
+from tests.support.process import TALEKEEPER, environment, run_command
 from tests.support.waiting import PATIENCE
 
 ROOT_KEY = "1:" + "cnJycnJycnJycnJycnJycnJycnJycnJycnJycnJycnI="
@@ -42,14 +42,16 @@ def working(folder: Path, url: str) -> Generator[subprocess.Popen[str]]:
 
 
 def test_with_sqlite_it_says_that_serve_does_it(tmp_path: Path) -> None:
-    ended = talekeeper(tmp_path, "work")
+    ended = run_command(tmp_path, "work")
     assert ended.returncode == 1
-    assert "`talekeeper serve` works on the jobs by itself" in ended.stderr
+    assert "`talekeeper serve` runs the jobs itself" in ended.stderr
 
 
 def test_with_no_workers_it_says_that_there_is_nothing_to_do(tmp_path: Path) -> None:
     url = "postgresql+asyncpg://user@127.0.0.1:1/name"
-    ended = talekeeper(tmp_path, "work", database_url=url, qdrant_url=NOBODY_THERE, job_workers="0")
+    ended = run_command(
+        tmp_path, "work", database_url=url, qdrant_url=NOBODY_THERE, job_workers="0"
+    )
     assert ended.returncode == 1
     assert "TALEKEEPER_JOB_WORKERS is 0" in ended.stderr
 
@@ -58,8 +60,8 @@ def test_with_no_workers_it_says_that_there_is_nothing_to_do(tmp_path: Path) -> 
 def test_it_works_until_it_is_told_to_stop(postgres_url: str, tmp_path: Path) -> None:
     with working(tmp_path, postgres_url) as process:
         assert process.stdout is not None
-        assert "works on jobs" in process.stdout.readline()
+        assert "is running jobs" in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         # It has no job, so there is nothing to wait for.
         assert process.wait(PATIENCE) == 0
-        assert process.stdout.readline().startswith("Talekeeper stops.")
+        assert process.stdout.readline().startswith("Talekeeper is stopping.")

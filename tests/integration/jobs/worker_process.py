@@ -1,13 +1,9 @@
-"""A worker in a process of its own: each job adds one to a row of its own, and sometimes dawdles.
-
-Arguments: the database's URL.
-"""
+"""A worker for a process of its own: each job adds one to a row of its own, and may take long."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 from datetime import timedelta
 
@@ -56,5 +52,6 @@ async def main(url: str) -> None:
     await asyncio.Event().wait()
 
 
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+def run(url: str) -> None:
+    """Work on the jobs of the database at this URL until the process is killed."""
+    asyncio.run(main(url))

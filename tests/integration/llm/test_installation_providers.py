@@ -226,7 +226,7 @@ async def test_a_new_root_key_takes_them_along(
     values: dict[str, Any] = {"_env_file": None, "data_dir": tmp_path}
     settings = Settings(database_url=database_url, root_key_file=path, **values)
     found = {each.name: each for each in await examine(settings)}["providers"]
-    assert (found.state, found.detail) == ("fault", "do not open: p1")
+    assert (found.state, found.detail) == ("fault", "cannot be decrypted: p1")
 
     done = await rotate_root_key(database, path=path, value=None, report=quietly)
 
@@ -238,7 +238,7 @@ async def test_a_new_root_key_takes_them_along(
     with pytest.raises(RootKeyError):
         open_shared(before, kept)
     found = {each.name: each for each in await examine(settings)}["providers"]
-    assert (found.state, found.detail) == ("ok", "for everybody: p0")
+    assert (found.state, found.detail) == ("ok", "shared: p0")
     found = {each.name: each for each in await examine(settings)}["embeddings"]
     assert found.detail.startswith("p0, bge")
 

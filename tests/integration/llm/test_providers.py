@@ -268,7 +268,7 @@ async def test_a_test_says_what_failed_and_keeps_what_was_known(
     answer = await ada.client.post(f"{PROVIDERS}/{made['id']}/test", json={})
     tested = ok(answer)
     assert (tested["ok"], tested["problem"]["slug"]) == (False, "model-key-refused")
-    assert tested["problem"]["title"] == "The provider refused the API key"
+    assert tested["problem"]["title"] == "The provider rejected the API key"
     assert tested["problem"]["provider_message"] == "[removed] is wrong"
     assert API_KEY not in answer.text
     assert OWN in await models(ada)

@@ -148,7 +148,7 @@ async def test_triage_and_the_agent_may_have_different_models(
         await study.read()
         run, detail = (await study.runs())[-1]
         assert (run.error, agent.server.requests) == ("model-writes-no-json", [])
-        assert f"{OWN} was asked for JSON" in detail.note
+        assert f"{OWN} did not return JSON" in detail.note
         assert "task_models.triage" in detail.note
         decision = {"why": "A death.", "significant": True, "kinds": ["event"]}
         model.script(reply(json.dumps(decision)))

@@ -93,7 +93,7 @@ async def test_without_its_embedder_memory_goes_by_words_and_catches_up_later(
         reply_id = await take_turn(ada, chat, text=QUESTION)
         context = await context_of(ada, reply_id)
         assert FACT in remembered(context)[0]
-        assert context["notes"] == ["looked up by words alone: the embedding model did not answer"]
+        assert context["notes"] == ["searched by words only: the embedding model did not respond"]
 
         vectors.refusal = None
         for event in refusal.events or ():
@@ -145,7 +145,7 @@ async def test_without_its_index_a_turn_goes_on_and_what_was_said_is_indexed_lat
         reply_id = await take_turn(ada, chat, text=f"{QUESTION} A zeppelin?")
         context = await context_of(ada, reply_id)
         (said,) = context["notes"]
-        assert said.startswith("nothing was looked up in memory: the index of memories")
+        assert said.startswith("memory was not searched: the memory index")
         assert context["retrieved"] == []
         found = ok(await ada.client.get(f"{API}/search", params={"q": "bell"}))
         assert found["items"] == []

@@ -191,12 +191,14 @@ async def test_the_command_fetches_and_says_what_is_used(
         assert await cli._model(settings, options) == 0
         return capsys.readouterr().out
 
-    assert "all-MiniLM-L6-v2 is in" in (fetched := await model("fetch", embedder="none"))
+    assert "all-MiniLM-L6-v2 was downloaded to" in (
+        fetched := await model("fetch", embedder="none")
+    )
     assert "It is not used" in fetched
     listed = await model("list")
-    assert "all-MiniLM-L6-v2 (in use)\n    91,102,069 bytes, licence apache-2.0, for en" in listed
-    assert "paraphrase-multilingual-MiniLM-L12-v2 (not fetched)" in listed
-    with pytest.raises(cli.UsageError, match="no model gpt"):
+    assert "all-MiniLM-L6-v2 (in use)\n    91,102,069 bytes, license apache-2.0, for en" in listed
+    assert "paraphrase-multilingual-MiniLM-L12-v2 (not downloaded)" in listed
+    with pytest.raises(cli.UsageError, match="Unknown model gpt"):
         await model("fetch", "gpt")
 
 

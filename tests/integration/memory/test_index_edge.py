@@ -24,7 +24,7 @@ from backend.memory.index.protocol import IndexUnavailableError, Payload, Point,
 from backend.memory.search.terms import document_terms, sparse_vector
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
-from scripts._canary import disguises, sightings_in
+from scripts.torture.canary import disguises, find_in_folder
 from tests.support.points import DIMENSION, point, query, scope, terms, unit
 from tests.support.waiting import until
 
@@ -463,12 +463,12 @@ async def test_a_word_that_was_indexed_is_nowhere_in_the_folder(tmp_path: Path) 
     index = await stored_tale(folder)
     stem = next(iter(document_terms(WORD)))
     needles = [*disguises(WORD), *disguises(stem)]
-    assert sightings_in(needles, without_gaps(folder, tmp_path / "open")) == {}
+    assert find_in_folder(needles, without_gaps(folder, tmp_path / "open")) == {}
     await index.aclose()
     closed = without_gaps(folder, tmp_path / "closed")
-    assert sightings_in(needles, closed) == {}
+    assert find_in_folder(needles, closed) == {}
     # What is stored as text is found by this search.
-    assert sightings_in(disguises(str(CHAT)), closed)
+    assert find_in_folder(disguises(str(CHAT)), closed)
 
 
 async def test_payloads_hold_ids_numbers_booleans_and_the_kind(tmp_path: Path) -> None:

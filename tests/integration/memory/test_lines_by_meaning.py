@@ -18,7 +18,7 @@ from backend.memory.search.recall import DEPTH
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.vault.sealing import Sealer
-from scripts.bench_locomo import OneIndex, WithoutCache
+from scripts.bench.retrieval.search import OneIndex, UncachedEmbedder
 from tests.support.points import DIMENSION, point, unit
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ async def test_an_answer_that_a_hundred_lines_are_nearer_than_is_found_where_the
     ]
     await index.upsert(lines)
     search = MemorySearch(
-        OneIndex(index), [], embedder=WithoutCache(OneDirection()), blinders=blinders, pool=pool
+        OneIndex(index), [], embedder=UncachedEmbedder(OneDirection()), blinders=blinders, pool=pool
     )
 
     async def found(room: int) -> tuple[set[int], set[int]]:

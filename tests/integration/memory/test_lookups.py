@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
 
 import pytest
-from sqlalchemy import event
 
 from tests.support.memory import link, new_book, settled, take_turn, tell, texts_found
 from tests.support.server import Account, Running
+from tests.support.statements import record_statements
 
 pytestmark = pytest.mark.anyio
 
@@ -22,21 +22,13 @@ async def test_what_was_found_is_looked_up_by_its_ids(
     if not database.is_sqlite:
         pytest.skip("PostgreSQL chooses by its statistics, and reads tables of a page whole")
     await link(ada, chat, await new_book(ada, {"keys": ["oak"], "content": "A heron in the oak."}))
-    asked: list[tuple[str, Any]] = []
-
-    def remember(_c: Any, _cursor: Any, statement: str, values: Any, *_: Any) -> None:
-        if ".id IN (" in statement and statement.startswith("SELECT"):
-            asked.append((statement, values))
-
-    event.listen(database._reader.sync_engine, "before_cursor_execute", remember)
-    try:
+    with record_statements() as statements:
         await tell(server, ada, chat, ["A heron sat in the oak.", "Did it sing?"])
         found = await texts_found(ada, "heron oak")
         assert {"A heron sat in the oak.", "A heron in the oak."} <= set(found)
         await take_turn(ada, chat, text="Where is the heron?")
         await settled(server)
-    finally:
-        event.remove(database._reader.sync_engine, "before_cursor_execute", remember)
+    asked = [each for each in statements if re.match(r"SELECT\b.*\.id IN \(", each.text, re.DOTALL)]
     plans: dict[str, str] = {}
     async with database.read() as session:
         connection = await session.connection()

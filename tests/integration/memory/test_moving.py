@@ -53,7 +53,7 @@ async def test_texts_move_to_another_model_s_collection_and_are_found_all_the_wh
             user_id = UUID(ada.user["id"])
             (old,) = [each for each in await collections.all_indexes() if each.name == first]
             assert collections.current.name != first
-            moving = "memory is moving to another embedding model: looked up by words alone"
+            moving = "memory is moving to another embedding model: searched by words only"
             assert (await found(ada, "astrolabe"))[0] == (FACT, [moving])
             made = await tell(server, ada, chat, ["A gannet dives.", "Look!"], indexed=False)
 

@@ -132,7 +132,7 @@ async def test_a_model_that_does_not_answer_leaves_words_and_says_so(
         await retried(server, ada)
         assert (await notes(ada), await problems(ada)) == ([], [])
 
-        words = "looked up by words alone: the embedding model did not answer"
+        words = "searched by words only: the embedding model did not respond"
         mine.script(error(500))
         answer = ok(await ada.client.get(f"{API}/search", params={"q": "the chapel's bell"}))
         assert (FACT in str(answer["items"]), answer["notes"]) == (True, [words])
@@ -141,7 +141,7 @@ async def test_a_model_that_does_not_answer_leaves_words_and_says_so(
         # Without its provider nothing else embeds what was given to it.
         asked = len(usual.requests)
         ok(await ada.client.delete(path), 204)
-        gone = "looked up by words alone: the account's embedding model is not there"
+        gone = "searched by words only: the account's embedding model does not exist"
         assert await notes(ada) == [gone]
         await settled(server)
         await tell(server, ada, chat, ["A gannet dives."])
@@ -199,7 +199,7 @@ async def test_vectors_of_another_server_are_never_compared_though_its_model_has
         usual.common = 0.5  # whose vectors are others
         usual.refusal = error(500)
         ok(await ada.client.patch(path, json={"base_url": usual.url, "api_key": API_KEY}))
-        gone = "looked up by words alone: the account's embedding model is not there"
+        gone = "searched by words only: the account's embedding model does not exist"
         assert await notes(ada) == [gone]
         assert queries(usual) == 0
         await until(lambda: delayed(ada))
@@ -236,7 +236,7 @@ async def test_nothing_that_can_t_embed_is_taken_and_a_chat_has_no_such_model(
         assert ok(await ada.client.get(path)) == before
         chat = str((await ada.new_chat())["id"])
         answer = await ada.client.patch(f"{API}/chats/{chat}/settings", json=chosen("mine/words"))
-        assert "of the account" in problem(answer, 422, "validation-failed")["detail"]
+        assert "the account's settings" in problem(answer, 422, "validation-failed")["detail"]
         assert await jobs_left(server) == []
 
 
@@ -275,7 +275,7 @@ async def test_where_providers_may_be_holds_for_embeddings(
         remembering(database_url, tmp_path, **barred) as server,
         server.signed_in("Ada") as ada,
     ):
-        assert await notes(ada) == ["looked up by words alone: the embedding model did not answer"]
+        assert await notes(ada) == ["searched by words only: the embedding model did not respond"]
         assert (await problems(ada), len(mine.requests)) == (["own_model_unavailable"], asked)
 
 
@@ -325,10 +325,10 @@ async def test_the_doctor_counts_accounts_that_embed_by_themselves(
         path = await provide(ada, mine)
         await choose(ada, "mine/words")
         await settled(server)
-        assert (await told(settings)).detail == "accounts with a model of their own: 1"
+        assert (await told(settings)).detail == "accounts with their own model: 1"
         ok(await ada.client.delete(path), 204)
         await settled(server)
-        assert (await told(settings)).detail.endswith("whose provider is gone: 1")
+        assert (await told(settings)).detail.endswith("whose provider was deleted: 1")
 
 
 async def test_reindexing_outside_of_the_server_follows_the_account_s_choice(
@@ -347,7 +347,7 @@ async def test_reindexing_outside_of_the_server_follows_the_account_s_choice(
     database = Database(settings.resolved_database_url)
     try:
         said = await reindex_user(database, settings, name="Ada", password=PASSWORD, report=quietly)
-        assert said == f"2 points of Ada's are in the index {OWN}."
+        assert said == f"The index {OWN} has 2 points of Ada."
         async with database.read() as session:
             (state,) = await session.scalars(select(IndexState))
             assert (state.collection, state.state, state.is_chosen) == (OWN, "ready", True)

@@ -36,7 +36,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
-WORDS = "looked up by words alone: the embedding model did not answer"
+WORDS = "searched by words only: the embedding model did not respond"
 BARRED = "sk-another-another-another"
 
 

@@ -67,7 +67,7 @@ async def test_a_start_makes_and_fills_again_what_was_lost_and_disturbs_no_other
     if loss == "deleted":
         shutil.rmtree(path)
         found = await told(server.parts.settings)
-        said = f"accounts with a model of their own: 1; lost: {OWN}"
+        said = f"accounts with their own model: 1; lost: {OWN}"
         assert (found.state, found.detail) == ("fault", said)
     else:
         (path / "edge_config.json").write_text("{")
@@ -101,7 +101,7 @@ async def test_what_was_lost_is_filled_again_though_the_model_does_not_answer(
         ok(await ada.client.get(f"{API}/me"))
         await settled(server)
         assert await rows_in(await own_index(server), ada) == stored
-        assert await notes(ada) == ["looked up by words alone: the embedding model did not answer"]
+        assert await notes(ada) == ["searched by words only: the embedding model did not respond"]
         mine.refusal = None
         assert (await notes(ada), await problems(ada)) == ([], [])
 
@@ -153,12 +153,12 @@ async def test_reindexing_outside_of_the_server_fills_what_was_lost(
     try:
         if whose is None:
             said = await reindex_everybody(database, settings, quietly)
-            assert said == "1 of 1 accounts are in the index."
+            assert said == "1 of 1 accounts are indexed."
         else:
             said = await reindex_user(
                 database, settings, name=whose, password=PASSWORD, report=quietly
             )
-            assert said == f"2 points of Ada's are in the index {OWN}."
+            assert said == f"The index {OWN} has 2 points of Ada."
     finally:
         await database.dispose()
     async with (

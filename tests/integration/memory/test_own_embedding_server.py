@@ -127,7 +127,7 @@ async def found(account: Account, words: str, text: str) -> list[str]:
     return said
 
 
-MOVING = "memory is moving to another embedding model: looked up by words alone"
+MOVING = "memory is moving to another embedding model: searched by words only"
 
 
 @pytest.mark.postgres
@@ -254,7 +254,7 @@ async def test_a_collection_that_the_server_lost_is_filled_again_and_one_that_fa
         assert await problems(ada) == ["index_unavailable"]
         answer = ok(await ada.client.get(f"{API}/search", params={"q": "astrolabe"}))
         assert answer["items"] == []
-        assert "nothing was looked up in memory" in answer["notes"][0]
+        assert "memory was not searched" in answer["notes"][0]
         qdrant.broken.clear()
         await until(lambda: is_indexed(ada, "astrolabe"))
         assert (await notes(ada), await problems(ada)) == ([], [])

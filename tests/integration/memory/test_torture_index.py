@@ -1,4 +1,4 @@
-"""The check that the harness of docs/reliability.md makes of an index on a Qdrant server."""
+"""The harness of docs/explanation/reliability.md checks an index on a Qdrant server."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ async def test_the_king_of_a_young_world_is_known_whatever_was_said_before(
         context = await preview(ada, chat, "Who is the king?")
         assert remembered(context, "campaign")[0] == KING
         [reason] = [each["reason"] for each in context["retrieved"] if each["text"] == KING]
-        assert reason.endswith(', rank 1: has the word "king"'), reason
+        assert reason.endswith(', rank 1: contains the word "king"'), reason
         assert KING not in [each["title"] for each in context["near_misses"]]
 
 

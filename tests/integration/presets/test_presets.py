@@ -78,7 +78,7 @@ async def test_a_file_comes_in_and_goes_out(ada: Account) -> None:
     before = ok(await ada.client.get(f"{API}/me/usage"))
     made = ok(await ada.client.post(f"{PRESETS}/import", files=upload), 201)
     assert made["preset"]["name"] == "Lighthouse"
-    assert made["warnings"] == ["Its order names `gone`, which it does not have."]
+    assert made["warnings"] == ["Its order contains the unknown prompt `gone`."]
     path = f"{PRESETS}/{made['preset']['id']}"
     exported = await ada.client.get(f"{path}/export")
     assert json.loads(exported.content) == json.loads(FILE)

@@ -40,7 +40,7 @@ async def test_an_account_sees_every_quota_with_what_it_uses(
     for quota in QUOTAS:
         told = after[quota.name]
         assert told["unit"] == quota.unit
-        assert told["limit"] == (quota.limit(settings) or None)
+        assert told["limit"] == (quota.get_limit(settings) or None)
     grown = {name: after[name]["used"] - before[name]["used"] for name in after}
     assert grown["stored_bytes"] > 1000
     assert (grown["chats"], grown["lorebook_entries"], after["chats"]["used"]) == (0, 1, 1)

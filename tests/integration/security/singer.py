@@ -11,7 +11,7 @@ from typing import Any
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from scripts._canary import disguises
+from scripts.torture.canary import disguises
 from tests.fakes.openai_server import (
     OpenAIServer,
     chunk,

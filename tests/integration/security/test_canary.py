@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 from backend.database.engine import Database
-from scripts._canary import sightings, sightings_in
+from scripts.torture.canary import find_in_folder, sightings
 from tests.integration.security.singer import API, NEEDLES, PASSWORD, WORD, Player, Scribe, sing
 from tests.support.logs import Logged, caught_logs
 from tests.support.memory import settled, working
@@ -129,10 +129,10 @@ async def test_the_canary_is_found_nowhere(
             rows = await dump(server.parts.database)
             assert len(rows) > 20_000
             assert sightings(NEEDLES, rows) == []
-            assert sightings_in(NEEDLES, tmp_path) == {}
+            assert find_in_folder(NEEDLES, tmp_path) == {}
             metrics = await client.get("/metrics")
             assert sightings(NEEDLES, metrics.content) == []
-        assert sightings_in(NEEDLES, tmp_path) == {}
+        assert find_in_folder(NEEDLES, tmp_path) == {}
         check_log(logged)
     if make_url(database_url).get_backend_name() == "sqlite":
         assert (tmp_path / "talekeeper.sqlite3").stat().st_size > 100_000

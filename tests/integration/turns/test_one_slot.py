@@ -32,7 +32,7 @@ API = "/api/v1"
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What yielded to a turn is tried again at once, not after seconds."""
-    monkeypatch.setattr(pipeline, "_AFTER_TURN", 0.1)
+    monkeypatch.setattr(pipeline, "_RETRY_SECONDS", 0.1)
 
 
 @pytest.fixture(params=["at once", "between chunks"])
@@ -130,7 +130,7 @@ async def test_a_server_that_notices_late_is_free_at_its_next_token(
 async def test_being_cut_off_is_no_failed_attempt(
     sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_AFTER_TURN", 60.0)
+    monkeypatch.setattr(pipeline, "_RETRY_SECONDS", 60.0)
     async with playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat):
         await opt_in(ada, chat)
         one_slot.background.append(never_ending())
@@ -374,7 +374,7 @@ async def test_suggestions_that_are_json_or_empty_are_dropped_and_counted(
     ("said", "slug", "words"),
     [
         ('{"lines": ["[\\"I go.\\"]"]}', "model-malformed-answer", "wrote JSON"),
-        ('{"lines": ["", "\\n"]}', "model-empty-reply", "suggested nothing"),
+        ('{"lines": ["", "\\n"]}', "model-empty-reply", "suggested no lines"),
     ],
 )
 async def test_suggestions_of_which_nothing_is_left_are_an_error_that_says_what_to_do(

@@ -110,7 +110,7 @@ async def test_what_scrolled_away_comes_back_when_it_is_asked_for_and_goes_with_
     item = context["retrieved"][0]
     assert (item["source_id"], item["title"]) == (str(fact.id), "message 2")
     assert item["reason"].startswith("words ")
-    assert ", rank 1: says nearly the same, has the words " in item["reason"]
+    assert ", rank 1: nearly the same meaning, contains the words " in item["reason"]
     section = memory_section(context)
     assert section.startswith("<long_term_memory>\nRemembered from earlier")
     assert f"\n- {line}\n" in section
@@ -359,9 +359,7 @@ async def test_a_turn_searches_again_in_the_task_model_s_words_where_its_user_wa
     assert asked.body["messages"][-1]["content"].count("</line>") == 1
     assert asked.body["response_format"]["type"] == "json_schema"
     assert FACT in memory_section(context)
-    assert context["notes"] == [
-        "looked up in other words as well: The captain buried the astrolabe under a bell."
-    ]
+    assert context["notes"] == ["also searched for: The captain buried the astrolabe under a bell."]
 
     # What it takes is of the agent's tokens for the day.
     async def runs() -> dict[str, Any]:
@@ -373,7 +371,7 @@ async def test_a_turn_searches_again_in_the_task_model_s_words_where_its_user_wa
     assert (await runs())["tokens_today"] == spent > 0
 
     # A model that fails, answers something else or is slow costs the turn nothing but that.
-    failed = ["not looked up in other words: the task model gave no answer"]
+    failed = ["query not rephrased: the task model returned no answer"]
 
     async def notes() -> list[str]:
         context = await context_of(ada, await take_turn(ada, chat, text=question))
@@ -394,6 +392,6 @@ async def test_a_turn_searches_again_in_the_task_model_s_words_where_its_user_wa
 
     monkeypatch.setattr(rephrasing, "open_budget", none_left)
     sent = len(model.requests)
-    spent_notes = ["not looked up in other words: the tokens for the day are spent"]
+    spent_notes = ["query not rephrased: today's token limit is used up"]
     assert await notes() == spent_notes
     assert len(model.requests) == sent + 1

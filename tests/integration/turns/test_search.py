@@ -59,7 +59,7 @@ async def test_a_find_says_what_it_is_where_it_stands_and_what_each_signal_gave(
     assert first["scores"].keys() == {"dense", "sparse", "dense_window", "sparse_window"}
     assert first["scores"]["dense"] > 0.5
     assert {each["kind"] for each in first["signals"]} >= {"meaning", "words"}
-    assert first["reason"].startswith("says nearly the same, has the word")
+    assert first["reason"].startswith("nearly the same meaning, contains the word")
     assert (lore["kind"], lore["title"], lore["container_id"]) == ("lore", "Chapel", book)
     assert (lore["position"], lore["said_at"]) == (None, None)
     ranks = [item["rank"] for item in answer["items"]]
@@ -110,7 +110,7 @@ async def test_what_is_no_search_is_refused(ada: Account, chat: str) -> None:
         problem(await ask(ada, **query), 422, "validation-failed")
     answer = await ask(ada, q="bell", sources="dreams")
     names = "campaign, event, lore, message"
-    assert answer.json()["detail"] == f"There is no source dreams; there are {names}."
+    assert answer.json()["detail"] == f"Unknown source dreams. Available: {names}."
 
 
 @pytest.mark.every_database
@@ -149,7 +149,7 @@ async def test_what_came_close_is_told_with_the_reason_why_it_stayed_out(
     found = await missed()
     assert found.keys() == {"repeats", "not_current"}
     assert (found["repeats"]["text"], found["repeats"]["why"]["rank"]) == (FACT, 1)
-    assert found["repeats"]["reason"] == "says the same as rank 1"
+    assert found["repeats"]["reason"] == "repeats rank 1"
     gone = found["not_current"]
     assert (gone["source_id"], gone["text"], gone["position"]) == (str(old.id), "", 2)
     assert (await missed(limit=1))["max_items"]["text"] == "The captain is asleep."

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
-from sqlalchemy import event
 
-from backend.database.engine import Database
 from tests.integration.turns.seeding import seed
 from tests.support.memory import new_book, new_entry, preview, settled
 from tests.support.server import Account, Running, ok
+from tests.support.statements import Statement, record_statements
 
 pytestmark = pytest.mark.anyio
 
@@ -21,23 +17,10 @@ API = "/api/v1"
 OF_ENRICHMENT = re.compile(r"\b(chat_summaries|chronicle_event\w*|enrichment_\w+)\b")
 
 
-@contextmanager
-def tables_named(database: Database) -> Generator[set[str]]:
-    """The tables of chronicles, runs and summaries that statements name meanwhile."""
-    named: set[str] = set()
-
-    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        named.update(OF_ENRICHMENT.findall(statement))
-        named.add("any")
-
-    engines = [database._reader.sync_engine, database._writer.sync_engine]
-    for engine in engines:
-        event.listen(engine, "before_cursor_execute", note)
-    try:
-        yield named
-    finally:
-        for engine in engines:
-            event.remove(engine, "before_cursor_execute", note)
+def find_tables(statements: list[Statement]) -> set[str]:
+    """Return the tables of chronicles, runs and summaries that statements name."""
+    assert statements
+    return {table for each in statements for table in OF_ENRICHMENT.findall(each.text)}
 
 
 async def test_a_chat_without_a_chronicle_and_summaries_pays_for_neither(
@@ -49,13 +32,13 @@ async def test_a_chat_without_a_chronicle_and_summaries_pays_for_neither(
     await seed(server, ada, chat, [f"{number}: the lamp burns." for number in range(30)])
     await ada.turn(chat, text="Is the lamp lit?")
     await settled(server)
-    with tables_named(server.parts.database) as named:
+    with record_statements() as statements:
         await preview(ada, chat, "The lamp?")
-    assert named == {"any"}
+    assert find_tables(statements) == set()
 
     chronicle = ok(await ada.client.post(f"{API}/chronicles", json={"name": "Ours"}), 201)["id"]
     settings = {"chronicle_id": chronicle, "summary": {"enabled": True}}
     ok(await ada.client.patch(f"{API}/chats/{chat}/settings", json=settings))
-    with tables_named(server.parts.database) as named:
+    with record_statements() as statements:
         await preview(ada, chat, "The lamp?")
-    assert {"chat_summaries", "chronicle_events"} <= named
+    assert {"chat_summaries", "chronicle_events"} <= find_tables(statements)

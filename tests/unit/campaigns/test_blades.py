@@ -308,7 +308,7 @@ def test_a_project_fills_its_clock() -> None:
     with pytest.raises(ValidationError, match="There is no"):
         enter_downtime(table, "project", "the Wotch Tower")
     assert enter_downtime(table, "project", "The Watch")["filled"] == "4/4"
-    with pytest.raises(ValidationError, match="is one of"):
+    with pytest.raises(ValidationError, match="must be one of"):
         enter_downtime(blades(), "holiday")
 
 

@@ -252,7 +252,7 @@ ATTEMPTS = [
     ),
     Attempt(story, "tick_clock", {"clock": "The Watch", "segments": 99}, "<= 8"),
     Attempt(story, "advance_time", {"days": -1}, ">= 0"),
-    Attempt(dungeon, "damage", {"target": "Jake", "damage": "9**9"}, "Dice are written"),
+    Attempt(dungeon, "damage", {"target": "Jake", "damage": "9**9"}, "Write dice"),
     Attempt(dungeon, "finish_turn", delta("Jake", "gold", how="remove", amount=6), "from 0 to"),
     # What can't be read.
     Attempt(scene, "engage", {}, "can't be read: line 1", "line 1"),

@@ -21,7 +21,7 @@ from backend.generation.tokens import get_tokenizer
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 LEAST = 0.9
-"""Precision and recall over each file of sentences. docs/campaign.md has the figures."""
+"""Precision and recall over each file of sentences. docs/explanation/quality.md has the figures."""
 
 
 def _is_common(word: str) -> bool:

@@ -50,7 +50,7 @@ async def test_it_is_found_and_played() -> None:
 async def test_its_bounds_hold() -> None:
     table = table_of(town(wolf=3), "moonlight")
     outcome = await use(table, "howl")
-    assert outcome.result["error"] == "`attributes.wolf` is a whole number from 0 to 3."
+    assert outcome.result["error"] == "`attributes.wolf` must be a whole number from 0 to 3."
     assert table.play.mood == "day"
 
 

@@ -159,7 +159,9 @@ def test_an_archive_of_backyard_has_the_limits_of_any_json() -> None:
     many = b"[" + b"0," * (JSON_VALUES.allowed // 2) + b"0]"
     with pytest.raises(CardLimitError):
         read(byaf(**{"scenarios/1.json": many, "scenarios/2.json": many}))
-    assert "no character" in refusal(pack({"manifest.json": b'{"characters": ["x.json"]}'}))
+    assert "none of the characters" in refusal(
+        pack({"manifest.json": b'{"characters": ["x.json"]}'})
+    )
     assert "scenarios/1.json" in refusal(byaf(**{"scenarios/1.json": b"{"}))
 
 
@@ -267,7 +269,7 @@ OTHERS: list[tuple[object, str, str]] = [
     ({"histories": {"histories": []}}, "a chat", ""),
     ({"name": "C", "greeting": "Hi", "messages": [{"msg": "a"}]}, "a chat", ""),
     ({"type": "risuModule", "name": "M", "lorebook": []}, "a module of RisuAI", "as a lorebook"),
-    (b"o\0packed", "a packed module of RisuAI", "cannot be read"),
+    (b"o\0packed", "a packed RisuAI module", "cannot be imported"),
     ({"entries": {"0": {"key": ["a"], "content": "b"}}}, "a lorebook", "as a lorebook"),
     ({"kind": "memory", "name": "B", "entries": []}, "a lorebook", "as a lorebook"),
     ({"lorebookVersion": 5, "entries": []}, "a lorebook", "as a lorebook"),

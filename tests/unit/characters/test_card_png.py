@@ -111,7 +111,7 @@ def test_a_broken_ccv3_falls_back_on_a_sound_chara_with_a_warning(broken: bytes)
 def test_where_no_text_can_be_read_the_fault_of_the_most_trusted_is_told() -> None:
     data = with_chunks(text(b"***"), text(base64.b64encode(b"{broken"), b"ccv3"))
 
-    with pytest.raises(CardError, match="The JSON text is broken at line 1"):
+    with pytest.raises(CardError, match="The JSON is invalid at line 1"):
         read_card(data)
 
 
@@ -139,7 +139,7 @@ def test_base64_may_be_wrapped_in_lines_and_lack_its_padding() -> None:
 
 @pytest.mark.parametrize("value", [b"not base64!", b"AAAAA", b"AA==AA=="])
 def test_wrong_base64_is_refused(value: bytes) -> None:
-    with pytest.raises(CardError, match="not base64"):
+    with pytest.raises(CardError, match="not valid base64"):
         read_card(with_chunks(text(value)))
 
 
@@ -154,7 +154,7 @@ def test_base64_of_something_that_is_not_utf_8_is_refused() -> None:
     ids=["no text", "another text"],
 )
 def test_a_png_without_a_card_is_refused_with_words_for_it(data: bytes) -> None:
-    with pytest.raises(NoCardError, match="there is no character card in it") as caught:
+    with pytest.raises(NoCardError, match="contains no character card") as caught:
         read_card(data)
 
     assert caught.value.slug == "no-card-in-image"
@@ -166,7 +166,7 @@ def test_a_picture_of_another_format_carries_no_card(kind: str) -> None:
     target = io.BytesIO()
     Image.new("RGB", (4, 4)).save(target, kind)
 
-    with pytest.raises(NoCardError, match="only PNG pictures carry cards"):
+    with pytest.raises(NoCardError, match="Only PNG pictures can contain cards"):
         read_card(target.getvalue())
 
 
@@ -176,7 +176,7 @@ def test_a_png_cut_at_any_chunk_border_is_called_cut_short() -> None:
 
     assert len(cuts) == 5
     for cut in cuts:
-        with pytest.raises(CardError, match="cut short"):
+        with pytest.raises(CardError, match="truncated"):
             read_card(data[:cut])
 
 
@@ -184,7 +184,7 @@ def test_a_png_cut_anywhere_is_called_cut_short() -> None:
     data = with_chunks(text(encoded()))
 
     for cut in range(8, len(data)):
-        with pytest.raises(CardError, match="cut short"):
+        with pytest.raises(CardError, match="truncated"):
             read_card(data[:cut])
 
 
@@ -193,7 +193,7 @@ def test_what_follows_the_end_of_a_png_is_not_looked_at() -> None:
 
 
 def test_bytes_that_are_no_chunk_are_refused() -> None:
-    with pytest.raises(CardError, match="no chunk begins at byte 33"):
+    with pytest.raises(CardError, match="there is no chunk at byte 33"):
         read_card(with_chunks(b"\0\0\0\0\0\0\0\0\0\0\0\0"))
 
 
@@ -244,12 +244,12 @@ def test_a_bomb_is_not_passed_over_for_a_sound_text() -> None:
 
 
 def test_a_compressed_text_that_is_cut_short_is_refused() -> None:
-    with pytest.raises(CardError, match="cut short"):
+    with pytest.raises(CardError, match="truncated"):
         read_card(with_chunks(chunk(b"zTXt", b"chara\0\0" + zlib.compress(encoded())[:-6])))
 
 
 def test_an_unknown_compression_is_refused() -> None:
-    with pytest.raises(CardError, match="a way that PNG does not know"):
+    with pytest.raises(CardError, match="an unknown compression"):
         read_card(with_chunks(chunk(b"zTXt", b"chara\0\7" + zlib.compress(encoded()))))
 
 

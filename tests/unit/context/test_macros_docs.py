@@ -1,4 +1,4 @@
-"""docs/macros.md lists every macro, and each of its examples gives what it says."""
+"""docs/reference/macros.md lists every macro, and each of its examples gives what it says."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from backend.context.macros.model import (
     MAX_SIDES,
 )
 
-PAGE = (Path(__file__).parents[3] / "docs" / "macros.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/reference/macros.md").read_text(encoding="utf-8")
 
 ANNA_AND_MAGS = MacroContext(
     user="Anna",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.enrichment.summaries.task import clean_text
+from backend.enrichment.cleaning import clean_text
 
 
 @pytest.mark.parametrize(

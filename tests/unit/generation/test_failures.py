@@ -210,12 +210,12 @@ def test_an_address_without_a_scheme_is_said_to_lack_it() -> None:
     failure = connection_failure(UnsupportedProtocol(), OWN)
 
     assert type(failure) is ModelWrongAddressError
-    assert failure.detail == "The address has to begin with http:// or https://."
+    assert failure.detail == "The address must begin with http:// or https://."
 
 
 def test_an_unknown_fault_names_its_type() -> None:
     assert connection_failure(ZeroDivisionError("secret"), OWN).detail == (
-        "The server gives no answer (ZeroDivisionError)."
+        "The server does not respond (ZeroDivisionError)."
     )
 
 

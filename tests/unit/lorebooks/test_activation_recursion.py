@@ -63,7 +63,7 @@ def test_exclude_recursion_keeps_an_entry_from_being_found_by_contents() -> None
     outcome = scanned(lore, "one")
 
     assert titles(outcome) == ["A"]
-    assert refusals(outcome) == {"B": "recursion, excluded from it"}
+    assert refusals(outcome) == {"B": "excluded from recursion"}
     assert titles(scanned(lore, "two")) == ["B"]
 
 

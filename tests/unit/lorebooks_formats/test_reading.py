@@ -545,7 +545,7 @@ def test_of_a_whole_card_its_book_is_taken(data: bytes) -> None:
 
 
 def test_a_card_without_a_book_is_refused() -> None:
-    with pytest.raises(LoreFileError, match="no lorebook in it"):
+    with pytest.raises(LoreFileError, match="contains no lorebook"):
         read({**V2, "data": {**CARD, "character_book": None}})
     with pytest.raises(LoreFileError, match="The card has no name"):
         read_file(png_of({"spec": "nothing"}), given_name="x")

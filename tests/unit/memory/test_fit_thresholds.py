@@ -16,8 +16,8 @@ from backend.memory.embedding.protocol import (
     cosines_of,
     scaled_cosines,
 )
-from scripts.bench_lore import BOOKS
-from scripts.fit_thresholds import fit
+from scripts.bench.retrieval.lore import BOOKS
+from scripts.bench.retrieval.thresholds import fit
 from tests.fakes.word_vectors import word_vector
 
 pytestmark = pytest.mark.anyio

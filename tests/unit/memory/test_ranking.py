@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID, uuid4, uuid5
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from backend.core.reasons import Match, Reason
 from backend.memory.embedding.protocol import MINILM, ModelCosines, cosines_of
-from backend.memory.index.protocol import Hit, Kind, Payload, point_id
+from backend.memory.index.protocol import Hit, Kind, Payload
 from backend.memory.search.features import (
     DENSE_SIGNALS,
     FEATURES,
@@ -324,30 +323,6 @@ def test_the_shipped_weights_of_signals_sum_to_one() -> None:
     assert total == pytest.approx(1)
 
 
-def test_a_question_lifts_the_line_that_answers_it_or_brings_it_in() -> None:
-    def line(name: str) -> Hit:
-        found = hit(name, 0.5)
-        return msgspec.structs.replace(found, id=point_id("message", found.payload.source_id))
-
-    def question(name: str, score: float, chunk: int) -> Hit:
-        return hit(f"{name}?{chunk}", score, kind="question", row=name, chunk=chunk)
-
-    lines = [line("hound"), line("ferry")]
-    asked = [question("rope", 0.8, 1), question("ferry", 0.7, 0), question("rope", 0.3, 0)]
-    ranked = rank({"dense": lines, "dense_question": asked})
-    ferry, rope, hound = ranked
-    assert rope.payload == line("rope").payload
-    assert (rope.id, rope.signals) == (line("rope").id, Scores(dense_question=0.8))
-    assert ferry.signals == Scores(dense=0.5, dense_question=0.7)
-    assert hound.signals == Scores(dense=0.5)
-
-    strengths = msgspec.structs.replace(ferry.signals, sparse_question=20.0)
-    both = msgspec.structs.replace(ferry, signals=strengths)
-    kinds = [match.kind for match in MatchScale().reason(both, 1).signals]
-    assert kinds == ["meaning", "question"]
-    assert relevant(ranked, RankingThresholds()) == ranked
-
-
 def plain_features(
     found: dict[Signal, list[Hit]], lines: list[Hit], named: Sequence[int]
 ) -> list[list[float]]:
@@ -379,9 +354,9 @@ def plain_features(
                 and each.payload.position == payload.position - 1
                 and each.payload.scene_id == payload.scene_id is not None
             ]
-            row += [0, 0, payload.speaker == named[0], max(before, default=0.0)]
+            row += [payload.speaker == named[0], max(before, default=0.0)]
         else:
-            row = [*row[:2], *row[:2], row[4], *[0] * 8]
+            row = [*row[:2], *row[:2], row[4], *[0] * 6]
         table.append(row)
     return table
 

@@ -46,7 +46,7 @@ def test_a_file_is_read_in_its_order_for_all_characters() -> None:
     deep = blocks["deep"]
     assert (deep.depth, deep.order, deep.triggers) == (1, 50, ("normal", "regenerate"))
     assert (blocks["answer"].role, blocks["answer"].content) == ("assistant", "{{char}} does.")
-    assert found.warnings == ["Its order names `gone`, which it does not have."]
+    assert found.warnings == ["Its order contains the unknown prompt `gone`."]
 
 
 def test_a_file_comes_out_as_it_came_in() -> None:
@@ -118,7 +118,7 @@ def test_a_change_is_written_and_all_else_is_kept() -> None:
         (b" " * 2_000_001, "bytes"),
         (json.dumps({"prompts": [{"identifier": "a", "content": "x" * 200_001}]}).encode(), "`a`"),
         (json.dumps({"prompts": [{"identifier": f"{n}"} for n in range(201)]}).encode(), "200"),
-        (json.dumps({"prompts": [{"identifier": "a" * 201}]}).encode(), "kept"),
+        (json.dumps({"prompts": [{"identifier": "a" * 201}]}).encode(), "cannot be stored"),
     ],
 )
 def test_what_is_no_preset_is_refused_in_words(data: bytes, said: str) -> None:

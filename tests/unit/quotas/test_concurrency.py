@@ -43,7 +43,7 @@ def test_beyond_the_limit_it_is_refused_by_name_and_each_account_has_its_own() -
 async def test_a_permit_may_outlive_its_block() -> None:
     limit, over = ConcurrencyLimit(UPLOADS, 1), asyncio.Event()
     with limit.hold(ADA) as permit:
-        permit.until(over)
+        permit.extend(over)
     await asyncio.sleep(0)
     assert limit.used(ADA) == 1
     over.set()

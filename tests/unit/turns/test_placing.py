@@ -6,14 +6,6 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
-from backend.turns.prompt.retrieve import (
-    find_semantic_hits,
-    group_memory_texts,
-    make_memory_items,
-    sort_by_rank,
-    split_by_history,
-)
-
 from backend.chats.schemas import AuthorsNote
 from backend.chronicles.events import EventFields
 from backend.chronicles.repository import StoryEvent
@@ -26,6 +18,13 @@ from backend.memory.indexing.sources import Recalled
 from backend.memory.search.features import Scores
 from backend.memory.search.request import Memory
 from backend.turns.prompt.lore import LoreExpander, Outlets, PlacedLore, place_lore
+from backend.turns.prompt.retrieve import (
+    find_semantic_hits,
+    group_memory_texts,
+    make_memory_items,
+    sort_by_rank,
+    split_by_history,
+)
 
 NOTE = AuthorsNote(text="It rains.", depth=3, role="user")
 CHAT = uuid4()
@@ -200,7 +199,7 @@ def test_entries_without_their_keys_are_counted_and_not_listed() -> None:
     assert [(each.title, render_reasons(each.reasons)) for each in found.left_out] == [
         ("Rain", "cooldown, 2 messages left"),
         ("9 more entries", "not listed"),
-        ("4,990 entries", "no key was said"),
+        ("4,990 entries", "no key matched"),
     ]
     assert [each.title for each in placed(left_out=[], not_found=1).left_out] == ["1 entry"]
 

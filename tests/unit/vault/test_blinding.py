@@ -205,9 +205,9 @@ def test_terms_and_vectors_are_blinded_under_different_keys() -> None:
     asked: list[str] = []
 
     class Watched(Sealer):
-        def derived(self, purpose: str) -> bytes:
+        def derive_key(self, purpose: str) -> bytes:
             asked.append(purpose)
-            return super().derived(purpose)
+            return super().derive_key(purpose)
 
     Blinder(Watched(uuid4(), {1: bytes(32)}, user_key=KEY))
     assert sorted(asked) == ["memory-rotation", "memory-terms"]

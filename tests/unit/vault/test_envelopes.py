@@ -146,7 +146,7 @@ def test_without_the_root_key_neither_the_secret_nor_a_user_key_opens_it() -> No
             new_key=KEYS[2],
             root=other,
         )
-    with pytest.raises(RootKeyError, match="version 1 is needed"):
+    with pytest.raises(RootKeyError, match="version 1 is missing"):
         opened(wrapped, place(1), root=RootKeys({2: b"r" * 32}))
 
 

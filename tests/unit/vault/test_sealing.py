@@ -174,7 +174,7 @@ def test_an_error_tells_neither_text_nor_key() -> None:
     with pytest.raises(SealBrokenError) as caught:
         sealer(1).open(TITLE, USER, blob)
 
-    assert str(caught.value) == "A stored text could not be opened"
+    assert str(caught.value) == "Stored text could not be decrypted"
     assert "1111" not in repr(sealer(1))
 
 
@@ -262,10 +262,10 @@ def test_a_digest_tells_an_empty_part_from_none() -> None:
 
 
 def test_keys_for_different_purposes_have_nothing_in_common() -> None:
-    derived = {sealer(1).derived(purpose) for purpose in ("a", "b", "a/b", "")}
+    derived = {sealer(1).derive_key(purpose) for purpose in ("a", "b", "a/b", "")}
 
     assert len(derived) == 4
-    assert sealer(1).derived("a") == derive(USER_KEY, "a")
+    assert sealer(1).derive_key("a") == derive(USER_KEY, "a")
     assert derive(b"x" * 32, "a") not in derived
 
 

@@ -28,7 +28,7 @@ untimed = settings(deadline=None, database=None)
 
 
 def test_equal_passwords_of_two_accounts_have_nothing_in_common() -> None:
-    one, other = CHEAP.fresh(), CHEAP.fresh()
+    one, other = CHEAP.renew_salt(), CHEAP.renew_salt()
 
     assert one.salt != other.salt
     assert len(one.salt) == 16

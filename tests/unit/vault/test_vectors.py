@@ -180,7 +180,7 @@ def test_a_derivation_key_keeps_its_form(counting: None) -> None:
     assert blob.hex() == DERIVATION_KEY
     assert AESGCM(key).decrypt(blob[:12], blob[12:], associated) == SECRET
     sealer = open_sealer(user, [make_data_key(USER, 7, user_key=USER_KEY)], user_key=USER_KEY)
-    assert sealer.derived("terms") == hkdf(SECRET, "talekeeper/terms")
+    assert sealer.derive_key("terms") == hkdf(SECRET, "talekeeper/terms")
 
 
 def test_what_is_computed_from_keys_stays_as_it_is() -> None:
@@ -192,8 +192,8 @@ def test_what_is_computed_from_keys_stays_as_it_is() -> None:
         "a password, stretched at little cost": stretched(),
         "a password, stretched at full cost": full_cost.stretch(PASSWORD),
         "the protection's MAC": PROTECTION.mac(USER_KEY),
-        "a name's hash": instance.find_name(" Ædith "),
-        "a throttle's hash": instance.find_throttle("account", "edith"),
+        "a name's hash": instance.hash_name(" Ædith "),
+        "a throttle's hash": instance.hash_throttle_key("account", "edith"),
     }
 
     assert {name: value.hex() for name, value in computed.items()} == {

@@ -82,7 +82,7 @@ def read_value(answer: Delta, way: JsonWay, *, who: str) -> Any:
         whole = tool_answer(answer, who=who)
         if not (calls := whole.calls):
             check_declined(whole.text)
-            raise ModelMalformedAnswerError(f"{who} was asked for a call and wrote something else.")
+            raise ModelMalformedAnswerError(f"{who} did not return the requested tool call.")
         return dict(calls[0].arguments)
     text, finish = said(answer, who=who)
     return parse_value(text, who=who, finish=finish)
@@ -138,7 +138,7 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
                 self._json_way = way
                 return StructuredAnswer(value, answer.usage)
         raise ModelWritesNoJsonError(
-            f"{self.spec.id} was asked for JSON and wrote something else, in each way it was asked "
+            f"{self.spec.id} did not return JSON in any of the ways it was asked "
             f"({', '.join(JSON_WAYS)})."
         )
 

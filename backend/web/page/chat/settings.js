@@ -27,7 +27,7 @@ const DETAILS = {
     ...numbers("budgets", {
       total: [1024, 1e7], history: [0, 1e7], retrieval: [0, 1e7], reply_reserve: [1, 1e6],
     }),
-    ...["enabled", "rephrase", "questions"].map((name) => onOrOff(`memory.${name}`)),
+    ...["enabled", "rephrase"].map((name) => onOrOff(`memory.${name}`)),
     ...numbers("memory", { max_items: [0, 200, 40], min_relevance: [0, 1] }),
     among("memory_placement", "after_history", "before_history"),
     among("lore_placement", "after_history", "as_written"),

@@ -35,7 +35,7 @@ async function section(id, title, signal) {
 
 function card(run, chat, changed) {
   const { from_position: from, to_position: to, written: wrote } = run;
-  const isQuiet = ["glossary", "questions"].includes(run.kind) ? !run.significant : !wrote.length && run.kind !== "summary";
+  const isQuiet = run.kind === "glossary" ? !run.significant : !wrote.length && run.kind !== "summary";
   const state = run.state === "done" && isQuiet ? "quiet" : run.state;
   const back = () => attempt(async () => {
     const is = await sure(m("undo_title"), m("undo_text"), t("common.undo"));
