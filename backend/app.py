@@ -292,7 +292,7 @@ def _chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], o
         "user_models": parts.user_models.sweep,
         "turns": parts.turns.recover,
         "deletions": partial(finish_deletions, database),
-        "sessions": parts.sessions.forget_ended,
+        "sessions": parts.sessions.drop_ended_keys,
         "idempotency": partial(delete_old_responses, database, at=now()),
         "ledger": partial(fold_ledger, database),
         "jobs": partial(parts.jobs.clean, at=now()),

@@ -213,7 +213,7 @@ class Services:
 
         self.campaigns = CampaignService(database)
         self.campaign_items = ItemService(database)
-        self.campaign_history = ChangeLogService(database)
+        self.campaign_changes = ChangeLogService(database)
         self.campaign_proposals = ProposalService(database)
         names, clock = SnapshotCache(), StoryClock()
         self.histories = HistoryCache()

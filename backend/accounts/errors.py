@@ -1,4 +1,4 @@
-"""What can go wrong at the door."""
+"""Errors of accounts: sign-up, sign-in, keys and administration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class WrongRecoveryCodeError(UnauthenticatedError):
 class SecondFactorRequiredError(UnauthenticatedError):
     """The password is correct, and the account has a second factor.
 
-    `kinds` are those that can be used here; `passkey` is what `navigator.credentials.get` takes.
+    `kinds` are those that can be used here. `passkey` are the options for
+    `navigator.credentials.get`.
     """
 
     slug, title = "second-factor-required", "Second factor required"

@@ -1,4 +1,4 @@
-"""What happens to accounts; see `backend.core.events`."""
+"""Events of accounts. See `backend.core.events`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 @runtime_checkable
 class UserSignedOut(Protocol):
-    """A user's key left this process: at sign-out, at a new password, at the account's end."""
+    """A user's key was removed from this process: sign-out, new password or deleted account."""
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop what is kept of the user in the clear."""
+        """Drop decrypted data of the user."""
         ...
 
 
 @runtime_checkable
 class AccountDeleted(Protocol):
-    """An account goes, in the transaction that ends its keys."""
+    """An account is deleted. The handler runs in the transaction that deletes its keys."""
 
     async def account_deleted(self, session: AsyncSession, user_id: UUID) -> None:
-        """See to what no foreign key takes along."""
+        """Delete or change rows that no foreign key reaches."""
         ...

@@ -1,4 +1,4 @@
-"""Tables of accounts: users, their keys, and what guards the door."""
+"""Tables of accounts: users, their keys, sessions, second factors and activity."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from backend.vault.sealing import Column
 
 
 class InstanceKey(Base):
-    """A random key of this installation, under the root key: finds names, and seals them.
+    """A random key of this installation, under the root key. It hashes and seals names.
 
-    Names of accounts are needed before anyone has signed in, so they can't be under a user's key.
+    Names of accounts are needed before sign-in, so they cannot be under a user's key.
     """
 
     __tablename__ = "instance_keys"
@@ -30,11 +30,11 @@ KeyMode = Literal["managed", "per_job", "sealed"]
 
 
 class User(Base):
-    """An account. `settings_mac` guards what `Protection` names against tampering.
+    """An account. `settings_mac` protects the values in `Protection` against tampering.
 
-    `factors_digest` is over the ids of the second factors that are on, None if none is.
+    `factors_digest` covers the ids of the active second factors. It is None if there are none.
     `key_generation` counts the account's user keys. `newest_data_key` is the number of the data key
-    that came with the present one.
+    that was added with the current user key.
     """
 
     __tablename__ = "users"
@@ -79,10 +79,10 @@ class DataKey(Base):
 
 
 class KeySlot(Base):
-    """One wrapping of the user key: `kind` is a `SlotKind`.
+    """One wrapping of the user key. `kind` is a `SlotKind`.
 
-    `lookup` is the SHA-256 of a token's secret. `kdf` belongs to passwords. `generation` is that of
-    the user key in an envelope; standing slots have none.
+    `lookup` is the SHA-256 of a token's secret. Only passwords have a `kdf`. `generation` is that
+    of the user key in an envelope. Standing slots have none.
     """
 
     __tablename__ = "key_slots"
@@ -107,7 +107,7 @@ SLOT_LABEL = Column("key_slots", "sealed_label")
 
 
 class Invitation(Base):
-    """A code that lets one person sign up; the table keeps its hash."""
+    """A code that lets one person sign up. Only its hash is stored."""
 
     __tablename__ = "invitations"
 
@@ -120,9 +120,9 @@ class Invitation(Base):
 
 
 class LoginFailures(Base):
-    """Failed log-ins, by keyed hash of an account's name or of an address.
+    """Failed sign-ins, by keyed hash of an account's name or of an address.
 
-    They decay: `failures` is what was left of them at `last_at`.
+    They decay: `failures` is the number that was left at `last_at`.
     """
 
     __tablename__ = "login_failures"
@@ -133,7 +133,7 @@ class LoginFailures(Base):
 
 
 class KnownAddress(Base):
-    """An address from which an account was signed in to, as a keyed hash of both."""
+    """An address that has signed in to an account, as a keyed hash of both."""
 
     __tablename__ = "known_addresses"
 
@@ -143,10 +143,10 @@ class KnownAddress(Base):
 
 
 class IdempotentRequest(Base):
-    """An answered write that a client named, so that sending it again is answered the same.
+    """A write with an idempotency key, and its response for repeated requests.
 
-    `is_done` and `made_id` (the id of what was made) are set in the transaction that does it, for a
-    process that dies before it answers.
+    `is_done` and `made_id` (the created id) are set in the transaction of the write, because the
+    process may end before it responds.
     """
 
     __tablename__ = "idempotent_requests"
@@ -170,11 +170,11 @@ FactorKind = Literal["totp", "passkey", "one_time_code"]
 
 
 class SecondFactor(Base):
-    """Something that a sign-in needs beside the password; one that is begun and not on counts not.
+    """A second factor. It counts only if `is_on`.
 
-    `sealed_secret` depends on the kind (`factors.open_secret`). `counter` only goes up, so that
-    nothing works twice: of a TOTP it is the newest time step that was used, of a passkey the time
-    of its newest challenge (microseconds). `sign_count` is what a passkey's device counts itself.
+    `sealed_secret` depends on the kind (`factors.open_secret`). `counter` only increases, so that
+    no proof works twice. It is the newest used time step of a TOTP, or the time of a passkey's
+    newest challenge (microseconds). `sign_count` is the passkey device's own counter.
     """
 
     __tablename__ = "second_factors"
@@ -198,9 +198,9 @@ _HAS_ADDRESS = text("sealed_address IS NOT NULL")
 
 
 class ActivityEntry(Base):
-    """Something that happened to an account: `sealed_entry` is a `StoredEntry` in JSON.
+    """An entry of an account's activity. `sealed_entry` is a `StoredEntry` in JSON.
 
-    The address is in a column of its own, because it is deleted before the entry is.
+    The address has its own column, because it is deleted before the entry.
     """
 
     __tablename__ = "account_activity"

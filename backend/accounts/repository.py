@@ -1,4 +1,4 @@
-"""Rows of accounts. Nothing here commits."""
+"""Queries for accounts. Nothing here commits."""
 
 from __future__ import annotations
 
@@ -15,34 +15,30 @@ from backend.vault.slots import SlotKind
 
 
 async def lock_accounts(session: AsyncSession) -> None:
-    """Let one transaction at a time decide who is first, or last."""
+    """Serialise transactions that depend on the number of accounts or administrators."""
     await session.execute(select(InstanceKey).with_for_update())
 
 
 async def count_users(session: AsyncSession) -> int:
-    """How many accounts there are."""
     return await session.scalar(select(func.count()).select_from(User)) or 0
 
 
 async def count_administrators(session: AsyncSession) -> int:
-    """How many accounts can administer."""
     query = select(func.count()).where(User.is_administrator, ~User.is_disabled)
     return await session.scalar(query) or 0
 
 
 async def find_user(session: AsyncSession, name_lookup: bytes) -> User | None:
-    """The account of that name, by its keyed hash."""
     return await session.scalar(select(User).where(User.name_lookup == name_lookup))
 
 
 async def get_user(session: AsyncSession, user_id: UUID, *, lock: bool = False) -> User:
-    """Raises `UserNotFoundError`.
+    """Load an account. Raises `UserNotFoundError`.
 
-    `lock` reads the row as it is now, and lets one transaction at a time change the account's
-    password, recovery code, mode or keys: the slots that are read after it are those that the MAC
-    of its settings speaks of.
+    `lock` reads the current row, and serialises changes of the account's password, recovery code,
+    key mode and keys. So slots that are read afterwards match the MAC of the account.
     """
-    # Not in the way of rows that are inserted meanwhile and refer to the account.
+    # Allows concurrent inserts of rows that refer to the account.
     for_update = {"key_share": True} if lock else None
     user = await session.get(User, user_id, populate_existing=lock, with_for_update=for_update)
     if user is None:
@@ -51,13 +47,13 @@ async def get_user(session: AsyncSession, user_id: UUID, *, lock: bool = False) 
 
 
 async def find_slot(session: AsyncSession, user_id: UUID, kind: SlotKind) -> KeySlot | None:
-    """An account's password or recovery slot: it has one of each."""
+    """Find an account's password or recovery slot. It has one of each."""
     query = select(KeySlot).where(KeySlot.user_id == user_id, KeySlot.kind == kind)
     return await session.scalar(query)
 
 
 async def load_password_kdf(session: AsyncSession, user_id: UUID) -> bytes | None:
-    """How an account's password is stretched, in JSON."""
+    """Return the parameters that stretch an account's password, in JSON."""
     slot = await find_slot(session, user_id, "password")
     return slot.kdf if slot else None
 
@@ -65,7 +61,6 @@ async def load_password_kdf(session: AsyncSession, user_id: UUID) -> bytes | Non
 async def list_slots(
     session: AsyncSession, user_id: UUID, kind: SlotKind, *, after: UUID | None, limit: int
 ) -> list[KeySlot]:
-    """An account's sessions or API keys, newest first."""
     query = (
         select(KeySlot)
         .where(KeySlot.user_id == user_id, KeySlot.kind == kind)
@@ -80,7 +75,7 @@ async def list_slots(
 async def delete_slot(
     session: AsyncSession, slot_id: UUID, *, owner_id: UUID, kind: SlotKind
 ) -> None:
-    """Raises `SessionNotFoundError` or `ApiKeyNotFoundError`: absent, or someone else's."""
+    """Delete a slot. Raises `SessionNotFoundError` or `ApiKeyNotFoundError`."""
     removed = await session.scalar(
         delete(KeySlot)
         .where(KeySlot.id == slot_id, KeySlot.user_id == owner_id, KeySlot.kind == kind)
@@ -93,7 +88,7 @@ async def delete_slot(
 async def delete_slots(
     session: AsyncSession, user_id: UUID, kind: SlotKind, *, but: UUID | None = None
 ) -> list[UUID]:
-    """End all of an account's slots of a kind, but one; returns the ids that ended."""
+    """Delete an account's slots of a kind, except one. Return the deleted ids."""
     query = delete(KeySlot).where(KeySlot.user_id == user_id, KeySlot.kind == kind)
     if but is not None:
         query = query.where(KeySlot.id != but)
@@ -101,7 +96,7 @@ async def delete_slots(
 
 
 _PASSWORD = aliased(KeySlot)
-# Built once: every request asks it.
+# Built once, because every request executes it.
 _BY_TOKEN = (
     select(KeySlot, User, DataKey, _PASSWORD.kdf)
     .join(User, User.id == KeySlot.user_id)
@@ -114,7 +109,7 @@ _BY_TOKEN = (
 async def find_by_token(
     session: AsyncSession, lookup: bytes, kind: SlotKind
 ) -> tuple[KeySlot, User, list[DataKey], bytes | None] | None:
-    """The slot that a token opens, its account, the account's data keys and KDF: one query."""
+    """Find the slot of a token, its account, and the account's data keys and KDF, in one query."""
     rows = (await session.execute(_BY_TOKEN, {"token": lookup, "token_kind": kind})).all()
     if not rows:
         return None
@@ -123,19 +118,17 @@ async def find_by_token(
 
 
 async def list_data_keys(session: AsyncSession, user_id: UUID) -> list[DataKey]:
-    """Every data key of an account."""
     return list(await session.scalars(select(DataKey).where(DataKey.user_id == user_id)))
 
 
 async def touch_slot(session: AsyncSession, slot_id: UUID, at: datetime) -> None:
-    """Note that a session or key was used."""
     await session.execute(update(KeySlot).where(KeySlot.id == slot_id).values(last_used_at=at))
 
 
 async def has_invitation(
     session: AsyncSession, lookup: bytes, at: datetime, *, use: bool = False
 ) -> bool:
-    """Whether an invitation is there to be taken; `use` takes it."""
+    """True if an invitation can be used. `use` marks it as used."""
     usable = (
         Invitation.lookup == lookup,
         Invitation.used_at.is_(None),
@@ -152,7 +145,7 @@ async def has_invitation(
 async def list_usable_slots(
     session: AsyncSession, slot_ids: set[UUID]
 ) -> list[tuple[KeySlot, int]]:
-    """Those of the slots that are still there, of accounts that are not disabled.
+    """List the slots that still exist, of accounts that are not disabled.
 
     Each comes with the generation of its account's user key.
     """
@@ -167,7 +160,7 @@ async def list_usable_slots(
 async def delete_ended_sessions(
     session: AsyncSession, user_id: UUID, *, at: datetime, unused_since: datetime
 ) -> None:
-    """Delete an account's sessions that have run out, or that nobody has used since."""
+    """Delete an account's expired sessions, and those that were last used before `unused_since`."""
     await session.execute(
         delete(KeySlot).where(
             KeySlot.user_id == user_id,

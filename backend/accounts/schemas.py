@@ -1,4 +1,4 @@
-"""Shapes of the accounts' part of the API."""
+"""Request and response bodies of the accounts' routes."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ PasskeyLabel = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
 
 class RequestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A request body: a member that is not known is a mistake worth hearing of."""
+    """A request body. Unknown fields are refused."""
 
 
 class SignUp(RequestBody):
@@ -31,8 +31,8 @@ class SignUp(RequestBody):
 class LogIn(RequestBody):
     """A name and its password, and the second factor if the account has one.
 
-    `otp` is an authenticator app's code or a one-time code, `passkey` what
-    `navigator.credentials.get` gave, as JSON.
+    `otp` is a code of an authenticator app or a one-time code. `passkey` is the JSON credential of
+    `navigator.credentials.get`.
     """
 
     username: Name
@@ -42,7 +42,7 @@ class LogIn(RequestBody):
 
 
 class Recovery(RequestBody):
-    """A way back in for who has lost the password and kept the code."""
+    """A user name, its recovery code, and a new password."""
 
     username: Name
     recovery_code: Code
@@ -57,7 +57,7 @@ class PasswordChange(RequestBody):
 
 
 class Confirmation(RequestBody):
-    """The password once more, before what can't be undone."""
+    """The password, to confirm an action that cannot be undone."""
 
     password: Password
 
@@ -77,20 +77,20 @@ class TotpCode(RequestBody):
 
 
 class NewPasskey(RequestBody):
-    """What `navigator.credentials.create` gave, as JSON, and what to call it."""
+    """The JSON credential of `navigator.credentials.create`, and the passkey's name."""
 
     credential: dict[str, Any]
     label: PasskeyLabel
 
 
 class PasskeyRename(RequestBody):
-    """Another name for a passkey."""
+    """A new name for a passkey."""
 
     label: PasskeyLabel
 
 
 class NewApiKey(RequestBody):
-    """What an API key is for."""
+    """The label, scope and expiry of a new API key."""
 
     label: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     scope: Scope = "chat"
@@ -98,26 +98,26 @@ class NewApiKey(RequestBody):
 
 
 class NewInvitation(RequestBody):
-    """How long an invitation can be used."""
+    """The number of days for which an invitation can be used."""
 
     days: Annotated[int, msgspec.Meta(ge=1, le=365)] = 7
 
 
 class AccountPatch(msgspec.Struct, kw_only=True):
-    """What an account may change about itself."""
+    """The fields of an account that its user can change."""
 
     key_mode: KeyMode = DEFAULT_KEY_MODE
 
 
 class UserChange(RequestBody):
-    """What an administrator may change about an account: true or false, what is absent stays."""
+    """The fields of an account that an administrator can change. Absent fields stay."""
 
     is_administrator: bool | msgspec.UnsetType = msgspec.UNSET
     is_disabled: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class UserView(msgspec.Struct, kw_only=True):
-    """An account as it is shown."""
+    """An account."""
 
     id: UUID
     username: str
@@ -127,8 +127,8 @@ class UserView(msgspec.Struct, kw_only=True):
     created_at: datetime
 
     @classmethod
-    def of(cls, user: User, name: str) -> "UserView":
-        """The view of an account's row."""
+    def from_user(cls, user: User, name: str) -> "UserView":
+        """Return the view of an account's row."""
         return cls(
             id=user.id,
             username=name,
@@ -140,20 +140,20 @@ class UserView(msgspec.Struct, kw_only=True):
 
 
 class SignedUp(msgspec.Struct, kw_only=True):
-    """The answer to a sign-up or a recovery. The code is shown this once."""
+    """The response to a sign-up or a recovery. The code is shown only once."""
 
     user: UserView
     recovery_code: str
 
 
 class RecoveryCode(msgspec.Struct, kw_only=True):
-    """A new recovery code, shown this once. The old one no longer works."""
+    """A new recovery code. It is shown only once. The old one stops working."""
 
     recovery_code: str
 
 
 class SessionView(msgspec.Struct, kw_only=True):
-    """A session as it is listed."""
+    """A session."""
 
     id: UUID
     label: str
@@ -164,7 +164,7 @@ class SessionView(msgspec.Struct, kw_only=True):
 
 
 class ApiKeyView(msgspec.Struct, kw_only=True):
-    """An API key as it is listed."""
+    """An API key."""
 
     id: UUID
     label: str
@@ -175,14 +175,14 @@ class ApiKeyView(msgspec.Struct, kw_only=True):
 
 
 class MadeApiKey(msgspec.Struct, kw_only=True):
-    """A new API key. The token is shown this once."""
+    """A new API key. The token is shown only once."""
 
     key: ApiKeyView
     token: str
 
 
 class InvitationView(msgspec.Struct, kw_only=True):
-    """An invitation. `code` is shown once, when it is made."""
+    """An invitation. `code` is shown only once, when it is made."""
 
     id: UUID
     created_at: datetime
@@ -199,7 +199,7 @@ class TotpView(msgspec.Struct, kw_only=True):
 
 
 class PasskeyView(msgspec.Struct, kw_only=True):
-    """A passkey. It works at the address whose name is `site` alone."""
+    """A passkey. It works only at the address with the name `site`."""
 
     id: UUID
     label: str
@@ -209,7 +209,7 @@ class PasskeyView(msgspec.Struct, kw_only=True):
 
 
 class SecondFactorsView(msgspec.Struct, kw_only=True):
-    """The account's second factors. `one_time_codes` is how many are left."""
+    """The account's second factors. `one_time_codes` is the number of unused codes."""
 
     totp: TotpView | None
     passkeys: list[PasskeyView]
@@ -217,9 +217,10 @@ class SecondFactorsView(msgspec.Struct, kw_only=True):
 
 
 class TotpSetUp(msgspec.Struct, kw_only=True):
-    """What an authenticator app needs, shown this once.
+    """The secret of an authenticator app. It is shown only once.
 
-    `qr` is the QR code of `uri`: a row of modules each, `1` for a dark one, without the margin.
+    `qr` is the QR code of `uri`: one string for each row, `1` for a dark module, without the
+    margin.
     """
 
     secret: str
@@ -228,24 +229,24 @@ class TotpSetUp(msgspec.Struct, kw_only=True):
 
 
 class OneTimeCodes(msgspec.Struct, kw_only=True):
-    """Ten codes, shown this once. Each can be used once as a second factor."""
+    """Ten codes, shown only once. Each can be used once as a second factor."""
 
     codes: list[str]
 
 
 class SecondFactorOn(msgspec.Struct, kw_only=True):
-    """`codes` come with the account's first second factor. They are shown this once."""
+    """The one-time codes of the account's first second factor. They are shown only once."""
 
     codes: list[str] | None
 
 
 class PasskeyOptions(msgspec.Struct, kw_only=True):
-    """What `navigator.credentials.create` takes, as JSON."""
+    """JSON options for `navigator.credentials.create`."""
 
     options: dict[str, Any]
 
 
 class PasskeyAdded(SecondFactorOn):
-    """The new passkey."""
+    """The new passkey, and one-time codes if it is the first second factor."""
 
     passkey: PasskeyView

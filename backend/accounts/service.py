@@ -57,13 +57,11 @@ MAX_NAME_LENGTH = 64
 INVITATION_PREFIX = "inv_"
 
 SignUpState = Literal["first", "open", "invitation", "closed"]
-"""Sign-up is open to: the first user only, everyone, people with an invitation, no one."""
+"""Sign-up is open to: only the first user, everyone, people with an invitation, or no one."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnlockedAccount:
-    """An account whose user key was just unwrapped or made."""
-
     user: User
     name: str
     current: UserKey
@@ -71,7 +69,7 @@ class UnlockedAccount:
 
 
 class AccountService:
-    """Makes accounts and opens them. Sessions are made by `SessionService` from what this opens."""
+    """Makes and opens accounts. `SessionService` makes sessions for opened accounts."""
 
     def __init__(
         self,
@@ -93,8 +91,8 @@ class AccountService:
         self._credentials = Credentials(root, kdf)
         self._throttle = Throttle(database, instance)
 
-    async def sign_up_state(self) -> SignUpState:
-        """Who may sign up now. Without an account anybody may, whatever the settings say."""
+    async def find_sign_up_state(self) -> SignUpState:
+        """Return who may sign up. If there is no account, anyone may, despite the settings."""
         async with self._database.read() as session:
             count = await repository.count_users(session)
         return self._settings.registration if count else "first"
@@ -102,7 +100,7 @@ class AccountService:
     async def sign_up(
         self, name: str, password: str, *, invitation: str | None, address: str
     ) -> UnlockedAccount:
-        """Make an account; the first one administers.
+        """Make an account. The first one becomes an administrator.
 
         Raises `RegistrationClosedError`, `InvitationError`, `NameTakenError`, `WeakPasswordError`,
         `TooManyAttemptsError`, `BusyError`.
@@ -113,7 +111,7 @@ class AccountService:
         password = check_password(password, name=name)
         attempt = await self._throttle.admit_sign_up(address=address)
         async with self._database.read() as session:
-            # Before the costly part: people who are not let in should not cause it.
+            # Before the slow hash, so that people who may not sign up cannot cause it.
             await self._check_may_join(session, invitation)
             await self._check_is_free(session, name)
         stretched = await self._credentials.stretch_new(password)
@@ -121,7 +119,7 @@ class AccountService:
         user_id, current = new_id(), UserKey(os.urandom(KEY_BYTES), generation=1)
         user = User(
             id=user_id,
-            name_lookup=self._instance.find_name(name),
+            name_lookup=self._instance.hash_name(name),
             wrapped_name=self._instance.wrap_name(user_id, name),
             key_mode=DEFAULT_KEY_MODE,
             key_generation=current.generation,
@@ -129,7 +127,7 @@ class AccountService:
         )
         wrap_derivation_key(user, os.urandom(KEY_BYTES), user_key=current.key)
         protect(user, current.key, kdf=stretched.kdf)
-        code, recovery = self._credentials.recovery_slot(user_id, current)
+        code, recovery = self._credentials.make_recovery_slot(user_id, current)
         async with self._database.write() as session:
             await repository.lock_accounts(session)
             await refuse_older_root(session, self._root)
@@ -141,7 +139,7 @@ class AccountService:
             session.add_all(
                 (
                     make_data_key(user_id, 1, user_key=current.key),
-                    self._credentials.password_slot(user_id, current, stretched),
+                    self._credentials.make_password_slot(user_id, current, stretched),
                     recovery,
                 )
             )
@@ -152,14 +150,14 @@ class AccountService:
     async def unlock(self, name: str, password: str, *, address: str) -> UnlockedAccount:
         """Open an account with its password.
 
-        Raises `WrongCredentialsError`, `TooManyAttemptsError`, `TamperedAccountError`,
-        `BusyError`. An unknown name takes as long as a wrong password. The second factor is
-        still to be asked for (`SecondFactorGate`).
+        Raises `WrongCredentialsError`, `TooManyAttemptsError`, `TamperedAccountError`, `BusyError`.
+        An unknown name takes as long as a wrong password. The caller still has to check the second
+        factor (`SecondFactorGate`).
         """
         attempt = await self._throttle.admit_sign_in("account", name, address=address)
         found = await self._find(name, "password")
         if found is None:
-            # As slow as with an account, so that the time tells nobody which names there are.
+            # As slow as for an account, so that the time does not reveal if the name exists.
             await self._credentials.stretch_new(password)
             raise WrongCredentialsError
         user, slot = found
@@ -168,16 +166,16 @@ class AccountService:
         if not opened.is_direct:
             await wrap_directly(self._database, slot, current, secret=secret, root=self._root)
         await self._throttle.forgive(attempt)
-        return UnlockedAccount(user, self._instance.name_of(user), current)
+        return UnlockedAccount(user, self._instance.read_name(user), current)
 
     async def recover(
         self, name: str, code: str, new_password: str, *, address: str
     ) -> UnlockedAccount:
-        """Set a new password with the recovery code; a new code is made.
+        """Set a new password with the recovery code, and make a new code.
 
-        Every session and API key ends: the account may have been in other hands. So do the keys
-        that were lent to the server, and `managed` goes back to the default mode. Second factors
-        are switched off: the code alone proves whose account it is.
+        Every session and API key ends, because someone else may have had access to the account. The
+        keys that the server may open end too, and `managed` changes to the default mode. Second
+        factors are switched off, because the code alone proves ownership.
 
         Raises `WrongRecoveryCodeError`, `TooManyAttemptsError`, `WeakPasswordError`,
         `TamperedAccountError`, `BusyError`.
@@ -193,7 +191,7 @@ class AccountService:
         async with self._database.write() as session:
             user = await lock_account(session, user.id, current, root=self._root)
             if slot.id not in await repository.delete_slots(session, user.id, "recovery"):
-                raise WrongRecoveryCodeError  # used up by another request meanwhile
+                raise WrongRecoveryCodeError  # used by another request at the same time
             await repository.delete_slots(session, user.id, "session")
             await repository.delete_slots(session, user.id, "api_key")
             await delete_standing_slot(session, user.id)
@@ -203,7 +201,7 @@ class AccountService:
             user.factors_digest = None
             if user.key_mode == "managed":
                 user.key_mode = DEFAULT_KEY_MODE
-            new_code, recovery = self._credentials.recovery_slot(user.id, current)
+            new_code, recovery = self._credentials.make_recovery_slot(user.id, current)
             session.add(recovery)
             await self._credentials.replace_password(session, user.id, current, stretched)
             renewed = await renew_user_key(session, user, current.key, root=self._root)
@@ -211,10 +209,10 @@ class AccountService:
         await self._database.log.empty_now()
         await self._throttle.forgive(attempt)
         await self._throttle.remember(user.id, name, address=address)
-        return UnlockedAccount(user, self._instance.name_of(user), renewed, new_code)
+        return UnlockedAccount(user, self._instance.read_name(user), renewed, new_code)
 
     async def change_password(self, identity: Identity, current: str, new: str) -> None:
-        """Replace the password; other sessions end by it.
+        """Replace the password. Other sessions end.
 
         Raises `WrongCredentialsError`, `WeakPasswordError`, `TooManyAttemptsError`,
         `TamperedAccountError`, `BusyError`.
@@ -227,26 +225,26 @@ class AccountService:
             user = await lock_account(session, user_id, identity.current, root=self._root)
             slot = await repository.find_slot(session, user_id, "password")
             if slot is None or slot.id != confirmed:
-                raise WrongCredentialsError  # replaced by another request meanwhile
+                raise WrongCredentialsError  # replaced by another request at the same time
             await self._credentials.replace_password(session, user_id, identity.current, stretched)
             await repository.delete_slots(session, user_id, "session", but=identity.slot_id)
             await renew_user_key(session, user, identity.user_key, root=self._root)
         self._open_keys.drop(user_id)
         await self._database.log.empty_now()
 
-    async def new_recovery_code(self, identity: Identity, password: str) -> str:
-        """Replace the recovery code, the old one being lost. Raises as `confirm_password` does."""
+    async def replace_recovery_code(self, identity: Identity, password: str) -> str:
+        """Replace the recovery code. Raises the errors of `confirm_password`."""
         await self.confirm_password(identity, password)
         async with self._database.write() as session:
             await lock_account(session, identity.user_id, identity.current, root=self._root)
-            code, slot = self._credentials.recovery_slot(identity.user_id, identity.current)
+            code, slot = self._credentials.make_recovery_slot(identity.user_id, identity.current)
             await repository.delete_slots(session, identity.user_id, "recovery")
             session.add(slot)
         await self._database.log.empty_now()
         return code
 
     async def renew(self, user_id: UUID, current: UserKey) -> UserKey:
-        """A new user key for an account whose present one is at hand; nothing ends by it.
+        """Replace the user key of an account. Nothing ends.
 
         Raises `TooManyDataKeysError`, `KeysChangedError`, `TamperedAccountError`.
         """
@@ -259,10 +257,9 @@ class AccountService:
         return renewed
 
     async def confirm_password(self, identity: Identity, password: str) -> UUID:
-        """The id of the password's slot, where it is the account's password.
+        """Check the account's password. Return the id of its slot.
 
-        Raises `WrongCredentialsError`, `TooManyAttemptsError`, `TamperedAccountError`,
-        `BusyError`.
+        Raises `WrongCredentialsError`, `TooManyAttemptsError`, `TamperedAccountError`, `BusyError`.
         """
         attempt = await self._throttle.admit_confirmation(identity.user_id)
         async with self._database.read() as session:
@@ -275,9 +272,9 @@ class AccountService:
         return slot.id
 
     async def delete(self, user_id: UUID) -> None:
-        """Delete an account: first what opens its texts, then the texts.
+        """Delete an account: first the keys to its texts, then the texts.
 
-        Raises `LastAdministratorError` while others would be left with no administrator.
+        Raises `LastAdministratorError` if other accounts would be left without an administrator.
         """
         async with self._database.write() as session:
             await repository.lock_accounts(session)
@@ -297,23 +294,22 @@ class AccountService:
         await self._database.log.empty_now()
 
     def name_of(self, identity: Identity) -> str:
-        """The account's name."""
-        return self._instance.name_of(identity.user)
+        return self._instance.read_name(identity.user)
 
     async def _find(self, name: str, kind: SlotKind) -> tuple[User, KeySlot] | None:
         async with self._database.read() as session:
-            user = await repository.find_user(session, self._instance.find_name(name))
+            user = await repository.find_user(session, self._instance.hash_name(name))
             slot = await repository.find_slot(session, user.id, kind) if user else None
         return (user, slot) if user and slot else None
 
     async def _check_is_free(self, session: AsyncSession, name: str) -> None:
-        if await repository.find_user(session, self._instance.find_name(name)):
+        if await repository.find_user(session, self._instance.hash_name(name)):
             raise NameTakenError("Choose another name.")
 
     async def _check_may_join(
         self, session: AsyncSession, invitation: str | None, *, use: bool = False
     ) -> None:
-        """Raise unless this person may sign up; `use` takes the invitation."""
+        """Raise unless this person may sign up. `use` marks the invitation as used."""
         if self._settings.registration == "open" or not await repository.count_users(session):
             return
         if self._settings.registration == "closed" or invitation is None:
@@ -328,9 +324,9 @@ class AccountService:
 async def finish_deletions(database: Database) -> None:
     """Delete every account that a crash left without a password.
 
-    An account loses its keys in one transaction and its rows in a second. An account without a
-    password is one that a crash left between the two: it can't be opened, but its name is still
-    taken, and it may count as an administrator.
+    An account loses its keys in one transaction and its rows in a second. A crash between the two
+    leaves an account without a password. It cannot be opened, but its name is taken, and it may
+    count as an administrator.
     """
     is_without_keys = ~exists().where(KeySlot.user_id == User.id, KeySlot.kind == "password")
     async with database.read() as session:

@@ -1,4 +1,4 @@
-"""Tables of campaigns: their items, and the ledger of changes that these are made of."""
+"""Tables of campaigns, their items, and the ledger of changes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ Actor = Literal["user", "tool", "compactor", "import"]
 
 
 class Campaign(Base):
-    """A campaign. Chats that belong to it are its sessions.
+    """A campaign. The chats that belong to it are its sessions.
 
     `version` counts the transactions that changed its state or a setting; `last_seq` is the number
-    of its newest change. `edits` and `compactions` say when a chat needs a full block again.
-    `is_stale` says that a path moved while no key was at hand: some items are to be folded again.
+    of its newest change. `edits` and `compactions` determine when a chat needs a full block again.
+    `is_stale` is True if a path moved while no key was available, so that some items must be
+    folded.
     """
 
     __tablename__ = "campaigns"
@@ -46,14 +47,13 @@ CAMPAIGN = Column("campaigns", "sealed_campaign")
 
 
 class CampaignItem(Base):
-    """An item as its changes that count leave it, sealed, and what queries ask about it.
+    """The sealed state of an item, folded from its active changes, and columns for queries.
 
-    `place_id` is where it is (of an entity or scene), `about_id` what it belongs to (a fact's
-    entity, a relation's first one). `is_live` says that it exists and matters now: an open thread
-    or scene, a fact that nothing supersedes, a clock that is shown. `audience` is `gm`, `public`,
-    or ids between blanks. `seq` is the last change that counts, `version`
-    the campaign's version that wrote the row. `uses` counts the replies that said a term since it
-    is known, on whatever branch; it is no part of the ledger.
+    `place_id` is the place of an entity or scene. `about_id` is a fact's entity, or the first
+    entity of a relation. `is_live` is True for an open thread or scene, a fact that is not
+    superseded, and a visible clock. `audience` is `gm`, `public`, or ids between blanks. `seq` is
+    the last active change, `version` the campaign's version that wrote the row. `uses` counts the
+    replies that contain a term, on all branches; it is not part of the ledger.
     """
 
     __tablename__ = "campaign_items"
@@ -90,14 +90,11 @@ STATE = Column("campaign_items", "sealed_state")
 class CampaignChange(Base):
     """A line of the ledger: operations on one item.
 
-    It counts while it is not undone, and has no message or one that is on an active path.
+    It is active if it is not undone, and has no message or one on an active path.
     """
 
     __tablename__ = "campaign_changes"
-    __table_args__ = (
-        Index(None, "campaign_id", "seq", unique=True),
-        Index(None, "item_id", "seq"),
-    )
+    __table_args__ = (Index(None, "campaign_id", "seq", unique=True), Index(None, "item_id", "seq"))
 
     id: Mapped[PrimaryId]
     user_id: Mapped[OwnerId]
@@ -117,10 +114,10 @@ OPERATIONS = Column("campaign_changes", "sealed_operations")
 
 
 class ChangeSource(Base):
-    """A message that made a change: its own, and the copies of it in forks of the chat.
+    """A message that caused a change: the original, and its copies in forks of the chat.
 
-    There is no key to the message: one that was deleted is on no path. With a chat its rows here
-    go, and what counted goes on counting.
+    There is no foreign key to the message: a deleted message is on no path. Deleting a chat deletes
+    its rows here, and active changes stay active.
     """
 
     __tablename__ = "campaign_change_sources"
@@ -135,10 +132,10 @@ class ChangeSource(Base):
 
 
 class CampaignMark(Base):
-    """A message (`id`) that was read for its campaign: what follows from it is in the ledger.
+    """A message (`id`) that a compaction has read; the results are in the ledger.
 
-    It counts while the message is on its chat's active path. `version` is the campaign's that the
-    compaction has written.
+    It applies while the message is on its chat's active path. `version` is the campaign's version
+    that the compaction wrote.
     """
 
     __tablename__ = "campaign_marks"
@@ -159,10 +156,10 @@ ProposalState = Literal["open", "accepted", "refused"]
 
 
 class CampaignProposal(Base):
-    """A change that was read out of a message and waits for the user, sealed with both sides.
+    """A change that was read from a message and waits for the user, sealed with both sides.
 
-    It is about an item of a kind, which it may be the first to make (`item_id` is then its id to
-    be). It is shown while a source of it is on the active path.
+    If it creates an item, `item_id` is the id of the new item. It is shown while one of its sources
+    is on the active path.
     """
 
     __tablename__ = "campaign_proposals"
@@ -185,7 +182,7 @@ PROPOSAL = Column("campaign_proposals", "sealed_proposal")
 
 
 class ProposalSource(Base):
-    """A message that a proposal comes from: its own, and the copies of it in forks of the chat."""
+    """A message that a proposal comes from: the original, and its copies in forks of the chat."""
 
     __tablename__ = "campaign_proposal_sources"
 

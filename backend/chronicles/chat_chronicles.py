@@ -1,4 +1,4 @@
-"""The chronicles of chats: how one comes to a chat, goes along when it is copied, and leaves it."""
+"""Chronicles of chats: assignment, copying with a chat, and clean-up after deletion."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from backend.database.base import UNSYNCHRONIZED
 from backend.memory.indexing.outbox import IndexOutbox
 
 MAX_NOTED = 1_000
-"""Events whose going the index is told of one by one."""
+"""Maximum number of deleted events that the index is told individually."""
 
 
 class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
-    """Keeps chats and their chronicles together, in the transactions that change the chats."""
+    """Updates chronicles in the same transaction as their chats."""
 
     def __init__(self, outbox: IndexOutbox) -> None:
         self._outbox = outbox
@@ -58,14 +58,14 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
     async def choose(
         self, session: AsyncSession, identity: Identity, chat: Chat, wanted: UUID | None
     ) -> UUID:
-        """The chronicle that a chat is to have; None makes one, named after the chat.
+        """Return the chronicle for a chat. If `wanted` is None, create one named after the chat.
 
-        Raises `ChronicleNotFoundError`, and `ChronicleFullError` where the account holds as many
-        as it may.
+        Raises `ChronicleNotFoundError`, and `ChronicleFullError` if the account has the maximum
+        number.
         """
         if wanted is not None:
             owned = Chronicle.id == wanted, Chronicle.user_id == identity.user_id
-            # Held, so that it is not deleted before the chat names it.
+            # Locked, so that it cannot be deleted before the chat refers to it.
             query = select(Chronicle.id).where(*owned)
             held = query.with_for_update(read=True, key_share=True)
             if await session.scalar(held) is None:
@@ -76,9 +76,9 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
         return (await make_chronicle(session, identity, fields)).id
 
     async def chat_deleted(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
-        """Before a chat goes: its events that do not count for a message of it go with it.
+        """Delete the events of a chat's inactive messages before the chat is deleted.
 
-        What counts stays for good: the database forgets which of the chat's messages it is from.
+        Active events stay permanently, because the database removes their source messages.
         """
         event, source = ChronicleEvent, EventSource
         on_path = exists().where(Message.id == source.message_id, Message.is_active)
@@ -86,12 +86,13 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
         rows = await session.execute(
             select(event.id, event.chronicle_id).where(event.user_id == identity.user_id, left)
         )
-        gone: dict[UUID, list[UUID]] = {}
+        by_chronicle: dict[UUID, list[UUID]] = {}
         for event_id, chronicle_id in rows:
-            gone.setdefault(chronicle_id, []).append(event_id)
-        for chronicle_id, event_ids in gone.items():
+            by_chronicle.setdefault(chronicle_id, []).append(event_id)
+        for chronicle_id, event_ids in by_chronicle.items():
             await remove_events(session, event_ids, owner_id=identity.user_id)
-            # Of very many the index looks at the whole chronicle: that is sooner noted.
+            # For a large number, compare the whole chronicle instead, because that is quicker to
+            # record.
             noted = event_ids if len(event_ids) <= MAX_NOTED else None
             await self._outbox.changed(
                 session, identity, kind=KIND, container_id=chronicle_id, source_ids=noted
@@ -103,11 +104,11 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
         identity: Identity,
         message: Message,
         *,
-        before: str,  # noqa: ARG002  # what was made of it is for fewer in any case
+        before: str,  # noqa: ARG002  # events always follow the new audience
     ) -> None:
-        """Let what was written of a message be for those alone who may know the message.
+        """Restrict events written from a message to the audience of the message.
 
-        What people wrote, or changed, is theirs to show.
+        Events that users wrote or edited keep their audience.
         """
         rows = await session.scalars(
             select(ChronicleEvent)
@@ -141,15 +142,15 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
         fork_id: UUID,
         copied: Mapping[UUID, UUID],
     ) -> None:
-        """Give the copy of a chat a chronicle of its own, where the original has one.
+        """Give the copy of a chat its own chronicle if the original has one.
 
-        From here on the two stories part, so neither is to read what happens in the other. The copy
-        holds what happened along the copied path: events that come from messages of this chat only
-        where all of those were copied, and then from the copies; all others as they are, sources in
-        other chats with them. `copied` leads from messages to their copies.
+        The two stories differ from here on, so neither may read the events of the other. Events
+        with source messages in this chat are copied only if all of those messages were copied, and
+        then refer to the copies. All other events are copied unchanged, including sources in other
+        chats. `copied` maps messages to their copies.
 
-        The chat's consent goes along, from the same moment on: with the marks of what was read,
-        which others copy, nothing is read again. Raises `ChronicleFullError`.
+        The chat's consent is copied too. The marks of what was read are copied elsewhere, so
+        nothing is read again. Raises `ChronicleFullError`.
         """
         owner_id = identity.user_id
         source = await get_chat(session, source_id, owner_id=owner_id)
@@ -182,8 +183,8 @@ class ChatChronicles(AudienceChanged, ChatCopied, ChatDeleted, WorldParted):
     ) -> None:
         """Translate the audiences of a copied chat's events.
 
-        Events that come from other chats of the old world keep counting, or are deleted, as they
-        count now.
+        Events from other chats of the old world become permanent if they are active. Otherwise they
+        are deleted.
         """
         mine = (
             ChronicleEvent.chronicle_id == fork.chronicle_id,
@@ -208,7 +209,7 @@ async def _copy_events(
     fork_id: UUID,
     copied: Mapping[UUID, UUID],
 ) -> None:
-    """Copy those events that belong to a copied path. The copies are of no run."""
+    """Copy the events of a copied path. The copies belong to no run."""
     copies = {
         event.id: NewEvent(
             fields=event.fields,

@@ -1,4 +1,4 @@
-"""Events of chronicles: `/chronicles/{chronicle_id}/events`."""
+"""Routes of chronicles, their files and their events: `/chronicles`."""
 
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -57,8 +57,6 @@ Transfer = NamedDependency[ChronicleTransfer]
 
 
 class ChronicleController(Controller):
-    """Chronicles."""
-
     path = "/chronicles"
     tags = ("Chronicles",)
 
@@ -70,14 +68,14 @@ class ChronicleController(Controller):
         limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
     ) -> Page[ChronicleView]:
-        """Chronicles, newest first, with the chats that use them."""
+        """List chronicles, newest first, with the chats that use them."""
         return await chronicles.list_page(identity, limit=limit, after=after)
 
     @post(opt={RAISES: (ChronicleFullError,)}, summary="Create a chronicle")
     async def create_chronicle(
         self, data: JSONBody[NewChronicle], identity: Caller, chronicles: Chronicles
     ) -> Response[ChronicleView]:
-        """Make a chronicle without events. A chat uses it by its settings' `chronicle_id`."""
+        """Create a chronicle without events. A chat selects it with its setting `chronicle_id`."""
         return _add_etag(await chronicles.create(identity, data))
 
     @get(
@@ -86,7 +84,7 @@ class ChronicleController(Controller):
     async def get_chronicle(
         self, chronicle_id: FromPath[UUID], identity: Caller, chronicles: Chronicles
     ) -> Response[ChronicleView]:
-        """A chronicle, without its events."""
+        """Get a chronicle without its events."""
         return _add_etag(await chronicles.get(identity, chronicle_id))
 
     @patch(
@@ -102,7 +100,7 @@ class ChronicleController(Controller):
         identity: Caller,
         chronicles: Chronicles,
     ) -> Response[ChronicleView]:
-        """Merge into a chronicle: what is absent stays, null goes back to the default."""
+        """Change a chronicle. Absent fields are kept, null resets one to its default."""
         view = await chronicles.patch(
             identity, chronicle_id, data, if_match=request.headers.get("if-match")
         )
@@ -122,15 +120,13 @@ class ChronicleController(Controller):
     ) -> None:
         """Delete a chronicle with its events and the lorebook that the agent wrote for it.
 
-        Chats that use it go on without one, and nothing is written down of them until they opt in
+        Its chats are kept without a chronicle. Nothing is written about them until they opt in
         again.
         """
         await chronicles.delete(identity, chronicle_id, if_match=request.headers.get("if-match"))
 
 
 class ChronicleTransferController(Controller):
-    """Chronicles as files."""
-
     path = "/chronicles"
     tags = ("Chronicles",)
 
@@ -144,11 +140,11 @@ class ChronicleTransferController(Controller):
     async def import_chronicle(
         self, request: AnyRequest, identity: Caller, chronicle_transfer: Transfer
     ) -> ImportedChronicle:
-        """Make a chronicle of a file that was exported, with all its events or not at all.
+        """Create a chronicle from an exported file, with all its events or not at all.
 
-        `name` is what it is called where the file does not say, else the file's name. Events are of
-        source `import`. Messages that they come from are kept where they are there, and this
-        account's; events of a branch that was left come along only where they all are.
+        `name`, or else the name of the file, is used if the file contains no name. The source of
+        the events is `import`. Source messages are kept if they exist in this account. Events of an
+        inactive branch are imported only if all of their messages exist.
         """
         upload = await read_upload(request)
         stem = PurePosixPath(upload.filename.replace("\\", "/")).stem
@@ -170,9 +166,9 @@ class ChronicleTransferController(Controller):
         identity: Caller,
         chronicle_transfer: Transfer,
     ) -> ImportedChronicle:
-        """Add a file's events to a chronicle, all of them or none; its name stays.
+        """Add a file's events to a chronicle, all of them or none. Its name is kept.
 
-        Those that are there already, word for word and of the same moment, are skipped.
+        Events with the same content and time as an existing one are skipped.
         """
         await chronicle_transfer.check(identity, chronicle_id)
         upload = await read_upload(request)
@@ -196,7 +192,7 @@ class ChronicleTransferController(Controller):
         chronicle_transfer: Transfer,
         activity: NamedDependency[ActivityLog],
     ) -> Response[bytes]:
-        """The chronicle with all its events, in story order, as JSON that imports back."""
+        """Export the chronicle with all its events in story order as JSON for import."""
         file = await chronicle_transfer.export(identity, chronicle_id)
         await activity.note(request, "exported", detail="chronicle")
         return file_answer(file)
@@ -210,13 +206,11 @@ Events = NamedDependency[EventService]
 
 
 class EventController(Controller):
-    """Events of chronicles."""
-
     path = "/chronicles/{chronicle_id:uuid}/events"
     tags = ("Chronicles",)
 
     @get(opt={RAISES: (ChronicleNotFoundError,)}, summary="List and search a chronicle's events")
-    async def list_chronicle_events(  # noqa: PLR0913, PLR0917  # what a list can be narrowed by
+    async def list_chronicle_events(  # noqa: PLR0913, PLR0917  # one parameter per filter
         self,
         chronicle_id: FromPath[UUID],
         identity: Caller,
@@ -232,13 +226,12 @@ class EventController(Controller):
         min_significance: Annotated[int, QueryParameter(ge=1, le=5)] = 1,
         chat_id: FromQuery[UUID | None] = None,
     ) -> Page[EventView]:
-        """Events in story order: by when they were played.
+        """List events in story order, by the time they were played.
 
-        Those that count now and are not superseded; with `current=false` all, each saying whether
-        it does. With `q`, those in whose summary, place, people or keywords each of its words
-        occurs, with `who` those with a person whose name contains it, whatever the case; with
-        `chat_id` those that come from a message of that chat. A page of a search may be short, or
-        empty, while `next` leads on.
+        By default only active events that are not superseded; all with `current=false`. `q` selects
+        events with each of its words in summary, place, people or keywords. `who` selects events
+        with a person whose name contains it. Case is ignored. `chat_id` selects events with a
+        source message in that chat. A page of a search may be short or empty even if `next` is set.
         """
         wanted = EventFilter(
             current=current,
@@ -281,7 +274,7 @@ class EventController(Controller):
         identity: Caller,
         chronicle_events: Events,
     ) -> Response[EventView]:
-        """Write an event down. It counts while all of its messages are on the active path."""
+        """Create an event. It is active while all of its messages are on the active path."""
         return _add_event_etag(await chronicle_events.create(identity, chronicle_id, data))
 
     @post(
@@ -296,12 +289,12 @@ class EventController(Controller):
         identity: Caller,
         chronicle_events: Events,
     ) -> Response[EventView]:
-        """Put one event in place of several, which are deleted.
+        """Replace several events by one. The others are deleted.
 
-        What `event` leaves out is made of them: summaries are joined in story order, people,
-        keywords and messages united, the highest significance is taken. It is pinned if one of them
-        is, and stands where the first of them stood. What one of them superseded is superseded by
-        it.
+        Fields absent from `event` are derived: summaries are joined in story order, people,
+        keywords and messages are united, and the highest significance is used. It is pinned if one
+        of them is, and takes the position of the first. It supersedes the events that one of them
+        superseded.
         """
         return _add_event_etag(await chronicle_events.merge(identity, chronicle_id, data))
 
@@ -313,7 +306,7 @@ class EventController(Controller):
         identity: Caller,
         chronicle_events: Events,
     ) -> Response[EventView]:
-        """An event, whether it counts now or not."""
+        """Get an event, even if it is inactive."""
         return _add_event_etag(await chronicle_events.get(identity, chronicle_id, event_id))
 
     @patch(
@@ -339,10 +332,10 @@ class EventController(Controller):
         identity: Caller,
         chronicle_events: Events,
     ) -> Response[EventView]:
-        """Merge into an event: what is absent stays, null goes back to the default.
+        """Change an event. Absent fields are kept, null resets one to its default.
 
-        What the agent wrote is kept from then on: neither undoing its run nor a rebuild takes it
-        away, unless all that changed is whether it is pinned.
+        An event of the agent is then kept when its run is undone or the chronicle is rebuilt,
+        unless only its pin changed.
         """
         view = await chronicle_events.patch(
             identity, chronicle_id, event_id, data, if_match=request.headers.get("if-match")
@@ -362,7 +355,7 @@ class EventController(Controller):
         identity: Caller,
         chronicle_events: Events,
     ) -> None:
-        """Delete an event. What it superseded is current again."""
+        """Delete an event. Events that it superseded become current again."""
         await chronicle_events.delete(
             identity, chronicle_id, event_id, if_match=request.headers.get("if-match")
         )

@@ -1,4 +1,4 @@
-"""What can go wrong with chronicles."""
+"""Errors of chronicles."""
 
 from __future__ import annotations
 

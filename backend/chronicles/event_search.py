@@ -1,4 +1,4 @@
-"""Pages of a chronicle's events: which a list shows, and where a page ends."""
+"""Filters and pages of a chronicle's events."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
 OPEN_BATCH_SIZE = 500
-"""Events that are opened in one go."""
+"""Events opened in one batch."""
 
 MAX_SEARCHED_EVENTS = 5_000
-"""Events that one request looks through where their texts decide."""
+"""Events that one request searches if their texts must be opened."""
 
 READ_BATCH_SIZE = 200
-"""Events that are opened before others get their turn, where all of a chronicle's are wanted."""
+"""Events opened before other tasks may run, if all events of a chronicle are read."""
 
 _FORM = struct.Struct(">qi16s")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -38,7 +38,7 @@ _TYPES = tuple(each.type for each in STORY_ORDER)
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A place in story order, that of one event, as a text that leads on to the next page."""
+    """The position of an event in story order. As text, it is the cursor of the next page."""
 
     happened_at: datetime
     place: int
@@ -46,7 +46,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        """The cursor that `str` made a text of. Raises `ValidationError` for any other text."""
+        """Parse the result of `str`. Raises `ValidationError` for any other text."""
         try:
             microseconds, place, raw = _FORM.unpack(urlsafe_b64decode(text.encode("ascii") + b"=="))
             happened_at = _EPOCH + microseconds * _MICROSECOND
@@ -62,10 +62,10 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFilter:
-    """What events have to be like; what says nothing lets all through.
+    """Conditions on events. The defaults accept all.
 
-    `q` are words, each of which occurs in the summary, the place, a name or a keyword, and `who` is
-    part of a name, whatever the case. Kind, words and names are sealed: no index finds them.
+    `q` are words that must each occur in the summary, the place, a name or a keyword. `who` is part
+    of a name. Case is ignored. Kind, words and names are sealed, so there is no index of them.
     """
 
     current: bool = True
@@ -78,11 +78,11 @@ class EventFilter:
 
     @property
     def reads_texts(self) -> bool:
-        """Whether events have to be opened to know."""
+        """True if the filter needs the sealed fields."""
         return bool(self.q.split() or self.who.strip() or self.kind)
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        """What the database can tell."""
+        """Return the conditions that the database can check."""
         found: list[ColumnElement[bool]] = []
         if self.pinned is not None:
             found.append(ChronicleEvent.is_pinned.is_(self.pinned))
@@ -96,7 +96,7 @@ class EventFilter:
         return found
 
     def matches(self, fields: EventFields) -> bool:
-        """What the texts tell."""
+        """True if the opened fields meet the conditions."""
         if self.kind is not None and fields.kind != self.kind:
             return False
         who = self.who.strip().casefold()
@@ -117,10 +117,10 @@ async def find_page(
     after: Cursor | None,
     newest: bool,
 ) -> tuple[list[UUID], Cursor | None]:
-    """The ids of at most `limit` events in story order, and where to go on; None at the end.
+    """Return the ids of at most `limit` events in story order, and the next cursor or None.
 
-    Where texts decide, a page ends after `MAX_SEARCHED_EVENTS` events, however few were found among
-    them.
+    If texts must be opened, a page ends after `MAX_SEARCHED_EVENTS` events even if few of them
+    matched.
     """
     bound = MAX_SEARCHED_EVENTS if wanted.reads_texts else limit
     size = OPEN_BATCH_SIZE if wanted.reads_texts else limit + 1
@@ -142,7 +142,7 @@ async def find_page(
 async def load_all_events(
     session: AsyncSession, sealer: Sealer, chronicle_id: UUID
 ) -> list[StoryEvent]:
-    """All events of a chronicle in story order, whether they count or not."""
+    """Return all events of a chronicle in story order, including inactive ones."""
     conditions = [ChronicleEvent.chronicle_id == chronicle_id]
     events: list[StoryEvent] = []
     after: Cursor | None = None
@@ -167,7 +167,7 @@ async def _rows(
     after: Cursor | None,
     newest: bool,
 ) -> Sequence[Any]:
-    """Where events that meet the conditions stand, in story order, and what they say, sealed."""
+    """Return the positions and sealed fields of matching events, in story order."""
     query = (
         select(*STORY_ORDER, ChronicleEvent.sealed_event)
         .where(ChronicleEvent.user_id == sealer.user_id, *conditions)

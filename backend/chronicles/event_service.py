@@ -1,4 +1,4 @@
-"""Events of chronicles: listing, writing down, changing, merging, deleting."""
+"""Create, list, change, merge and delete events of chronicles."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ from backend.vault.sealing import Sealer
 T = TypeVar("T")
 
 YEARS = range(1900, 3000)
-"""In which an event may have been played: what both databases store, and order, in any zone."""
+"""Allowed years of `happened_at`. Both databases can store and order them in any zone."""
 
 
 def build_fields(said: NewChronicleEvent | EventChange) -> EventFields:
-    """What an event says, of what came in. Raises `ValidationError` for a blank summary."""
+    """Return the content fields of a request. Raises `ValidationError` for a blank summary."""
     fields = make_struct(EventFields, said)
     if not fields.summary.strip():
         raise ValidationError("An event needs a summary.")
@@ -72,7 +72,7 @@ def build_fields(said: NewChronicleEvent | EventChange) -> EventFields:
 
 
 def convert_to_utc(moment: datetime | None) -> datetime | None:
-    """A time in the world, in UTC. Raises `ValidationError` for one that nobody can have played."""
+    """Convert a time to UTC. Raises `ValidationError` if its year is out of range."""
     if moment is None:
         return None
     if moment.year not in YEARS:
@@ -81,7 +81,7 @@ def convert_to_utc(moment: datetime | None) -> datetime | None:
 
 
 def build_change(event: StoryEvent) -> EventChange:
-    """An event as a patch sees it."""
+    """Return the editable fields of an event."""
     return make_struct(
         EventChange,
         event,
@@ -99,9 +99,9 @@ async def apply_change(
     event: StoryEvent,
     wanted: EventChange,
 ) -> bool:
-    """Have a row, which reads as `event`, become what is wanted; whether anything differed.
+    """Change the row of `event` to `wanted`. Return True if anything differed.
 
-    What the agent wrote counts as edited then, unless it was only pinned, or unpinned.
+    An event of the agent becomes edited, unless only its pin changed.
 
     Raises `ValidationError`, `MessageNotFoundError`, `ChronicleFullError`.
     """
@@ -132,7 +132,7 @@ async def apply_change(
     if row.source == "agent" and msgspec.structs.replace(wanted, pinned=was.pinned) != was:
         row.is_edited = True
     touch(row)
-    # One change, however many parts of the event it concerns.
+    # One change, even if it affects several parts of the event.
     row.revision = revision + 1
     await session.flush()
     return True
@@ -141,7 +141,7 @@ async def apply_change(
 async def find_next_sources(
     session: AsyncSession, event: StoryEvent, wanted: EventChange, *, owner_id: UUID
 ) -> Sequence[SourceMessage]:
-    """An event's messages as they are to be: those that it has may have been deleted since.
+    """Return an event's new source messages. Those it already has may have been deleted since.
 
     Raises `MessageNotFoundError`, `ValidationError`.
     """
@@ -157,7 +157,7 @@ async def find_next_sources(
 async def find_last_time(
     session: AsyncSession, sources: Sequence[SourceMessage]
 ) -> datetime | None:
-    """When the last of some messages was written; None without any that are there."""
+    """Return the time of the latest of the messages, or None if none exists."""
     ids = [each.id for each in sources]
     found: datetime | None = await session.scalar(
         select(func.max(Message.created_at)).where(Message.id.in_(ids))
@@ -166,14 +166,14 @@ async def find_last_time(
 
 
 def merge_events(events: Sequence[StoryEvent], given: MergedFields) -> NewEvent:
-    """The event that events, in story order, make together; what is given is taken as it is.
+    """Return the event that replaces several events in story order. `given` takes precedence.
 
-    Summaries are joined, people, keywords and messages united. It is as significant as the most
-    significant of them and of its kind, pinned if one of them is, and stands where the first does.
-    The story's time and place are those of the first that has one. Those may know it who may know
-    all of them.
+    Summaries are joined. People, keywords and messages are united. Kind and significance are those
+    of the most significant event. The result is pinned if any is, and takes the position of the
+    first. Time and place in the story are the first ones given. The audience may know all of the
+    events.
 
-    Raises `ValidationError` where it would be longer than an event may be.
+    Raises `ValidationError` if the result exceeds the limits of an event.
     """
     said = [event.fields for event in events]
     weightiest = max(events, key=lambda event: event.significance)
@@ -217,7 +217,7 @@ def _join_summaries(summaries: Iterable[str]) -> str:
 
 
 def _unite_names(member: str, lists: Iterable[list[str]]) -> list[str]:
-    """The names of several lists, each once, whatever its case, as it comes first."""
+    """Return the names of several lists without duplicates, ignoring case."""
     found: dict[str, str] = {}
     for names in lists:
         for name in names:
@@ -242,7 +242,7 @@ def _all_sources(events: Sequence[StoryEvent]) -> list[SourceMessage]:
 
 
 class AudienceCheck(Protocol):
-    """Whether an event of a chronicle may have an audience."""
+    """Checks if an event of a chronicle may have an audience."""
 
     async def __call__(
         self, session: AsyncSession, chronicle_id: UUID, audience: Audience, *, owner_id: UUID
@@ -252,7 +252,7 @@ class AudienceCheck(Protocol):
 
 
 class EventService:
-    """What a user does with the events of a chronicle. Each route names what may be raised."""
+    """Operations of a user on the events of a chronicle. The routes list the errors."""
 
     def __init__(
         self, database: Database, outbox: IndexOutbox, *, check_audience: AudienceCheck
@@ -271,9 +271,9 @@ class EventService:
         after: str | None,
         newest: bool,
     ) -> Page[EventView]:
-        """A chronicle's events in story order, oldest first, or `newest` first.
+        """List a chronicle's events in story order, oldest first, or `newest` first.
 
-        A page of a search may be short, or empty, and lead on all the same.
+        A page of a search may be short or empty even if there are more.
         """
         cursor = None if after is None else Cursor.parse(after)
         async with self._database.read() as session:
@@ -294,7 +294,6 @@ class EventService:
     async def create(
         self, identity: Identity, chronicle_id: UUID, new: NewChronicleEvent
     ) -> EventView:
-        """Write an event down."""
         fields, sealer = build_fields(new), identity.sealer
         happened_at = convert_to_utc(new.happened_at)
         async with self._database.write() as session:
@@ -320,7 +319,7 @@ class EventService:
             return await _load_view(session, sealer, event.id)
 
     async def get(self, identity: Identity, chronicle_id: UUID, event_id: UUID) -> EventView:
-        """Raises `EventNotFoundError`."""
+        """Return an event. Raises `EventNotFoundError`."""
         async with self._database.read() as session:
             event = await _read(session, identity.sealer, chronicle_id, event_id)
         return _build_view(event)
@@ -334,7 +333,7 @@ class EventService:
         *,
         if_match: str | None,
     ) -> EventView:
-        """Merge into an event: what is absent stays, null goes back to the default."""
+        """Merge `patch` into an event. Absent fields are kept, null resets one to its default."""
         reject_unknown(patch, EventChange)
         sealer = identity.sealer
         async with self._database.write() as session:
@@ -348,7 +347,7 @@ class EventService:
                 )
             await self._lock(session, sealer, chronicle_id)
             row = await get_event(session, chronicle_id, event_id, owner_id=sealer.user_id)
-            # Reads the row anew, too, which somebody may have changed before it was locked.
+            # Also reloads the row, which may have changed before it was locked.
             event = await _read(session, sealer, chronicle_id, event_id)
             check_revision(if_match, row.revision)
             wanted = merge_patch(build_change(event), patch)
@@ -363,7 +362,7 @@ class EventService:
     async def delete(
         self, identity: Identity, chronicle_id: UUID, event_id: UUID, *, if_match: str | None
     ) -> None:
-        """Delete an event. What it superseded is current again."""
+        """Delete an event. Events that it superseded become current again."""
         owner_id = identity.user_id
         async with self._database.write() as session:
             await self._lock(session, identity.sealer, chronicle_id)
@@ -373,9 +372,10 @@ class EventService:
             await self._note(session, identity, chronicle_id, [event_id])
 
     async def merge(self, identity: Identity, chronicle_id: UUID, wanted: EventMerge) -> EventView:
-        """Put one event in place of several. It is the user's.
+        """Replace several events by one that belongs to the user.
 
-        What one of them superseded it supersedes; what superseded all of them supersedes it.
+        It supersedes the events that one of them superseded. An event that superseded all of them
+        supersedes it.
         """
         sealer, ids = identity.sealer, list(dict.fromkeys(wanted.event_ids))
         async with self._database.write() as session:
@@ -417,7 +417,7 @@ async def _read(
 
 
 async def _load_view(session: AsyncSession, sealer: Sealer, event_id: UUID) -> EventView:
-    """An event as it stands now."""
+    """Return an event after pending changes."""
     await session.flush()
     return _build_view((await get_events(session, sealer, [event_id]))[event_id])
 
@@ -458,13 +458,13 @@ async def _read_all(
 
 
 async def _find_superseder(session: AsyncSession, events: Sequence[StoryEvent]) -> UUID | None:
-    """What supersedes events that become one: nothing, where one of them is superseded by none."""
+    """Return the event that supersedes a merged event, or None unless all were superseded."""
     ids = {event.id for event in events}
     if any(event.superseded_by is None for event in events):
         return None
     for event in reversed(events):
         by = event.superseded_by
-        # One whose chain comes back to these events would supersede itself.
+        # An event that one of these supersedes would supersede itself.
         if by is not None and not await is_superseded_by(session, by, ids):
             return by
     return None

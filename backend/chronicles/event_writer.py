@@ -1,6 +1,6 @@
-"""Changing events within the caller's transaction. The index is the caller's to tell.
+"""Write events within the caller's transaction. The caller updates the index.
 
-Which event supersedes which makes chains within one chronicle that never go round.
+Superseding events form chains without cycles within one chronicle.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from backend.http.schemas import make_struct
 from backend.vault.sealing import Sealer
 
 EVENT_BATCH_SIZE = 200
-"""Events that are written in one go; in between others get their turn."""
+"""Events written in one batch. Other tasks may run in between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
-    """An event to write down. `place` is the depth of its first source message.
+    """An event to create. `place` is the depth of its first source message.
 
-    `sealed` is what its row holds, where the fields were sealed for this `id` before; `audience`
-    is as its column holds it.
+    `sealed` is the sealed content if it was already sealed for this `id`. `audience` is encoded as
+    in its column.
     """
 
     fields: EventFields
@@ -74,7 +74,7 @@ _RESTORED = (
 
 
 class _EventSnapshot(StoredEvent, frozen=True, kw_only=True):
-    """An event with what points to it."""
+    """An event and the ids of the events that it supersedes."""
 
     supersedes: list[UUID]
 
@@ -84,14 +84,14 @@ async def insert_events(
 ) -> None:
     """Write events into a chronicle of the sealer's owner.
 
-    Raises `ChronicleFullError`, and `MessageNotFoundError` where a chat that they come from was
-    deleted meanwhile.
+    Raises `ChronicleFullError`, and `MessageNotFoundError` if one of their chats was deleted at the
+    same time.
     """
     if not events:
         return
     await check_room(session, chronicle_id, more=len(events))
     await hold_chats(session, [source for new in events for source in new.sources])
-    # Not as objects of the session: those take longer to make than their texts to seal.
+    # Without ORM objects, because creating them takes longer than sealing the texts.
     to_events, to_sources = insert(ChronicleEvent), insert(EventSource)
     for part in split_chunks(events, EVENT_BATCH_SIZE):
         await session.execute(to_events, [_build_row(sealer, chronicle_id, new) for new in part])
@@ -103,7 +103,7 @@ async def insert_events(
 async def add_events(
     session: AsyncSession, sealer: Sealer, chronicle_id: UUID, events: Sequence[NewEvent]
 ) -> list[ChronicleEvent]:
-    """`insert_events`, and read their rows, in the order given."""
+    """Call `insert_events` and return the rows in the order given."""
     await insert_events(session, sealer, chronicle_id, events)
     ids = [new.id for new in events]
     rows = await session.scalars(select(ChronicleEvent).where(ChronicleEvent.id.in_(ids)))
@@ -131,9 +131,9 @@ def _build_row(sealer: Sealer, chronicle_id: UUID, new: NewEvent) -> dict[str, A
 async def remove_events(
     session: AsyncSession, event_ids: Sequence[UUID], *, owner_id: UUID
 ) -> None:
-    """Delete events of a user's. What they superseded is superseded no more.
+    """Delete events of a user. Events that they superseded are no longer superseded.
 
-    Rows of others in the session still say so until they are read anew.
+    Other rows in the session are outdated until they are reloaded.
     """
     await session.flush()
     for ids in split_chunks(event_ids):
@@ -144,9 +144,9 @@ async def remove_events(
 async def set_sources(
     session: AsyncSession, row: ChronicleEvent, sources: Sequence[SourceMessage]
 ) -> None:
-    """Have an event come from these messages, and stand where the first of them does.
+    """Replace an event's source messages and set its place to that of the first.
 
-    Raises `MessageNotFoundError` where a chat of theirs was deleted meanwhile.
+    Raises `MessageNotFoundError` if one of their chats was deleted at the same time.
     """
     await hold_chats(session, sources)
     await _replace_sources(session, row.id, sources)
@@ -154,7 +154,7 @@ async def set_sources(
 
 
 def first_place(sources: Iterable[SourceMessage]) -> int:
-    """The depth of the first of an event's messages; 0 for none."""
+    """Return the depth of the first source message, or 0 without any."""
     return min((each.position for each in sources), default=0)
 
 
@@ -180,10 +180,10 @@ def _source_rows(event_id: UUID, sources: Sequence[SourceMessage]) -> list[dict[
 
 
 async def supersede(session: AsyncSession, row: ChronicleEvent, by: UUID | None) -> None:
-    """Mark an event as superseded; None takes it back.
+    """Mark an event as superseded, or clear the mark with None.
 
-    Raises `ValidationError` unless `by` is another event of the same chronicle, which is not itself
-    superseded by this one, over however many others.
+    Raises `ValidationError` unless `by` is another event of the same chronicle that this event does
+    not supersede, directly or through others.
     """
     if by is not None:
         if by == row.id:
@@ -198,7 +198,7 @@ async def supersede(session: AsyncSession, row: ChronicleEvent, by: UUID | None)
 
 
 async def mark_superseded(session: AsyncSession, marks: Mapping[UUID, UUID | None]) -> None:
-    """Note of new events what supersedes each, as it is known to make no circle."""
+    """Set the superseding events of new events. The caller has checked for cycles."""
     rows = [{"id": event_id, "superseded_by": by} for event_id, by in marks.items()]
     for part in split_chunks(rows, EVENT_BATCH_SIZE):
         await session.execute(update(ChronicleEvent), part)
@@ -207,7 +207,7 @@ async def mark_superseded(session: AsyncSession, marks: Mapping[UUID, UUID | Non
 async def supersede_again(
     session: AsyncSession, chronicle_id: UUID, event_ids: Sequence[UUID], by: UUID
 ) -> None:
-    """Have those of the events be superseded by one that are there, and by none yet."""
+    """Mark the existing events that are not superseded yet as superseded by `by`."""
     for ids in split_chunks(event_ids):
         await session.execute(
             update(ChronicleEvent)
@@ -221,13 +221,13 @@ async def supersede_again(
 
 
 async def find_superseded(session: AsyncSession, by: Sequence[UUID]) -> list[UUID]:
-    """The events that are superseded by one of these."""
+    """Return the events that one of these supersedes."""
     query = select(ChronicleEvent.id).where(ChronicleEvent.superseded_by.in_(by))
     return list(await session.scalars(query))
 
 
 async def has_event(session: AsyncSession, chronicle_id: UUID, event_id: UUID) -> bool:
-    """Whether a chronicle has an event."""
+    """True if the chronicle contains the event."""
     query = select(ChronicleEvent.id).where(
         ChronicleEvent.id == event_id, ChronicleEvent.chronicle_id == chronicle_id
     )
@@ -235,23 +235,23 @@ async def has_event(session: AsyncSession, chronicle_id: UUID, event_id: UUID) -
 
 
 async def is_superseded_by(session: AsyncSession, start: UUID, ends: set[UUID]) -> bool:
-    """Whether an event is, or is superseded by, over however many others, one of `ends`."""
+    """True if an event is one of `ends`, or one of them supersedes it directly or indirectly."""
     await session.flush()
     columns = select(ChronicleEvent.id, ChronicleEvent.superseded_by)
     walk = columns.where(ChronicleEvent.id == start).cte("walk", recursive=True)
-    # UNION drops what was there before: a circle, which there must not be, would end, too.
+    # UNION drops known rows, so the query would end even in a cycle.
     walk = walk.union(columns.join(walk, ChronicleEvent.id == walk.c.superseded_by))
     return not ends.isdisjoint(await session.scalars(select(walk.c.id)))
 
 
 def touch(row: ChronicleEvent) -> None:
-    """Note that an event was changed."""
+    """Count a change of the event."""
     row.revision += 1
     row.updated_at = now()
 
 
 async def snapshot(session: AsyncSession, sealer: Sealer, row: ChronicleEvent) -> dict[str, Any]:
-    """An event as plain JSON, not sealed: what `restore` needs to put it back as it was."""
+    """Return an event as plain JSON, not sealed, for `restore`."""
     await session.flush()
     taken = make_struct(
         _EventSnapshot,
@@ -267,11 +267,11 @@ async def snapshot(session: AsyncSession, sealer: Sealer, row: ChronicleEvent) -
 async def restore(
     session: AsyncSession, sealer: Sealer, chronicle_id: UUID, snapshot: dict[str, Any]
 ) -> ChronicleEvent:
-    """Put an event back as it was, under its old id, whether it is still there or not.
+    """Restore an event under its old id, even if it was deleted.
 
-    What superseded it is left out where that is gone by now, and so are sources in chats that are
-    gone. Of an event that had gone, what it superseded is superseded by it again, unless something
-    else supersedes that by now. The revision goes on, so that nobody takes it for what they saw.
+    A superseding event or source chats that no longer exist are left out. A deleted event
+    supersedes its former events again, unless other events supersede them now. The revision
+    increases, so that clients notice the change.
     """
     taken = msgspec.convert(snapshot, _EventSnapshot)
     await session.flush()
@@ -313,10 +313,9 @@ async def restore(
 
 
 async def hold_chats(session: AsyncSession, sources: Iterable[SourceMessage]) -> None:
-    """Keep the chats of messages from being deleted until the transaction ends.
+    """Protect the chats of messages from deletion until the transaction ends.
 
-    Chats are locked before chronicles, everywhere: who locks a chronicle holds the chats first.
-    Raises `MessageNotFoundError` where one is gone.
+    All code locks chats before chronicles. Raises `MessageNotFoundError` if a chat was deleted.
     """
     for ids in split_chunks(sorted({each.chat_id for each in sources})):
         query = select(Chat.id).where(Chat.id.in_(ids)).order_by(Chat.id)

@@ -1,4 +1,4 @@
-"""What a chronicle and its events hold: shapes that are stored, sealed, and shown by the API."""
+"""The sealed content of chronicles and events, which the API also returns."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ MAX_CHRONICLES = 1_000
 """Chronicles of one user."""
 
 MAX_EVENTS = 20_000
-"""Events in one chronicle, those among them that do not count now."""
+"""Events in one chronicle, including inactive ones."""
 
 MAX_PINNED = 100
-"""Pinned events in one chronicle: each of them stands in every prompt."""
+"""Pinned events in one chronicle. Each of them is in every prompt."""
 
 MAX_SOURCES = 50
 """Messages that one event comes from."""
 
 MAX_MERGED = 20
-"""Events that become one in one go."""
+"""Events that can be merged into one."""
 
 EventKind = Literal[
     "event",
@@ -35,18 +35,18 @@ EventKind = Literal[
     "possession",
     "fact",
 ]
-"""What sort of thing happened. `fact` is something that is so, and may stop being so."""
+"""Kind of an event. A `fact` is a state that may end."""
 
 Words = Annotated[str, msgspec.Meta(max_length=300)]
 Names = Annotated[list[Words], msgspec.Meta(max_length=MAX_NAMES)]
 Significance = Annotated[int, msgspec.Meta(ge=1, le=5)]
-"""From 1, a detail, to 5, what nobody forgets."""
+"""From 1, a detail, to 5, a turning point."""
 
 
 class ChronicleFields(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """What a chronicle says of itself."""
+    """Name and description of a chronicle."""
 
     name: Annotated[str, msgspec.Meta(max_length=500)] = ""
     description: Annotated[str, msgspec.Meta(max_length=20_000)] = ""
@@ -55,10 +55,10 @@ class ChronicleFields(
 class EventFields(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """What happened, and when, where and to whom in the story.
+    """The content of an event: its summary, and its time, place and people in the story.
 
-    `day` is the story's day where it counts days; `time` is whatever else it says: `evening`, `the
-    second winter`.
+    `day` is the number of the day in the story. `time` is any other time: `evening`, `the second
+    winter`.
     """
 
     summary: Annotated[str, msgspec.Meta(max_length=MAX_SUMMARY)] = ""
@@ -71,13 +71,13 @@ class EventFields(
 
 
 def format_story_time(event: EventFields) -> str:
-    """The story's own time of an event in words; empty where it has none."""
+    """Return the event's time in the story in words, or an empty string."""
     day = "" if event.day is None else f"Day {event.day}"
     return ", ".join(filter(None, [day, event.time]))
 
 
-def told(event: EventFields) -> str:
-    """An event as a prompt tells it: when, where, who, and what happened."""
+def render_event(event: EventFields) -> str:
+    """Render an event for a prompt: time, place, people and summary."""
     about = [format_story_time(event), event.where, ", ".join(event.who)]
     head = "; ".join(filter(None, about))
     return f"{head}: {event.summary}" if head else event.summary

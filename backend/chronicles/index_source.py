@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.chronicles.events import format_story_time, told
+from backend.chronicles.events import format_story_time, render_event
 from backend.chronicles.models import Chronicle, ChronicleEvent
 from backend.chronicles.repository import STORY_ORDER, StoryEvent, get_events
 from backend.core.audience import GM, Viewpoint, may_know
@@ -103,7 +103,7 @@ def _build_item(event: StoryEvent) -> MemoryItem:
         source_id=event.id,
         container_id=event.chronicle_id,
         title="",
-        text=told(event.fields),
+        text=render_event(event.fields),
         story_time=format_story_time(event.fields),
         said_at=event.happened_at,
         position=first.position if first else 0,

@@ -16,7 +16,7 @@ EventSourceName = Literal["user", "agent", "import", "campaign"]
 
 
 class Chronicle(Base):
-    """What happened in one story, or in one world: several chats may share it."""
+    """The events of one story or one world. Several chats may share it."""
 
     __tablename__ = "chronicles"
     __table_args__ = (Index(None, "user_id", "id"),)
@@ -33,20 +33,19 @@ CHRONICLE = Column("chronicles", "sealed_chronicle")
 
 
 class ChronicleEvent(Base):
-    """Something that happened. Its story order is (`happened_at`, `place`, `id`).
+    """An event. Story order is (`happened_at`, `place`, `id`).
 
-    `happened_at` is when it was played, in the world; the story's own time is sealed with the rest.
-    `place` is the depth of its first source message, which tells apart what one moment holds.
-    `superseded_by` is the event that says what is true now. `run_id` is the agent's run that wrote
-    it, and `is_edited` that a user has changed it since: neither undoing nor rebuilding takes it
-    away then.
+    `happened_at` is the real time when it was played. Time in the story is part of the sealed
+    fields. `place` is the depth of its first source message, which orders events of one moment.
+    `superseded_by` is the event that replaced it. `run_id` is the agent's run that wrote it.
+    `is_edited` is True if a user changed it since. Then undoing and rebuilding keep it.
     """
 
     __tablename__ = "chronicle_events"
     __table_args__ = (
         Index(None, "chronicle_id", "happened_at", "place", "id"),
         Index(None, "run_id"),
-        # Every turn asks for these. The condition stands as SQLAlchemy spells it in queries.
+        # Used in every turn. The condition is spelled as SQLAlchemy writes it in queries.
         Index(
             "ix_chronicle_events_pinned",
             "chronicle_id",
@@ -82,11 +81,11 @@ EVENT = Column("chronicle_events", "sealed_event")
 
 
 class EventSource(Base):
-    """A message that an event comes from.
+    """A source message of an event.
 
-    An event counts while all of its messages are on their chats' active paths. There is no key to
-    the message: one that was deleted is on no path. With a chat its rows here go, and what counted
-    goes on counting.
+    An event is active while all of its messages are on their chats' active paths. There is no
+    foreign key to the message. A deleted message is on no path. Deleting a chat deletes its rows
+    here, so active events stay active.
     """
 
     __tablename__ = "chronicle_event_sources"

@@ -1,4 +1,4 @@
-"""What is read of chronicles: what their rows say, and which events count."""
+"""Read chronicles and events, and check limits."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from backend.http.schemas import make_struct
 from backend.vault.sealing import Sealer
 
 DEFAULT_NAME = "Chronicle"
-"""What a chronicle is called that is named by nobody."""
+"""Name of a chronicle if no name is given."""
 
 
 async def get_chronicle(
     session: AsyncSession, chronicle_id: UUID, *, owner_id: UUID, lock: bool = False
 ) -> Chronicle:
-    """Raises `ChronicleNotFoundError`, both when absent and when someone else's.
+    """Return a chronicle. Raises `ChronicleNotFoundError` if it is absent or another user's.
 
-    `lock` lets one transaction at a time change the chronicle and its events.
+    `lock` makes other writers of the chronicle and its events wait.
     """
     query = select(Chronicle).where(Chronicle.id == chronicle_id, Chronicle.user_id == owner_id)
     chronicle = await session.scalar(query.with_for_update() if lock else query)
@@ -60,7 +60,7 @@ async def get_chronicle(
 async def make_chronicle(
     session: AsyncSession, identity: Identity, fields: ChronicleFields
 ) -> Chronicle:
-    """Make a chronicle without events. Raises `ChronicleFullError`."""
+    """Create a chronicle without events. Raises `ChronicleFullError`."""
     if await _count(session, Chronicle.user_id == identity.user_id) >= MAX_CHRONICLES:
         raise ChronicleFullError(
             f"An account can have {MAX_CHRONICLES:,} chronicles. Delete some first.",
@@ -80,7 +80,7 @@ async def make_chronicle(
 async def get_event(
     session: AsyncSession, chronicle_id: UUID, event_id: UUID, *, owner_id: UUID
 ) -> ChronicleEvent:
-    """Raises `EventNotFoundError`: absent, in another chronicle, or someone else's."""
+    """Raises `EventNotFoundError` if absent, in another chronicle, or another user's."""
     event = await session.scalar(
         select(ChronicleEvent).where(
             ChronicleEvent.id == event_id,
@@ -94,7 +94,7 @@ async def get_event(
 
 
 async def check_room(session: AsyncSession, chronicle_id: UUID, *, more: int) -> None:
-    """Raise `ChronicleFullError` when `more` events do not go into a chronicle."""
+    """Raise `ChronicleFullError` if a chronicle has no room for `more` events."""
     if await _count(session, ChronicleEvent.chronicle_id == chronicle_id) + more > MAX_EVENTS:
         raise ChronicleFullError(
             f"A chronicle can have {MAX_EVENTS:,} events. Delete or merge some.",
@@ -103,7 +103,7 @@ async def check_room(session: AsyncSession, chronicle_id: UUID, *, more: int) ->
 
 
 async def check_pins(session: AsyncSession, chronicle_id: UUID, *, more: int = 1) -> None:
-    """Raise `ChronicleFullError` when `more` events of a chronicle can't be pinned."""
+    """Raise `ChronicleFullError` if `more` events of a chronicle cannot be pinned."""
     pinned = (ChronicleEvent.chronicle_id == chronicle_id) & ChronicleEvent.is_pinned
     if more and await _count(session, pinned) + more > MAX_PINNED:
         raise ChronicleFullError(
@@ -117,34 +117,31 @@ async def _count(session: AsyncSession, condition: ColumnElement[bool]) -> int:
 
 
 STORY_ORDER = (ChronicleEvent.happened_at, ChronicleEvent.place, ChronicleEvent.id)
-"""What events are ordered by, oldest first. An index has it, behind the chronicle."""
+"""Story order, oldest first. An index on it begins with the chronicle."""
 
 _CHRONICLE = msgspec.json.Decoder(ChronicleFields)
 _EVENT = msgspec.json.Decoder(EventFields)
 
 
 def seal_chronicle(sealer: Sealer, chronicle_id: UUID, fields: ChronicleFields) -> bytes:
-    """What a chronicle says of itself, for its row."""
     return sealer.seal_bytes(CHRONICLE, chronicle_id, msgspec.json.encode(fields))
 
 
 def open_chronicle(sealer: Sealer, row: Chronicle) -> ChronicleFields:
-    """What a chronicle says of itself."""
     return _CHRONICLE.decode(sealer.open_bytes(CHRONICLE, row.id, row.sealed_chronicle))
 
 
 def seal_event(sealer: Sealer, event_id: UUID, fields: EventFields) -> bytes:
-    """What an event says, for its row."""
     return sealer.seal_bytes(EVENT, event_id, msgspec.json.encode(fields))
 
 
 def open_event(sealer: Sealer, row: ChronicleEvent | Row[Any]) -> EventFields:
-    """What an event says: `row` has its `id` and `seal_event`."""
+    """Open an event. `row` has the columns `id` and `seal_event`."""
     return _EVENT.decode(sealer.open_bytes(EVENT, row.id, row.sealed_event))
 
 
 class SourceMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that an event comes from. `position` is its depth in its chat's tree."""
+    """A source message of an event. `position` is its depth in its chat's tree."""
 
     id: UUID = msgspec.field(name="message_id")
     chat_id: UUID
@@ -152,9 +149,9 @@ class SourceMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What the row of an event has, unsealed. Sources stand in the order of their depth.
+    """The row of an event with its fields opened. Sources are in order of depth.
 
-    `audience` is as its column holds it.
+    `audience` is encoded as in its column.
     """
 
     id: UUID
@@ -176,9 +173,9 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
 class StoryEvent(StoredEvent, frozen=True, kw_only=True):
     """An event of a chronicle.
 
-    `counts` says that all of its messages are on their chats' active paths. `is_current` that,
-    beside that, no event that counts has superseded it: `superseded_by` may be one that was swiped
-    away.
+    `counts` is True if all of its messages are on their chats' active paths. `is_current` is True
+    if it counts and no event that counts superseded it. `superseded_by` may be an event that does
+    not count, because it was swiped away.
     """
 
     chronicle_id: UUID
@@ -188,16 +185,16 @@ class StoryEvent(StoredEvent, frozen=True, kw_only=True):
 
     @property
     def is_users(self) -> bool:
-        """Whether a person wrote or changed it."""
+        """True if a user wrote or changed it."""
         return self.source != "agent" or self.is_edited
 
 
-@cache  # aliases are slow to make, and every turn asks
+@cache  # aliases are slow to build, and every turn needs the condition
 def counting(event: type[ChronicleEvent] = ChronicleEvent) -> ColumnElement[bool]:
-    """The condition that an event counts: no source of it is off its chat's active path.
+    """Return the condition that all sources of an event are on their chats' active paths.
 
-    A message that was deleted is on no path; an event without sources always counts. `event` is
-    the table, or an alias of it. Asks one index entry a source.
+    A deleted message is on no path, and an event without sources always counts. `event` is the
+    table or an alias of it. The query reads one index entry per source.
     """
     source, message = aliased(EventSource), aliased(Message)
     is_active = exists().where(message.id == source.message_id, message.is_active)
@@ -206,7 +203,7 @@ def counting(event: type[ChronicleEvent] = ChronicleEvent) -> ColumnElement[bool
 
 @cache
 def current() -> ColumnElement[bool]:
-    """The condition that an event counts, and that none which counts has superseded it."""
+    """Return the condition that an event counts and that no counting event superseded it."""
     later = aliased(ChronicleEvent)
     superseded = exists().where(later.id == ChronicleEvent.superseded_by, counting(later))
     return counting() & ~superseded
@@ -215,7 +212,7 @@ def current() -> ColumnElement[bool]:
 async def get_events(
     session: AsyncSession, sealer: Sealer, event_ids: Iterable[UUID]
 ) -> dict[UUID, StoryEvent]:
-    """Events by id, whether they count or not. Those that are gone, or not the sealer's, are not.
+    """Return the sealer's existing events by id, including those that do not count.
 
     Two queries for every 5,000 events.
     """
@@ -235,9 +232,9 @@ async def current_events(
     pinned: bool = False,
     viewpoint: Viewpoint = GM,
 ) -> list[StoryEvent]:
-    """The latest `limit` events that are current, in story order, oldest first.
+    """Return the latest `limit` current events in story order, oldest first.
 
-    `pinned` takes those alone that are pinned. What is not the sealer's chronicle has none.
+    `pinned` selects only pinned events. Returns none if the chronicle is another user's.
     """
     conditions = [
         ChronicleEvent.chronicle_id == chronicle_id,
@@ -257,7 +254,7 @@ async def read_message_events(
     *,
     audience: str,
 ) -> list[StoryEvent]:
-    """Return current events that come from any of some messages and that an audience may know."""
+    """Return current events with one of these source messages that an audience may know."""
     told = select(EventSource.event_id).where(EventSource.message_id.in_(message_ids))
     return await _read_events(
         session,
@@ -275,9 +272,9 @@ async def _read_events(
     *conditions: ColumnElement[bool],
     latest: int | None = None,
 ) -> list[StoryEvent]:
-    """Events of the sealer's owner; with `latest` so many of them, the last in the story first.
+    """Return events of the sealer's owner, or with `latest` only the last ones, newest first.
 
-    Rows that the session has already are read anew: deleting one event changes others.
+    Reloads rows that the session has already, because deleting one event changes others.
     """
     query = select(ChronicleEvent, counting().label("counts"), current().label("is_current")).where(
         *conditions, skip_index(ChronicleEvent.user_id) == sealer.user_id
@@ -302,7 +299,7 @@ async def _read_events(
 async def load_sources(
     session: AsyncSession, event_ids: Sequence[UUID]
 ) -> defaultdict[UUID, list[SourceMessage]]:
-    """The messages that events come from, in the order of their depth."""
+    """Return the source messages of events, in order of depth."""
     found: defaultdict[UUID, list[SourceMessage]] = defaultdict(list)
     for ids in split_chunks(event_ids):
         columns = EventSource.event_id, EventSource.message_id, EventSource.chat_id
@@ -318,7 +315,7 @@ async def load_sources(
 async def find_messages(
     session: AsyncSession, message_ids: Iterable[UUID], *, owner_id: UUID
 ) -> dict[UUID, SourceMessage]:
-    """Those messages, as sources of events, that are the owner's and wholly there."""
+    """Return the finished messages of the owner, as sources of events."""
     found: dict[UUID, SourceMessage] = {}
     for ids in split_chunks(list(dict.fromkeys(message_ids))):
         rows = await session.execute(
@@ -335,10 +332,10 @@ async def find_messages(
 async def find_sources(
     session: AsyncSession, message_ids: Sequence[UUID], *, owner_id: UUID
 ) -> list[SourceMessage]:
-    """Messages as sources of an event, each once, in the order of their depth.
+    """Return messages as sources of an event, without duplicates, in order of depth.
 
-    Raises `MessageNotFoundError` where one is absent or someone else's, and `ValidationError` for
-    one that is still being written.
+    Raises `MessageNotFoundError` if one is absent or another user's, and `ValidationError` if one
+    is still being written.
     """
     found = await find_messages(session, message_ids, owner_id=owner_id)
     if missing := [each for each in message_ids if each not in found]:

@@ -1,4 +1,4 @@
-"""Shapes of the chronicles' part of the API."""
+"""API schemas of chronicles."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ Sources = Annotated[list[UUID], msgspec.Meta(max_length=MAX_SOURCES)]
 
 
 class NewChronicle(ChronicleFields, frozen=True, kw_only=True):
-    """A chronicle to make. Only `name` is required."""
+    """A chronicle to create. Only `name` is required."""
 
-    name: ChronicleName  # pyright: ignore[reportGeneralTypeIssues]  # required when one is made
+    name: ChronicleName  # pyright: ignore[reportGeneralTypeIssues]  # required on creation
 
 
 class ChronicleView(msgspec.Struct, kw_only=True):
     """A chronicle without its events.
 
-    `event_count` counts all of them, `current_count` those that count now and are not superseded.
-    `chat_ids` are the chats that use it, `lorebook_id` is the lorebook into which the agent writes
-    what comes up in them. `revision` is of the chronicle itself, not of its events.
+    `event_count` counts all events, `current_count` only active ones that are not superseded.
+    `chat_ids` are the chats that use it. `lorebook_id` is the lorebook that the agent writes for
+    these chats. `revision` counts changes of the chronicle, not of its events.
     """
 
     id: UUID
@@ -62,15 +62,15 @@ class ChronicleView(msgspec.Struct, kw_only=True):
 
 
 class NewChronicleEvent(EventFields, frozen=True, kw_only=True):
-    """An event to write down. Only `summary` is required.
+    """An event to create. Only `summary` is required.
 
-    `happened_at` is when it was played: by default when the last of its messages was written, else
-    now. `source_message_ids` are the messages that it comes from: it counts while all of them are
-    on their chats' active paths. `audience` says who may know it, where a campaign uses the
-    chronicle.
+    `happened_at` is the real time when it was played. The default is the time of the last source
+    message, or else now. `source_message_ids` are the messages it comes from. It is active while
+    all of them are on their chats' active paths. `audience` limits the characters that may know it,
+    if a campaign uses the chronicle.
     """
 
-    summary: Summary  # pyright: ignore[reportGeneralTypeIssues]  # required when one is made
+    summary: Summary  # pyright: ignore[reportGeneralTypeIssues]  # required on creation
     significance: Significance = 3
     pinned: bool = False
     happened_at: Moment | None = None
@@ -79,10 +79,10 @@ class NewChronicleEvent(EventFields, frozen=True, kw_only=True):
 
 
 class EventChange(EventFields, frozen=True, kw_only=True):
-    """What can be changed of an event.
+    """The editable fields of an event.
 
-    `superseded_by` is an event of the same chronicle that says what is true now; null takes it
-    back. A null `happened_at` is when the last of its messages was written.
+    `superseded_by` is a newer event of the same chronicle that replaces this one. Null clears it.
+    If `happened_at` is null, the time of the last source message is used.
     """
 
     significance: Significance = 3
@@ -98,9 +98,9 @@ class EventView(
 ):
     """An event.
 
-    `is_current` says that it counts: all of its messages are on their chats' active paths, and no
-    event that counts supersedes it. `edited` says that a user changed what the agent wrote;
-    `run_id` is the agent's run.
+    `is_current` is true if all of its messages are on their chats' active paths and no active event
+    supersedes it. `edited` is true if a user changed an event of the agent. `run_id` is the agent's
+    run.
     """
 
     id: UUID
@@ -122,7 +122,7 @@ class EventView(
 
 
 class MergedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the merged event is to say; what is absent is made of the events."""
+    """Fields of the merged event. Absent ones are derived from the merged events."""
 
     summary: Summary | UnsetType = UNSET
     kind: EventKind | UnsetType = UNSET
@@ -136,7 +136,7 @@ class MergedFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class EventMerge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Events that are to become one."""
+    """Events to merge into one."""
 
     event_ids: Annotated[list[UUID], msgspec.Meta(min_length=2, max_length=MAX_MERGED)]
     event: MergedFields = MergedFields()

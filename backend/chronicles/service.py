@@ -1,4 +1,4 @@
-"""Chronicles: listing, making, changing, deleting."""
+"""Create, list, change and delete chronicles."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from backend.vault.sealing import Sealer
 _LOREBOOKS = table(
     "lorebooks", column("id", Id()), column("user_id", Id()), column("chronicle_id", Id())
 )
-"""As much of that table as is needed here: lorebooks do not know chronicles, nor these them."""
+"""The columns needed here. Lorebooks and chronicles do not import each other."""
 
 
 class ChronicleService:
-    """What a user does with chronicles as wholes. Each route names what may be raised."""
+    """Operations of a user on chronicles. The routes list the errors."""
 
     def __init__(self, database: Database, outbox: IndexOutbox) -> None:
         self._database = database
@@ -54,7 +54,6 @@ class ChronicleService:
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None
     ) -> Page[ChronicleView]:
-        """Chronicles, newest first."""
         query = select(Chronicle).where(Chronicle.user_id == identity.user_id)
         if after is not None:
             query = query.where(Chronicle.id < after)
@@ -65,7 +64,6 @@ class ChronicleService:
         return Page(items=items, next=following)
 
     async def create(self, identity: Identity, new: NewChronicle) -> ChronicleView:
-        """Make a chronicle without events."""
         fields = ChronicleFields(name=new.name, description=new.description)
         async with self._database.write() as session:
             row = await make_chronicle(session, identity, fields)
@@ -73,7 +71,7 @@ class ChronicleService:
         return view
 
     async def get(self, identity: Identity, chronicle_id: UUID) -> ChronicleView:
-        """A chronicle, without its events."""
+        """Return a chronicle without its events."""
         async with self._database.read() as session:
             row = await get_chronicle(session, chronicle_id, owner_id=identity.user_id)
             [view] = await _views(session, identity.sealer, [row])
@@ -82,7 +80,7 @@ class ChronicleService:
     async def patch(
         self, identity: Identity, chronicle_id: UUID, patch: dict[str, Any], *, if_match: str | None
     ) -> ChronicleView:
-        """Merge into a chronicle: what is absent stays, null goes back to the default."""
+        """Merge `patch` into a chronicle. Absent fields are kept, null restores the default."""
         reject_unknown(patch, ChronicleFields)
         sealer = identity.sealer
         async with self._database.write() as session:
@@ -99,14 +97,14 @@ class ChronicleService:
         return view
 
     async def delete(self, identity: Identity, chronicle_id: UUID, *, if_match: str | None) -> None:
-        """Delete a chronicle with its events and its lorebook; chats that use it go on without.
+        """Delete a chronicle with its events and its lorebook. Its chats are kept without one.
 
-        Their consent to have it written goes with it.
+        Their consent to writing it is removed too.
         """
         owner_id = identity.user_id
         uses_it = Chat.chronicle_id == chronicle_id, Chat.user_id == owner_id
         async with self._database.write() as session:
-            # Chats before the chronicle: all code that changes both locks them in this order.
+            # Chats before the chronicle, because all code locks them in this order.
             chats = select(Chat.id).where(*uses_it).order_by(Chat.id)
             await session.execute(chats.with_for_update())
             row = await get_chronicle(session, chronicle_id, owner_id=owner_id, lock=True)
@@ -127,7 +125,7 @@ class ChronicleService:
 async def _views(
     session: AsyncSession, sealer: Sealer, rows: Sequence[Chronicle]
 ) -> list[ChronicleView]:
-    """Chronicles with their counts and who uses them, in the order given."""
+    """Return the chronicles with their counts and chats, in the order given."""
     ids = [row.id for row in rows]
     counted = await session.execute(
         select(ChronicleEvent.chronicle_id, func.count(), func.count().filter(current()))
@@ -164,7 +162,7 @@ async def _views(
 async def _find_lorebooks(
     session: AsyncSession, chronicle_ids: Sequence[UUID], *, owner_id: UUID
 ) -> dict[UUID, UUID]:
-    """The lorebook of each of some chronicles; one without is left out."""
+    """Return the lorebook of each chronicle that has one, by chronicle id."""
     books = _LOREBOOKS.c
     query = select(books.chronicle_id, books.id).where(
         books.chronicle_id.in_(chronicle_ids), books.user_id == owner_id

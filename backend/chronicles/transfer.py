@@ -1,4 +1,4 @@
-"""Chronicles in and out of files."""
+"""Import and export of chronicles as files."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ LocalId = Annotated[str, msgspec.Meta(max_length=100)]
 class EventRecord(EventFields, frozen=True, kw_only=True, omit_defaults=False):
     """An event in a file.
 
-    `source` says who wrote it down there; what is imported is of source `import`. `counts` is false
-    where it came from a branch that was left. `source_message_ids`, and ids in `audience`, mean
-    something to the account alone that the file is from.
+    `source` is the author in the exporting account. Imported events have the source `import`.
+    `counts` is false if the event came from an inactive branch. `source_message_ids`, and ids in
+    `audience`, are valid only in the exporting account.
     """
 
     id: LocalId = ""
-    summary: Summary  # pyright: ignore[reportGeneralTypeIssues]  # an event says something
+    summary: Summary  # pyright: ignore[reportGeneralTypeIssues]  # required in a file
     significance: Significance = 3
     pinned: bool = False
     happened_at: Moment
@@ -90,20 +90,18 @@ class EventRecord(EventFields, frozen=True, kw_only=True, omit_defaults=False):
 
     @property
     def fields(self) -> EventFields:
-        """What happened, without what stands around it."""
+        """The content of the event."""
         return make_struct(EventFields, self)
 
 
 class ChronicleFile(ChronicleFields, frozen=True, kw_only=True, omit_defaults=False):
-    """A chronicle in a file."""
-
     format: Literal["talekeeper-chronicle"]
     version: Literal[1]
     events: list[EventRecord] = msgspec.field(default_factory=list[EventRecord])
 
 
 def write_file(fields: ChronicleFields, events: Sequence[StoryEvent]) -> bytes:
-    """A chronicle with its events, in story order, as JSON: one line, which takes less room."""
+    """Return a chronicle with its events in story order as compact JSON."""
     ids = {event.id: str(number) for number, event in enumerate(events, start=1)}
     file = ChronicleFile(
         format="talekeeper-chronicle",
@@ -128,9 +126,9 @@ def _record(event: StoryEvent, ids: dict[UUID, str]) -> EventRecord:
 
 
 def read_file(data: bytes) -> ChronicleFile:
-    """Read a file that somebody sends.
+    """Read an uploaded file.
 
-    Raises `ChronicleFileError`, which names the place (`events[12].significance`), and
+    Raises `ChronicleFileError`, which names the invalid member (`events[12].significance`), and
     `TooLargeError`.
     """
     check_file_size(len(data))
@@ -143,7 +141,7 @@ def read_file(data: bytes) -> ChronicleFile:
         raise ChronicleFileError(error.detail) from error
     _check_kind(value)
     try:
-        # The events by themselves: there may be very many.
+        # Events are converted separately, because there may be very many.
         head: Any = {**value, "events": []} if isinstance(value.get("events"), list) else value
         file = msgspec.convert(head, ChronicleFile, strict=True)
         events = convert_list(value.get("events", []), EventRecord, at="$.events")
@@ -162,7 +160,7 @@ def read_file(data: bytes) -> ChronicleFile:
 
 
 def _check_kind(value: Any) -> None:
-    """Raise `ChronicleFileError` unless it is a chronicle, of a version and a size to be read."""
+    """Raise `ChronicleFileError` unless it is a chronicle of a supported version and size."""
     if not isinstance(value, dict):
         raise ChronicleFileError("This is not a chronicle: the file is not a JSON object.")
     raw = cast("dict[str, Any]", value)
@@ -174,20 +172,20 @@ def _check_kind(value: Any) -> None:
             f"`version` must be {FILE_VERSION}. Other versions are not supported."
         )
     events: list[Any] | None = raw.get("events")
-    if isinstance(events, list):  # it says so, but anything may come
+    if isinstance(events, list):  # the value is not validated yet
         _check_count("events", len(events), MAX_EVENTS, "chronicle_events")
 
 
-def _check_count(what: str, found: int, allowed: int, limit: str) -> None:
+def _check_count(noun: str, found: int, allowed: int, limit: str) -> None:
     if found > allowed:
         raise ChronicleFileError(
-            f"The chronicle has {found:,} {what}; {allowed:,} are allowed.",
+            f"The chronicle has {found:,} {noun}; {allowed:,} are allowed.",
             extra={"limit": limit, "allowed": allowed, "found": found},
         )
 
 
 def _check_ids(events: Sequence[EventRecord]) -> None:
-    """Each id once, each `superseded_by` an event of the file, and no circle of them."""
+    """Check that ids are unique and that `superseded_by` refers to events without cycles."""
     places: dict[str, int] = {}
     for number, event in enumerate(events):
         if event.id and places.setdefault(event.id, number) != number:
@@ -214,18 +212,18 @@ def _check_ids(events: Sequence[EventRecord]) -> None:
 
 
 def _format_message(message: str) -> str:
-    """Msgspec's sentence with the place in front: `events[12].significance: Expected ...`."""
+    """Return msgspec's message after the member: `events[12].significance: Expected ...`."""
     said, _, path = message.partition(" - at `$")
     place = path.removesuffix("`").removeprefix(".")
     return f"{place}: {said}." if place else f"{said}."
 
 
 _Same = tuple[bytes, datetime]
-"""What makes two events the same: what they say, and when they happened."""
+"""Identity of an event: its content and its time."""
 
 
 class _KnownEvent(NamedTuple):
-    """An event that is there: its revision, and what makes another the same."""
+    """An existing event: its revision and its identity."""
 
     revision: int
     same: _Same
@@ -233,9 +231,9 @@ class _KnownEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IncomingEvent:
-    """An event of a file, with what takes time to make of it.
+    """An event of a file, prepared outside the transaction.
 
-    Of `new` the messages are not known yet, nor its place.
+    The messages and the place of `new` are not known yet.
     """
 
     record: EventRecord
@@ -244,10 +242,10 @@ class IncomingEvent:
 
 
 class ImportedChronicle(msgspec.Struct, kw_only=True):
-    """What came of a file.
+    """The result of an import.
 
-    `skipped` counts events that were there already, and those of a branch that was left whose
-    messages are not here: nothing could bring them back.
+    `skipped` counts events that existed already, and events of an inactive branch without all of
+    their messages, because those could never become active.
     """
 
     chronicle_id: UUID
@@ -256,15 +254,13 @@ class ImportedChronicle(msgspec.Struct, kw_only=True):
 
 
 class ChronicleTransfer:
-    """Exports chronicles, and imports what was exported."""
-
     def __init__(self, database: Database, outbox: IndexOutbox, pool: CpuPool) -> None:
         self._database = database
         self._outbox = outbox
         self._pool = pool
 
     async def export(self, identity: Identity, chronicle_id: UUID) -> ExportedFile:
-        """A file of a chronicle with all its events."""
+        """Return a file of a chronicle with all its events."""
         async with self._database.read() as session:
             chronicle = await get_chronicle(session, chronicle_id, owner_id=identity.user_id)
             fields = open_chronicle(identity.sealer, chronicle)
@@ -273,9 +269,9 @@ class ChronicleTransfer:
         return ExportedFile(data, "application/json", fields.name, "json")
 
     async def import_new(self, identity: Identity, data: bytes, name: str) -> ImportedChronicle:
-        """Make a chronicle of a file, with all its events or not at all.
+        """Create a chronicle from a file with all its events, or nothing.
 
-        `name` is what it is called where the file does not say.
+        `name` is used if the file contains no name.
         """
         file, events = await self._read(identity.sealer, data)
         called = file.name.strip() or name.strip()[:500] or DEFAULT_NAME
@@ -286,16 +282,16 @@ class ChronicleTransfer:
             return await self._add(session, identity, chronicle.id, events, messages, known={})
 
     async def check(self, identity: Identity, chronicle_id: UUID) -> None:
-        """Raise `ChronicleNotFoundError` unless there is such a chronicle."""
+        """Raise `ChronicleNotFoundError` if the chronicle does not exist."""
         async with self._database.read() as session:
             await get_chronicle(session, chronicle_id, owner_id=identity.user_id)
 
     async def import_into(
         self, identity: Identity, chronicle_id: UUID, data: bytes
     ) -> ImportedChronicle:
-        """Add a file's events to a chronicle; those that are there word for word are skipped.
+        """Add a file's events to a chronicle. Identical events are skipped.
 
-        The chronicle's own name and description stay.
+        The chronicle keeps its name and description.
         """
         owner_id = identity.user_id
         file, events = await self._read(identity.sealer, data)
@@ -305,7 +301,7 @@ class ChronicleTransfer:
         async with self._database.write() as session:
             messages = await _hold_messages(session, file.events, owner_id=owner_id)
             await get_chronicle(session, chronicle_id, owner_id=owner_id, lock=True)
-            # Again, now that nobody changes it: what changed meanwhile is little.
+            # Read again under the lock. Usually few events have changed.
             seen = await _read_known(session, identity.sealer, chronicle_id, seen)
             known: dict[_Same, UUID] = {}
             async for event_id in iterate_in_slices(list(seen)):
@@ -351,11 +347,10 @@ async def write_events(
     messages: Mapping[UUID, SourceMessage],
     known: Mapping[_Same, UUID],
 ) -> int:
-    """Store those events that are not `known`, and did not come from a branch that was left.
+    """Store the events that are neither `known` nor from an inactive branch. Return their number.
 
-    `messages` are those that the events come from, by their ids in the file. Returns how many were
-    stored. What was there before stays as it was, also where the file says that something
-    superseded it since.
+    `messages` are the source messages by their ids in the file. Existing events are not changed,
+    even if they are superseded in the file.
     """
     rows: dict[int, UUID] = {}
     fresh: dict[int, NewEvent] = {}
@@ -368,9 +363,9 @@ async def write_events(
             continue
         sources = [messages[each] for each in event.source_message_ids if each in messages]
         if not event.counts and len(sources) < len(event.source_message_ids):
-            # Nothing could tell any more that it does not count.
+            # Without its messages, nothing would mark it as inactive.
             continue
-        # What one moment holds stands as it does in the file.
+        # Events of one moment keep the order of the file.
         place = max(behind[event.happened_at], first_place(sources))
         behind[event.happened_at] = place
         fresh[number] = replace(incoming.new, sources=sources, place=place)
@@ -392,9 +387,9 @@ async def write_events(
 async def _hold_messages(
     session: AsyncSession, events: Sequence[EventRecord], *, owner_id: UUID
 ) -> dict[UUID, SourceMessage]:
-    """Those messages that events come from which are the owner's, and there; their chats stay.
+    """Return the owner's existing source messages and protect their chats from deletion.
 
-    Raises `MessageNotFoundError` where a chat is deleted at this moment.
+    Raises `MessageNotFoundError` if a chat is deleted at the same time.
     """
     ids = [each for event in events for each in event.source_message_ids]
     found = await find_messages(session, ids, owner_id=owner_id)
@@ -405,7 +400,7 @@ async def _hold_messages(
 async def _read_known(
     session: AsyncSession, sealer: Sealer, chronicle_id: UUID, seen: Mapping[UUID, _KnownEvent]
 ) -> dict[UUID, _KnownEvent]:
-    """The events of a chronicle in story order; what has not changed is taken from `seen`."""
+    """Return the events of a chronicle in story order. Unchanged ones come from `seen`."""
     rows = await session.execute(
         select(ChronicleEvent.id, ChronicleEvent.revision)
         .where(ChronicleEvent.chronicle_id == chronicle_id)
@@ -424,7 +419,7 @@ async def _read_known(
 
 
 def incoming_event(sealer: Sealer, record: EventRecord, *, audience: str = GM) -> IncomingEvent:
-    """An event of a file, sealed. `audience` knows of it where it is not for everybody."""
+    """Seal an event of a file. `audience` may know it if it is not public."""
     fields, event_id = record.fields, new_id()
     new = NewEvent(
         id=event_id,

@@ -1,15 +1,15 @@
-"""Putting a prompt together: fixed sections, history, what was retrieved, within the budget.
+"""Assemble a prompt from fixed sections, history and retrieved items within a budget.
 
-Pure. The order is that of the sections; what moves from turn to turn stands last, so that
-providers' prefix caches keep hitting:
+Pure functions. Parts that change every turn come last, so that providers' prefix caches keep
+hitting. The sections in order:
 
     head        one system message: system prompt, persona, character, examples, summary; with a
                 preset also of other roles, and several
-    history     oldest kept message first; items with a depth stand between its messages
-    memory      what was retrieved, and activated lore that has no other place (before the history
-                where the chat's settings say so)
-    line        the user's line, alone (or what is asked of the model in its place)
-    tail        what follows it
+    history     oldest kept message first; items with a depth are inserted between its messages
+    memory      retrieved items and activated lore without another position (before the history if
+                the chat's settings say so)
+    line        only the user's message, or the request that replaces it
+    tail        everything after that message
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from backend.generation.model import PromptMessage
 from backend.generation.tokens import MESSAGE_OVERHEAD
 
 MAX_CHARACTERS_PER_TOKEN = 8
-"""Characters a token that no text has over a whole prompt: English has 4 to 5."""
+"""Characters per token that no whole prompt reaches: English has 4 to 5."""
 
 QUICK_CHARACTERS = 500_000
-"""So many characters are counted in no time, whatever the budget."""
+"""Characters that are counted quickly, regardless of the budget."""
 
 _RENDERED_MESSAGES = 2
-"""System messages that are rendered here: the memory, and the line for omitted messages."""
+"""System messages rendered here: the memory, and the line for omitted messages."""
 
 Counter = Callable[[str], int]
-"""Counts the tokens of a text by itself as the model does, as nearly as is known."""
+"""Returns the number of tokens of a single text, as close to the model's count as possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The fixed part of a prompt, counted: what history may take follows from it.
+    """The counted fixed part of a prompt, which determines the tokens for history.
 
-    `fixed` includes `shape_limit`, the most that the marks of the message shape can take.
+    `fixed` includes `shape_limit`, the maximum overhead of the message shape.
     """
 
     items: Sequence[PromptItem]
@@ -56,17 +56,17 @@ class Plan:
 
     @property
     def history_budget(self) -> int:
-        """Tokens that recent history may take."""
+        """Tokens for recent history."""
         return self.budget.for_history(self.fixed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssembledPrompt:
-    """A prompt as it will be sent, and what it is made of.
+    """A prompt ready to be sent, and its parts.
 
-    `gap` counts in the history that was handed in. `retrieved` holds what was taken, by rank. The
-    first `stable` messages begin the next turn's prompt as well, until history is evicted.
-    `messages` are in no particular shape; `shape_tokens` is what `shape` adds to them.
+    `gap` refers to the history passed in. `retrieved` contains the items that fit, by rank. The
+    first `stable` messages also begin the next turn's prompt, until history is evicted. `messages`
+    have no particular shape. `shape_tokens` is the overhead of `shape`.
     """
 
     messages: list[PromptMessage]
@@ -83,7 +83,7 @@ class AssembledPrompt:
     shape_tokens: int = 0
 
     def with_shape(self, shape: MessageShape, count: Counter) -> AssembledPrompt:
-        """Return the same prompt, counted as it is sent in a shape."""
+        """Return the same prompt with the overhead of another message shape."""
         tokens = count_shape(self.messages, shape, count)
         fixed = self.fixed_tokens - self.shape_tokens + tokens
         return dataclasses.replace(self, shape=shape, shape_tokens=tokens, fixed_tokens=fixed)
@@ -97,14 +97,14 @@ class AssembledPrompt:
 def plan(
     items: Sequence[PromptItem], *, budget: Budget, count: Counter, shape: MessageShape = "lenient"
 ) -> Plan:
-    """Count what is always sent, in the shape in which it is sent.
+    """Count the parts that are always sent, in the message shape used.
 
     Raises:
-        ContextOverflowError: It is over the budget by itself; the error itemises it.
+        ContextOverflowError: If they exceed the budget. The error lists the parts.
     """
     characters = sum(len(item.text) for item in items)
     if characters > max(MAX_CHARACTERS_PER_TOKEN * budget.prompt, QUICK_CHARACTERS):
-        # Not even counted: that would take seconds, and no text has so few tokens.
+        # Not counted, because that would take seconds and the result is certain.
         sized = [replace(item, tokens=len(item.text) // 4) for item in items]
         raise _overflow(characters // 4, budget, sized)
     counted = [_count_item(item, count) for item in items]
@@ -130,23 +130,23 @@ def assemble(
     render_memory: Callable[[Sequence[PromptItem]], str] = lambda _: "",
     memory_first: bool = False,
 ) -> AssembledPrompt:
-    """Put the prompt together; truncate it as a last resort.
+    """Assemble the prompt. Truncate it as a last resort.
 
-    History that was fitted to `plan.history_budget` needs no truncation. It happens where counts
-    turn out larger than they were estimated: retrieved items go first, lowest rank first; then the
-    middle of the history; then its tail but for the last exchange.
+    History that fits `plan.history_budget` needs no truncation. It happens if counts exceed their
+    estimates. Retrieved items are dropped first, lowest rank first, then the middle of the history,
+    then its tail except for the last exchange.
 
     Args:
         plan: The fixed part.
-        history: Kept lines, their tokens as the model counts them.
-        count: Counts what is rendered here.
-        render_omitted: The line that stands for so many messages.
-        retrieved: By rank, best first, each with its tokens inside the memory section.
-        render_memory: The memory section for some of them.
+        history: Kept messages with token counts of the model.
+        count: Counts the texts that are rendered here.
+        render_omitted: Returns the line for a number of omitted messages.
+        retrieved: Retrieved items, best first, with their tokens in the memory section.
+        render_memory: Returns the memory section for some of them.
         memory_first: Put the memory before the history.
 
     Raises:
-        ContextOverflowError: Even so it does not fit.
+        ContextOverflowError: If the prompt still does not fit.
     """
     budget = plan.budget
     history_tokens = sum(history.tokens)
@@ -155,7 +155,7 @@ def assemble(
     unused = max(0, room - sum(item.tokens for item in taken))
     left_out = [item.left_out(Reason("budget_left", count=unused)) for item in passed]
 
-    # Each item has its share of the wrapper in its tokens, or nearly so.
+    # The tokens of each item include approximately its share of the wrapper.
     while True:
         memory = render_memory(taken) if taken else ""
         memory_tokens = count(memory) + MESSAGE_OVERHEAD if memory else 0
@@ -213,7 +213,7 @@ def assemble(
 
 
 def _count_item(item: PromptItem, count: Counter) -> PromptItem:
-    # In the head an item shares its message with others; elsewhere it is one.
+    # Items of the head share a message. Elsewhere each item is one message.
     overhead = 0 if item.place in {"head", "outlet"} else MESSAGE_OVERHEAD
     return replace(item, tokens=(item.tokens or count(item.text)) + overhead)
 

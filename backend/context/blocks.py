@@ -1,4 +1,4 @@
-"""The blocks of a prompt preset: which parts a prompt has, in which order."""
+"""The blocks of a prompt preset, which define the parts of a prompt and their order."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from backend.generation.model import Role
 from backend.generation.sampling import Sampling
 
 USUAL_ORDER = 100
-"""Of blocks among the messages: notes and lore stand behind those of a smaller order."""
+"""Default order of blocks among the messages. Notes and lore come after smaller orders."""
 MAX_BLOCKS = 200
 MAX_CONTENT = 200_000
-"""Characters that one block may have."""
+"""Characters of one block."""
 MAX_TEXT = 1_000_000
-"""Characters that all blocks of a preset may have together."""
+"""Characters of all blocks of a preset together."""
 
 Marker = Literal[
     "system_prompt",
@@ -35,16 +35,16 @@ Marker = Literal[
     "authors_note",
     "post_history",
 ]
-"""What Talekeeper makes of a chat, as it stands in a prompt."""
+"""Parts of a prompt that Talekeeper generates from the chat."""
 
 BlockTrigger = Literal["normal", "continue", "impersonate", "swipe", "regenerate", "quiet"]
 """A kind of turn."""
 
 LorePlacement = Literal["after_history", "as_written"]
-"""Where keyed lore stands whose place is around the character or the examples."""
+"""Position of keyed lore that belongs around the character or the examples."""
 
 ChosenBy = Literal["preview", "chat", "character", "account"]
-"""What has chosen a preset: the nearest one counts. A `preview` tries one that is not saved."""
+"""Source of the choice of a preset. The first applies. A `preview` tries an unsaved preset."""
 
 BLOCK_IDS: dict[Marker, str] = {
     "system_prompt": "main",
@@ -62,7 +62,7 @@ BLOCK_IDS: dict[Marker, str] = {
     "authors_note": "talekeeperAuthorsNote",
     "post_history": "jailbreak",
 }
-"""The id of the one block that has each marker: SillyTavern's, where it knows the marker."""
+"""The id of the only block with each marker: SillyTavern's id, if it has the marker."""
 
 MARKERS: dict[str, Marker] = {block_id: marker for marker, block_id in BLOCK_IDS.items()}
 
@@ -87,13 +87,13 @@ TITLES: dict[Marker, str] = {
 class Block(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """A piece of a prompt: a text of the user's, or a `marker` for one that Talekeeper makes.
+    """A piece of a prompt: a text of the user, or a `marker` for a generated part.
 
-    Macros in `content` are expanded. Of the markers, `system_prompt` and `post_history` have a
-    content: chats and cards replace it, unless `forbid_overrides` keeps cards from that, and
-    `{{original}}` in it is Talekeeper's own text. With a `depth` the block stands among the
-    messages, as many from the end, and after those of a smaller `order`. With `triggers` it comes
-    with turns of these kinds alone. The history is always there; its block says where.
+    Macros in `content` are expanded. The markers `system_prompt` and `post_history` have a content,
+    which chats and cards may replace. `forbid_overrides` excludes cards from that. In the content,
+    `{{original}}` is Talekeeper's default text. If `depth` is set, the block comes that many
+    messages before the end, after blocks of a smaller `order`. If `triggers` is set, it is used
+    only in turns of these kinds. The history is always sent, and its block sets the position.
     """
 
     id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -109,12 +109,12 @@ class Block(
 
     @property
     def title(self) -> str:
-        """What people call it."""
+        """The name shown to users."""
         return self.name or (TITLES[self.marker] if self.marker else self.id)
 
 
 def marker_block(marker: Marker, content: str = "") -> Block:
-    """The block of a marker, as it is in the default order."""
+    """Return the default block of a marker."""
     return Block(id=BLOCK_IDS[marker], name=TITLES[marker], marker=marker, content=content)
 
 
@@ -133,20 +133,20 @@ DEFAULT_BLOCKS = (
 )
 """The order of a prompt without a preset.
 
-The author's note has no block here: it stands where its own settings say.
+The author's note has no block, because its own settings define the position.
 """
 
 
 class PresetFields(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """What a preset says of prompts.
+    """A preset's settings of prompts.
 
-    `sampling` counts where neither the account nor the chat says anything, as far as the model
-    takes it. With `squash_system_messages` neighbouring blocks of
-    the role `system` are one message. `lore_placement` says where keyed lore whose place is around
-    the character or the examples stands, in chats that do not say: behind the history, so that
-    what comes before stays the same and providers' caches keep hitting, or as it is written.
+    `sampling` applies to values that neither the account nor the chat sets, as far as the model
+    supports them. `squash_system_messages` merges neighbouring blocks of the role `system`.
+    `lore_placement` is the position of keyed lore around the character or the examples, unless the
+    chat sets it. After the history, the text before it stays stable and providers' caches keep
+    hitting. The alternative is the position in the lorebook.
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
@@ -159,7 +159,7 @@ class PresetFields(
 
 
 def check_blocks(blocks: Sequence[Block]) -> None:
-    """Raise `ValidationError` for blocks that make no prompt."""
+    """Raise `ValidationError` if the blocks are not a valid prompt."""
     known: set[str] = set()
     for block in blocks:
         if block.id in known:

@@ -1,4 +1,4 @@
-"""Token budgets: what a prompt may take, and where kept history begins."""
+"""Token budgets: the size of a prompt and the start of the kept history."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Protocol, TypeVar
 from backend.errors import AppError
 
 STEP_PARTS = 10
-"""Kept history moves by at most a tenth of its budget at a time."""
+"""The start of kept history moves by at most a tenth of its budget at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Tokens, as the model counts them. `total` is prompt and reply together."""
+    """Token counts of the model. `total` is prompt and reply together."""
 
     total: int
     history: int
@@ -25,11 +25,11 @@ class Budget:
 
     @property
     def prompt(self) -> int:
-        """What the prompt may take at most."""
+        """Maximum tokens of the prompt."""
         return self.total - self.reply_reserve
 
-    def counted(self, ratio: float) -> Budget:
-        """The same in tokens of which the model makes `ratio` each."""
+    def convert(self, ratio: float) -> Budget:
+        """Convert to tokens of another count. The model makes `ratio` of its tokens from each."""
         return replace(
             self,
             total=math.floor(self.total / ratio),
@@ -39,10 +39,10 @@ class Budget:
         )
 
     def within(self, window: int) -> Budget:
-        """The same for a model whose window may be smaller than `total`: shares of that window.
+        """Reduce the budget to a model with a smaller window.
 
-        The reply keeps a quarter of it at most. History and retrieval divide the rest as they would
-        divide what they ask for, where that is more; history gets half of it if it asks for that.
+        The reply keeps at most a quarter of the window. History and retrieval share the rest in
+        proportion to their budgets. History gets at least half of it if its budget allows.
         """
         if window >= self.total:
             return self
@@ -56,22 +56,22 @@ class Budget:
         )
 
     def for_history(self, fixed: int) -> int:
-        """What recent history may take beside `fixed` tokens that are always sent."""
+        """Return the tokens for recent history next to `fixed` tokens that are always sent."""
         return max(0, min(self.history, self.prompt - fixed))
 
     def for_reaching(self, fixed: int) -> int:
-        """What history may take where it has to reach back to a summary: retrieval's part, too."""
+        """Return the tokens for history that must reach a summary. Includes retrieval's part."""
         return max(0, min(self.history + self.retrieval, self.prompt - fixed))
 
     def for_retrieval(self, fixed: int, history: int) -> int:
-        """What retrieved lore and memory may take once history has taken its part."""
+        """Return the tokens for retrieved lore and memory after history has taken its part."""
         return max(0, min(self.retrieval, self.prompt - fixed - history))
 
 
 class ContextOverflowError(AppError):
-    """The required parts of the prompt exceed the context window. Nothing was stored.
+    """The required parts of the prompt exceed the window. Nothing was stored.
 
-    `sections` itemises it: `{kind, title, tokens}` each.
+    `sections` lists the parts as `{kind, title, tokens}`.
     """
 
     status, slug, title = 422, "context-overflow", "The message does not fit the context window"
@@ -84,8 +84,8 @@ class ContextOverflowError(AppError):
         )
         self.needed, self.available, self.sections = needed, available, sections
 
-    def scaled(self, ratio: float) -> ContextOverflowError:
-        """The same in other tokens, `ratio` of them for each of these."""
+    def scale(self, ratio: float) -> ContextOverflowError:
+        """Convert to other tokens, `ratio` of them for each of these."""
         return ContextOverflowError(
             needed=round(self.needed * ratio),
             available=round(self.available * ratio),
@@ -96,26 +96,26 @@ class ContextOverflowError(AppError):
 
 
 def find_eviction_point(path_tokens: int, budget: int) -> int:
-    """Tokens from the root after which kept history begins; lines that start earlier go.
+    """Return the tokens from the root after which kept history begins.
 
-    Lines wholly after the point take at most `budget`. While a chat grows, the point stays where
-    it is for many turns and then moves on by a step, so that the prompt's beginning stays the same
-    and a provider's prefix cache keeps hitting; no state is needed for it.
+    Messages that start earlier are evicted. The messages after the point take at most `budget`.
+    While a chat grows, the point stays the same for many turns and then moves by a step. So the
+    start of the prompt is stable and providers' prefix caches hit. This needs no stored state.
 
-    The step is the largest power of two within a tenth of the budget. Powers of two, and the second
-    candidate, make it monotone: a larger budget never begins later. (With a tenth itself, two
-    budgets one token apart have steps that are no multiples of each other, and the larger one can
-    keep less.)
+    The step is the largest power of two within a tenth of the budget. Powers of two and the second
+    candidate make the result monotonic: a larger budget never begins later. With exact tenths, two
+    budgets one token apart could have steps that are not multiples of each other, and the larger
+    one could keep less.
 
     Args:
         path_tokens: Tokens of the whole path, from the root to its leaf.
-        budget: Tokens that history may take.
+        budget: Tokens for history.
     """
     if path_tokens <= budget:
         return 0
     step = compute_step(budget)
-    # Just above a power of two the step doubles, and the coarser grid may lie further on than the
-    # finer one would for the smaller budget: whichever keeps more is taken.
+    # The step doubles just above a power of two. There the coarser grid may evict more than the
+    # finer one would for a smaller budget. The candidate that keeps more is used.
     finer = max(1, step // 2)
     return min(
         _round_up(path_tokens - budget, step),
@@ -124,21 +124,21 @@ def find_eviction_point(path_tokens: int, budget: int) -> int:
 
 
 def compute_step(budget: int) -> int:
-    """Tokens by which the beginning of kept history moves on at a time, at most."""
+    """Return the largest step by which the start of kept history moves."""
     return 1 << max(0, (budget // STEP_PARTS).bit_length() - 1)
 
 
 def find_joined_start(begin: int, *, summarised: int, path_tokens: int, most: int) -> int | None:
-    """Where kept history begins so that no line is missing between a summary and it.
+    """Return the start of kept history that leaves no gap after a summary.
 
     Args:
-        begin: Tokens from the root after which it begins by its own budget.
+        begin: Tokens from the root after which history begins by its own budget.
         summarised: Tokens from the root that the summary covers.
         path_tokens: Tokens of the whole path.
-        most: Tokens that history may take where it has to reach further back.
+        most: Tokens of history if it must reach further back.
 
     Returns:
-        Tokens from the root; None where the summary can't be reached.
+        Tokens from the root, or None if the summary cannot be reached.
     """
     if begin <= summarised:
         return begin
@@ -150,11 +150,11 @@ def _round_up(value: int, step: int) -> int:
 
 
 class Sized(Protocol):
-    """Anything that takes tokens."""
+    """An object with a token count."""
 
     @property
     def tokens(self) -> int:
-        """What it takes."""
+        """The number of tokens."""
         ...
 
 
@@ -163,9 +163,9 @@ SizedT = TypeVar("SizedT", bound=Sized)
 
 
 def fill(ranked: Iterable[SizedT], budget: int) -> tuple[list[SizedT], list[SizedT]]:
-    """Take by rank what fits: (taken, passed over), both in the order given.
+    """Take what fits, in order of rank. Return the items taken and the items skipped.
 
-    What does not fit is passed over and the next smaller one tried.
+    If an item does not fit, the next one is tried.
     """
     taken: list[SizedT] = []
     passed: list[SizedT] = []
@@ -180,18 +180,18 @@ def fill(ranked: Iterable[SizedT], budget: int) -> tuple[list[SizedT], list[Size
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Messages `start` to `stop` (exclusive) of the kept history are left out."""
+    """Range of kept messages that is left out. `stop` is exclusive."""
 
     start: int
     stop: int
 
     @property
     def count(self) -> int:
-        """How many messages are left out."""
+        """The number of messages left out."""
         return self.stop - self.start
 
     def leave_out(self, messages: Sequence[T], begin: int, end: int) -> Sequence[T]:
-        """Messages `begin` to `end` (exclusive), without those in the gap."""
+        """Return messages `begin` to `end` (exclusive) without those in the gap."""
         if end <= self.start or begin >= self.stop:
             return messages[begin:end]
         return [*messages[begin : self.start], *messages[self.stop : end]]
@@ -205,17 +205,18 @@ def find_middle_gap(
     gap_tokens: int,
     min_tail: int,
 ) -> Gap | None:
-    """The smallest gap after the first message that frees `excess` tokens; None if none does.
+    """Return the smallest gap after the first message that frees `excess` tokens, or None.
 
-    Whole turns go first, from just after the first message on, as long as `min_tail` messages stay
-    at the end; then the tail shrinks message by message, oldest first, to the last two.
+    Whole turns are removed first, starting after the first message, while `min_tail` messages
+    remain at the end. Then the tail is removed message by message, oldest first, down to the last
+    two.
 
     Args:
-        tokens: Of each kept message, oldest first.
-        is_turn_start: Whether each message begins a turn (is the user's).
-        excess: How many tokens must go.
-        gap_tokens: What the line that stands in the gap takes.
-        min_tail: Messages at the end that whole turns may not reach into.
+        tokens: Tokens of each kept message, oldest first.
+        is_turn_start: True for each message of the user, which begins a turn.
+        excess: Tokens to free.
+        gap_tokens: Tokens of the line that replaces the gap.
+        min_tail: Messages at the end that are not removed as whole turns.
     """
     count = len(tokens)
     tail = max(count - min_tail, 1)

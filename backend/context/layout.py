@@ -1,4 +1,4 @@
-"""What a prompt is made of, and the order in which it stands there."""
+"""The items of a prompt and their order."""
 
 from __future__ import annotations
 
@@ -17,34 +17,37 @@ from backend.core.reasons import Reason
 from backend.generation.model import PromptMessage, Role
 
 SEPARATOR = "\n\n"
-"""Between the sections of the head."""
+"""Separates the sections of the head."""
 
 Place = Literal["head", "depth", "memory", "line", "tail", "outlet"]
-"""Where an item stands; in an `outlet` it stands inside another item, which counts it."""
+"""Position of an item. An item of an `outlet` is counted with the item that includes it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """Something that is not in the prompt, and why."""
+class LeftOut(Struct, kw_only=True, omit_defaults=True):
+    """Something that is not in the prompt, and the reasons: for programs, and as text.
+
+    `reason` and `text` are not stored. They are added when a user looks at the record.
+    """
 
     kind: str
     title: str
     tokens: int
-    reasons: Sequence[Reason]
+    reasons: list[Reason] = []
+    reason: str = ""
     source_id: UUID | None = None
+    text: str | None = None
 
 
 class PromptItem(Struct, frozen=True, kw_only=True):
-    """One piece of a prompt, and why it is there.
+    """One piece of a prompt and the reasons for it.
 
-    `source_id` is the row it came from. `depth` counts messages from the end, the user's line
-    included: 0 stands after it; with `from_start` it counts from the first kept message. What
-    `joins` stands in one message with the item before it, on a line of its own. In head and tail,
-    neighbours of one role are one message, unless one `starts` another. `block` is the title of the
-    preset's block that it is of. `order`
-    sorts what stands together: lore by its insertion order, memories by their time. `rank` is where
-    a search has it, from 1; 0 is what somebody asked for. `tokens` is what it takes where it
-    stands; before that, of its text alone, 0 where it was not counted.
+    `source_id` is the row it came from. `depth` counts messages from the end, including the user's
+    line, so 0 comes after it. If `from_start` is set, it counts from the first kept message. If
+    `joins` is set, the item shares a message with the previous item, on a separate line. In head
+    and tail, neighbours of one role share a message, unless `starts` is set. `block` is the title
+    of its preset block. `order` sorts items at one position: lore by insertion order, memories by
+    time. `rank` is the search rank from 1, or 0 for a requested item. `tokens` counts the item at
+    its position. Before the layout, it counts only the text, 0 if not counted.
     """
 
     kind: str
@@ -65,7 +68,7 @@ class PromptItem(Struct, frozen=True, kw_only=True):
     tokens: int = 0
 
     def left_out(self, *reasons: Reason) -> LeftOut:
-        """What is said of it if it is not in the prompt."""
+        """Return the record of this item if it is not in the prompt."""
         return LeftOut(
             kind=self.kind,
             title=self.title,
@@ -77,19 +80,19 @@ class PromptItem(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Kept lines of the path, oldest first: three lists of one length.
+    """Kept messages of the path, oldest first, in three lists of equal length.
 
-    Three lists and not one of objects, for a full window holds thousands of lines and nothing looks
-    at them one by one.
+    Separate lists instead of objects, because a full window contains thousands of messages and no
+    code needs them one by one.
     """
 
     messages: list[PromptMessage] = field(default_factory=list[PromptMessage])
     tokens: list[int] = field(default_factory=list[int])
     positions: list[int] = field(default_factory=list[int])
     thoughts: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Tokens of the thoughts that stand before a line, by its position; `tokens` has them, too."""
+    """Tokens of the reasoning before a message, by position. Included in `tokens`."""
     marks: Mapping[int, str] = field(default_factory=dict[int, str])
-    """The words before lines with a limited audience, by position; `tokens` has them, too."""
+    """Markers before messages with a limited audience, by position. Included in `tokens`."""
 
 
 def layout(
@@ -101,25 +104,25 @@ def layout(
     memory: str,
     memory_first: bool,
 ) -> tuple[list[PromptMessage], int]:
-    """The prompt's messages in order, from its parts: nothing is counted or left out here.
+    """Return the prompt's messages in order. Counting and truncation happen elsewhere.
 
     Args:
         items: The fixed items.
         messages: The kept history.
-        gap: Which of `messages` are left out.
-        gap_line: What stands for them.
-        memory: The memory section; empty for none.
-        memory_first: It stands before the history.
+        gap: The range of `messages` that is left out.
+        gap_line: The text that replaces them.
+        memory: The memory section, or an empty string.
+        memory_first: True to put the memory before the history.
 
     Returns:
-        The messages, and how many of the first ones are there to stay: head and history up to what
-        moves from turn to turn.
+        The messages, and the number of stable messages at the start: head and history up to the
+            first
+        part that changes every turn.
     """
     head = build_messages(items, "head")
     remembered = [PromptMessage("system", memory)] if memory else []
     line = [item for item in items if item.place == "line"]
-    # Where the chat is shorter than several depths, what is further from where they count stands
-    # further from it.
+    # If the chat is shorter than several depths, items with a larger depth come first.
     deep = sorted(
         _join_items(item for item in items if item.place == "depth"),
         key=lambda item: item.depth if item.from_start else -item.depth,
@@ -158,7 +161,7 @@ def layout(
 
 
 def _join_items(items: Iterable[PromptItem]) -> list[PromptItem]:
-    """With the text of those that join others in these."""
+    """Merge the text of items with `joins` into the previous item."""
     found: list[PromptItem] = []
     for item in items:
         if item.joins and found:
@@ -169,7 +172,7 @@ def _join_items(items: Iterable[PromptItem]) -> list[PromptItem]:
 
 
 def build_messages(items: Iterable[PromptItem], place: Place) -> list[PromptMessage]:
-    """Items of the head or the tail as messages: neighbours of one role are one."""
+    """Return items of the head or tail as messages. Neighbours of one role are merged."""
     found: list[tuple[Role, list[str]]] = []
     for item in items:
         if item.place == place:

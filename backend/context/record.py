@@ -1,8 +1,8 @@
-"""The record of a prompt: what it was made of and why, small enough to keep with every reply.
+"""The context record: the items of a prompt and the reasons for them, stored with each reply.
 
-A full window is some 600 KB of text. The record holds the history as a range of positions and each
-other text by its hash; `rebuild` makes the exact prompt again from them, and `prompt_hash` proves
-that it is the same.
+A full window has about 600 KB of text. The record contains the history as a range of positions, and
+every other text as a hash. `rebuild` makes the exact prompt from them, and `prompt_hash` verifies
+it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class RecordError(AppError):
 
 
 class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One piece of the prompt. Its text is kept once a chat, under `text_hash`.
+    """One item of the prompt. Its text is stored once per chat under `text_hash`.
 
-    `block` is the title of the preset's block that it is of. `reason` is `reasons` in words, for
-    people who look at the record; it is not stored.
+    `block` is the title of its preset block. `reason` describes `reasons` in words for users. It is
+    not stored.
     """
 
     kind: str
@@ -59,11 +59,11 @@ class RecordedItem(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RecordedHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The kept lines of the path: positions `first` to `last`, but those in `without`.
+    """The history of the prompt: the messages from `first` to `last`, except for `without`.
 
-    `leaf_id` is the last line. `cut` is how many of its characters were sent, when it was still
-    to be continued. `thoughts` are the positions of replies that were sent with their thoughts.
-    `marks` say who knew lines that are not for everyone, by position.
+    `leaf_id` is the last message. `cut` is the number of its characters that were sent if it was
+    continued. `thoughts` are the positions of replies that were sent with their thoughts. `marks`
+    are the marks of messages with a limited audience, by position.
     """
 
     leaf_id: UUID
@@ -80,23 +80,8 @@ class RecordedHistory(msgspec.Struct, kw_only=True, omit_defaults=True):
     marks: dict[int, str] = {}
 
 
-class RecordedLeftOut(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Something that is not in the prompt, and why: for programs, and in words.
-
-    The words and `text` are not stored. They are made when somebody looks at the record.
-    """
-
-    kind: str
-    title: str
-    tokens: int
-    reasons: list[Reason] = []
-    reason: str = ""
-    source_id: UUID | None = None
-    text: str | None = None
-
-
 class RecordedBudget(msgspec.Struct, kw_only=True):
-    """The budgets in force, in the model's tokens."""
+    """The budgets in the model's tokens."""
 
     total: int
     history: int
@@ -106,7 +91,7 @@ class RecordedBudget(msgspec.Struct, kw_only=True):
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """How the window was used, in the model's tokens. `free` is what is left of `total`."""
+    """The use of the window in the model's tokens. `free` is the rest of `total`."""
 
     prompt: int
     fixed: int
@@ -119,14 +104,17 @@ class Totals(msgspec.Struct, kw_only=True):
 
 
 class RecordedWindow(msgspec.Struct, kw_only=True):
-    """The model's context window then, in its tokens, and its source; `default` is assumed."""
+    """The model's context window in tokens, and its source.
+
+    The source `default` is an assumption.
+    """
 
     tokens: int
     source: FiguresFrom
 
 
 class RecordedPreset(msgspec.Struct, kw_only=True):
-    """The preset of a prompt: its name and revision then, and what had chosen it."""
+    """The preset of a prompt: its name and revision at that time, and the setting that chose it."""
 
     id: UUID | None
     name: str
@@ -135,12 +123,12 @@ class RecordedPreset(msgspec.Struct, kw_only=True):
 
 
 class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a prompt was made of. Stored sealed with the reply; shown by the API.
+    """The items of a prompt. Stored sealed with the reply and shown by the API.
 
-    Of a played turn it is the last phase's prompt. `tools` were called in that turn, in order, as
-    `tool_support` says the model can. `near_misses` are what a search found and did not bring up.
-    `shape` is the message shape in which it was sent; `prompt_hash` is of the messages before that.
-    `unsent_settings` are sampling settings that were left out because the model refuses them.
+    For a played turn it describes the prompt of the last phase. `tools` are the called tools in
+    order, `tool_support` is the way in which the model was asked for calls. `near_misses` are
+    unused search results. `shape` is the message shape of the sent prompt, and `prompt_hash` is the
+    hash of the messages without it. `unsent_settings` are sampling settings that the model refuses.
     Records of earlier versions have no `window`.
     """
 
@@ -153,8 +141,8 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     items: list[RecordedItem]
     retrieved: list[RecordedItem] = []
     history: RecordedHistory | None = None
-    left_out: list[RecordedLeftOut] = []
-    near_misses: list[RecordedLeftOut] = []
+    left_out: list[LeftOut] = []
+    near_misses: list[LeftOut] = []
     memory_first: bool = False
     notes: list[str] = []
     prompt_files: dict[str, str] = {}
@@ -168,7 +156,7 @@ class ContextRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def hash_prompt(messages: Sequence[PromptMessage]) -> str:
-    """SHA-256 over roles and texts, each after its length."""
+    """Return the SHA-256 of roles and texts, each preceded by its length."""
     parts: list[bytes] = []
     for message in messages:
         data = message.text.encode()
@@ -177,17 +165,12 @@ def hash_prompt(messages: Sequence[PromptMessage]) -> str:
 
 
 def record_item(item: PromptItem) -> RecordedItem:
-    """An item with its text in it; `move_texts` takes the text out for storing."""
+    """Return an item with its text. `move_texts` removes the text before storing."""
     return msgspec.convert(item, RecordedItem, from_attributes=True)
 
 
-def recorded_left_out(each: LeftOut) -> RecordedLeftOut:
-    """Something left out, as it is stored."""
-    return msgspec.convert(each, RecordedLeftOut, from_attributes=True)
-
-
 def move_texts(record: ContextRecord, hash_text: Callable[[str], str]) -> dict[str, str]:
-    """Take the items' texts out of a record, leaving their hashes: hash to text."""
+    """Move the texts of items out of a record. Returns them by hash."""
     texts: dict[str, str] = {}
     for item in (*record.items, *record.retrieved):
         if item.text is not None:
@@ -198,7 +181,7 @@ def move_texts(record: ContextRecord, hash_text: Callable[[str], str]) -> dict[s
 
 
 def restore_texts(record: ContextRecord, texts: Mapping[str, str]) -> None:
-    """Put the items' texts back. Raises `RecordError` when one is missing."""
+    """Restore the texts of items. Raises `RecordError` if one is missing."""
     for item in (*record.items, *record.retrieved):
         if item.text is None:
             if item.text_hash not in texts:
@@ -213,20 +196,20 @@ def rebuild(
     render_omitted: Callable[[int], str],
     render_memory: Callable[[Sequence[PromptItem]], str],
 ) -> list[PromptMessage]:
-    """The exact prompt of a record whose texts are restored.
+    """Rebuild the exact prompt of a record with restored texts.
 
     Args:
-        record: With texts.
-        history: The lines at its positions, the omitted ones too, oldest first.
-        render_omitted: As it was rendered then.
-        render_memory: As it was rendered then.
+        record: The record with its texts.
+        history: The messages at its positions, including omitted ones, oldest first.
+        render_omitted: Renders the line for omitted messages.
+        render_memory: Renders the memory section.
 
     Raises:
-        RecordError: What comes out is not what was sent.
+        RecordError: The result differs from the sent prompt.
     """
     items = msgspec.convert(record.items, list[PromptItem], from_attributes=True)
     if record.preset is None:
-        # Records of before there were presets have roles here that were not sent.
+        # Records from before there were presets contain roles that were not sent.
         items = [
             structs.replace(each, role="system") if each.place == "head" else each for each in items
         ]

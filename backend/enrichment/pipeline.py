@@ -76,8 +76,7 @@ from backend.jobs.models import Job
 from backend.jobs.running import UNEXPECTED_SLUG, RunningJob
 from backend.llm.answers import RunBudget, ask
 from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
-from backend.llm.slot_rules import Rank, SlotUse
-from backend.llm.slot_rules import SlotWork as SlotWork
+from backend.llm.slot_rules import Rank, SlotUse, SlotWork
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.prompts import PromptLibrary

@@ -28,7 +28,7 @@ SERVER_DAYS = 365
 """Apple's devices refuse certificates of servers that last for more than 825 days, and those of
 public roots that last for more than 398."""
 MAX_COMMON_NAME_LENGTH = 64
-"""Most characters of a common name."""
+"""Maximum length of a common name."""
 RENEW_BEFORE = timedelta(days=30)
 _CLOCK_TOLERANCE = timedelta(days=1)
 """Certificates begin this long before they are made, for devices with a slow clock."""
@@ -42,8 +42,6 @@ class CertificateError(AppError):
 
 @dataclass(frozen=True, slots=True)
 class CertifiedKey:
-    """A certificate, and its private key."""
-
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
@@ -68,7 +66,6 @@ class CertifiedKey:
 
     @property
     def der(self) -> bytes:
-        """The certificate alone, as devices take it."""
         return self.certificate.public_bytes(serialization.Encoding.DER)
 
     @property
@@ -81,7 +78,7 @@ class CertifiedKey:
         return at + RENEW_BEFORE > self.certificate.not_valid_after_utc
 
     def find_allowed(self, names: Sequence[str]) -> list[str]:
-        """Return those of the names that this root may sign for."""
+        """Return the names that this root may sign for."""
         extension = self.certificate.extensions.get_extension_for_class(x509.NameConstraints)
         permitted = extension.value.permitted_subtrees or ()
         allowed = {each.value for each in permitted if isinstance(each, x509.DNSName)}
@@ -90,7 +87,7 @@ class CertifiedKey:
     def covers(
         self, root: CertifiedKey, names: Sequence[str], addresses: Sequence[IPv4Address]
     ) -> bool:
-        """True if the root signed this certificate, and it is for all the names and addresses."""
+        """True if the root signed this certificate, and it covers all the names and addresses."""
         try:
             self.certificate.verify_directly_issued_by(root.certificate)
         except (ValueError, InvalidSignature):

@@ -51,7 +51,7 @@ class LanController(Controller):
         summary="Read the local network's addresses",
     )
     async def get_lan(self, lan: NamedDependency[LocalNetwork]) -> LanView:
-        """Addresses for phones in the same network, and the certificate that they have to trust."""
+        """Addresses for phones in the same network, and the certificate that they must trust."""
         origins = lan.find_origins() if lan.is_on else []
         if not origins:
             return LanView(
@@ -74,11 +74,11 @@ class LanController(Controller):
         summary="Download the root certificate",
     )
     async def get_certificate(self, lan: NamedDependency[LocalNetwork]) -> Response[bytes]:
-        """The certificate that a device in the local network has to trust. It is no secret."""
+        """The certificate that a device in the local network must trust. It is not secret."""
         return Response(
             lan.root.der,
             media_type=MEDIA_TYPE,
-            # As an attachment an iPhone would only save it.
+            # An iPhone would only save an attachment.
             headers={"Content-Disposition": 'inline; filename="talekeeper.crt"'},
         )
 

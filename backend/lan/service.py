@@ -1,17 +1,20 @@
-"""This server in the local network: where it is found, and the certificate that it shows."""
+"""This server in the local network: its addresses, and its certificate."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backend.core.files import create_private, replace_private
 from backend.core.logs import get_logger
+from backend.core.private_networks import PRIVATE, contains_address
 from backend.errors import NotFoundError
 from backend.settings import Settings
 
@@ -20,16 +23,68 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_NAME = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
+_UNUSED_ADDRESS = ("192.0.2.1", 9)
+"""A reserved address. Only its route is looked up, and nothing is sent."""
+
+
+def find_names() -> tuple[str, ...]:
+    """Return the machine's names, the one that phones can look up first; none if it has none."""
+    label = socket.gethostname().partition(".")[0].lower()
+    if not _LABEL.fullmatch(label) or label == "localhost" or label.isdecimal():
+        return ()
+    return f"{label}.local", label
+
+
+def find_addresses() -> list[IPv4Address]:
+    """Return the machine's private IPv4 addresses, the one of the default route first."""
+    import psutil  # noqa: PLC0415  # 30 ms at a start that seldom needs it
+
+    main = _main_address()
+    found = {
+        each.address
+        for addresses in psutil.net_if_addrs().values()
+        for each in addresses
+        if each.family == socket.AF_INET and contains_address(PRIVATE, each.address)
+    }
+    return sorted(map(IPv4Address, found), key=lambda each: (str(each) != main, each))
+
+
+def _main_address() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_UNUSED_ADDRESS)
+        except OSError:  # there is no route, as without a network
+            return ""
+        return str(probe.getsockname()[0])
+
+
+def split_hosts(hosts: Sequence[str]) -> tuple[list[str], list[IPv4Address]]:
+    """Return the names and the private IPv4 addresses among the hosts, for a certificate."""
+    names: list[str] = []
+    addresses: list[IPv4Address] = []
+    for host in hosts:
+        try:
+            address = ip_address(host)
+        except ValueError:
+            if _NAME.fullmatch(host.lower()):
+                names.append(host.lower())
+        else:
+            if isinstance(address, IPv4Address) and contains_address(PRIVATE, host):
+                addresses.append(address)
+    return names, addresses
+
 
 def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
 class LocalNetwork:
-    """Keeps a certificate for the names and addresses that this machine has at the time.
+    """Manages a certificate for the current names and addresses of this machine.
 
-    Root and certificate are kept in `lan` in the data folder: a device that trusts the root goes on
-    to do so after a restart. Without `Settings.lan` there is nothing to open or to refresh.
+    Root and certificate are stored in `lan` in the data folder, so that devices still trust the
+    root after a restart. Without `Settings.lan` there is nothing to open or to refresh.
 
     Args:
         settings: Their `lan_port` is the port that is listened on.
@@ -70,7 +125,7 @@ class LocalNetwork:
         return self._context
 
     async def refresh(self) -> None:
-        """Renew the certificate if it ends soon, or if the machine has got another address."""
+        """Renew the certificate if it expires soon, or if the machine has another address."""
         if self._root is not None and self._is_due(self._root):
             await asyncio.to_thread(self._renew)
             self._context.load_cert_chain(self._path)
@@ -94,7 +149,7 @@ class LocalNetwork:
         return list(dict.fromkeys((*self.names, *self._listed_names)))
 
     def _load_root(self) -> CertifiedKey:
-        """Load the root, or make one if there is none, or if it ends soon."""
+        """Load the root, or make one if there is none, or if it expires soon."""
         from backend.lan import certificates  # noqa: PLC0415  # 70 ms at a start that needs it not
 
         path, at = self._folder / "root.pem", self._now()

@@ -1,4 +1,4 @@
-"""`GET /models`: what can be asked; `POST /tokens`: how much of a budget a text takes."""
+"""`GET /models` lists models; `POST /tokens` counts the tokens of texts."""
 
 from typing import Annotated
 
@@ -22,15 +22,15 @@ from backend.settings import Settings
 
 MAX_TEXTS = 100
 MAX_CHARACTERS = 200_000
-"""What the longest field of a card or of the settings may have."""
+"""The maximum length of a field of a card or of the settings."""
 MAX_BODY_BYTES = 4 * 1024 * 1024
-"""About a second's work for the slowest vocabulary."""
+"""About one second of work for the slowest vocabulary."""
 
 Text = Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)]
 
 
 class CountTokens(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Texts to count, and for which model; the account's where none is named."""
+    """Texts to count, and the model; by default the account's model."""
 
     texts: Annotated[list[Text], msgspec.Meta(max_length=MAX_TEXTS)]
     model: Annotated[str, msgspec.Meta(max_length=200)] | None = None
@@ -39,8 +39,8 @@ class CountTokens(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class TokenCounts(msgspec.Struct, kw_only=True):
     """Tokens of each text, in the order of the texts.
 
-    `tokenizer` is the vocabulary that counted them. Where it is not the model's own, the counts are
-    scaled by what is known of that model.
+    `tokenizer` is the vocabulary that counted them. If it is not the model's own, the counts are
+    scaled by the known ratio of the model.
     """
 
     counts: list[int]
@@ -48,15 +48,13 @@ class TokenCounts(msgspec.Struct, kw_only=True):
 
 
 class ModelView(msgspec.Struct, kw_only=True):
-    """A model on offer, with the settings that it takes, and the way in which it calls tools.
+    """An available model, its settings, and how it calls tools.
 
-    `provider` is its provider's slug. `refused` are settings that its server was found not to take;
-    they are left out of requests. `excludes` names settings that may be left out while another one
-    is set.
-    `figures_from` is the source of its window: the user, the server's answers (`learned`), the
-    provider's list, the table that ships with Talekeeper, or `default`: it is assumed.
-    `task_model` is the id of the model that does the background tasks of its chats if none is
-    chosen for them.
+    `provider` is its provider's slug. `refused` are settings that its server has rejected. They are
+    left out of requests. `excludes` names settings that may be left out while another one is set.
+    `figures_from` is the source of its window: the user, the server's responses (`learned`), the
+    provider's list, Talekeeper's own table, or an assumption (`default`). `task_model` is the id of
+    the model for background tasks of its chats if none is chosen for them.
     """
 
     id: str
@@ -77,7 +75,7 @@ class ModelView(msgspec.Struct, kw_only=True):
 
 
 class ModelController(Controller):
-    """The models that the account may ask."""
+    """The models that the account can use."""
 
     path = "/models"
     tags = ("Models",)
@@ -90,7 +88,7 @@ class ModelController(Controller):
         user_models: NamedDependency[UserModels],
         settings: NamedDependency[Settings],
     ) -> Page[ModelView]:
-        """What can be asked, in the order in which to offer it; `is_default` is the account's."""
+        """The available models in their usual order. `is_default` marks the account's model."""
         async with database.read() as session:
             models = await user_models.of(session, identity.user, identity.sealer)
         default = identity.settings.model or models.default_id
@@ -144,7 +142,7 @@ class TokenController(Controller):
         user_models: NamedDependency[UserModels],
         cpu_pool: NamedDependency[CpuPool],
     ) -> TokenCounts:
-        """How many tokens texts are for a model. Nothing is sent anywhere, and nothing is kept."""
+        """Count the tokens of texts for a model. Nothing is sent anywhere or stored."""
         async with database.read() as session:
             models = await user_models.of(session, identity.user, identity.sealer)
             spec = models.spec(data.model or identity.settings.model or models.default_id)

@@ -1,4 +1,4 @@
-"""Providers of models: the tables, and what is sealed in them."""
+"""Tables of model providers, and their sealed configurations."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ HeaderValue = Annotated[str, msgspec.Meta(max_length=2_000)]
 
 
 class ProviderFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a user sets of a provider.
+    """The settings of a provider.
 
-    Of the models that its server lists those are on offer that `models` names, and all of them
-    where it names none. What a model's entry says comes before what the server and our table say.
-    `embedding_model` counts where the provider is for everybody: it embeds everybody's texts.
-    `thought_tags` are searched for beside the known ones; `reads_thoughts` switches the search off.
-    `concurrency` is how many requests the server answers at the same time, 0 for any number; None
-    leaves it to the preset and to the server.
+    `models` chooses from the models that the server lists. If it is empty, all are available. A
+    value of a model's entry takes precedence over the server's value and Talekeeper's table. An
+    installation provider's `embedding_model` embeds the texts of all users. `thought_tags` are
+    searched for in addition to the known ones. `reads_thoughts` can switch the search off.
+    `concurrency` is the number of requests that the server handles at the same time, 0 for any
+    number. If it is None, the preset and the server decide.
     """
 
     name: Annotated[str, msgspec.Meta(max_length=100)] = ""
@@ -59,16 +59,16 @@ class ProviderFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     concurrency: Annotated[int, msgspec.Meta(ge=0, le=MAX_CONCURRENCY)] | None = None
 
     def __repr__(self) -> str:
-        """Without the key, and whatever else is nobody's business."""
+        """Leave out the key and all other values, because they are private."""
         return f"{type(self).__name__}(...)"
 
 
 class ProviderConfig(ProviderFields, frozen=True, kw_only=True, omit_defaults=True):
-    """All of a provider that is sealed: what was set, and what its server told.
+    """The sealed part of a provider: its settings, and results from its server.
 
-    `preset` is the service it was made for. `listed` is what the server listed at `listed_at`;
-    `is_cut` says that it lists more. `failed_test` says that the provider was saved although its
-    test had failed.
+    `preset` is the service that it was made for. `listed` are the models that the server listed at
+    `listed_at`. `is_cut` is true if it lists more. `failed_test` is true if the provider was saved
+    after a failed test.
     """
 
     preset: str | None = None
@@ -81,10 +81,11 @@ class ProviderConfig(ProviderFields, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class _ProviderColumns:
-    """What both tables have.
+    """The columns of both tables.
 
-    `abilities` is what was learned of an OpenAI-compatible server, as JSON in the clear: names of
-    models, which stand in turns as well, and of settings. No key is at hand when it is learned.
+    `abilities` is learned from an OpenAI-compatible server. It is unencrypted JSON with names of
+    models and of settings, because no key is available when it is learned. Turns contain the names
+    of models as well.
     """
 
     id: Mapped[PrimaryId]
@@ -97,7 +98,7 @@ class _ProviderColumns:
 
 
 class Provider(_ProviderColumns, Base):
-    """A user's provider. Its slug begins the ids of its models, which stand in turns in clear."""
+    """A user's provider. Its slug begins the ids of its models, which turns store unencrypted."""
 
     __tablename__ = "providers"
     __table_args__ = (UniqueConstraint("user_id", "slug"),)
@@ -107,7 +108,7 @@ class Provider(_ProviderColumns, Base):
 
 
 class InstallationProvider(_ProviderColumns, Base):
-    """A provider for everybody, under the root key: workers have to read it, too."""
+    """A provider for all users, under the root key, because workers have to read it too."""
 
     __tablename__ = "installation_providers"
 
@@ -117,11 +118,11 @@ class InstallationProvider(_ProviderColumns, Base):
 
 
 class SlotClaim(Base):
-    """A claim to a server that answers few requests at the same time: it waits, or was granted.
+    """A claim to a server with limited concurrency. It waits, or was granted.
 
     The process that made it, `lease_owner`, renews `lease_until`. A claim with an expired lease
-    does not count, because its process has ended. `server_id` is a keyed hash; `rank` and `use` are
-    as in `slot_rules`. Rows are deleted when the work is over.
+    does not count, because its process has ended. `server_id` is a keyed hash. `rank` and `use` are
+    those of `slot_rules`. A row is deleted when its work is over.
     """
 
     __tablename__ = "slot_claims"
@@ -142,7 +143,7 @@ SLOT_LEASES = Leases(get_table(SlotClaim), true())
 
 
 class ProviderAddress(Base):
-    """A host and port that administrators allow providers to be at, for the whole installation."""
+    """A host and port that administrators allow for providers of the whole installation."""
 
     __tablename__ = "provider_addresses"
     __table_args__ = (UniqueConstraint("host", "port"),)
@@ -157,19 +158,18 @@ PROVIDER_CONFIG = Column("providers", "sealed_config")
 
 
 def open_provider(sealer: Sealer, row: Provider) -> ProviderConfig:
-    """A user's provider. Raises `SealBrokenError`."""
+    """Decrypt the config of a user's provider. Raises `SealBrokenError`."""
     data = sealer.open_bytes(PROVIDER_CONFIG, row.id, row.sealed_config)
     return msgspec.json.decode(data, type=ProviderConfig)
 
 
 def seal_provider(sealer: Sealer, row: Provider, config: ProviderConfig) -> None:
-    """Put a config into its user's row."""
     data = msgspec.json.encode(config)
     row.sealed_config = sealer.seal_bytes(PROVIDER_CONFIG, row.id, data)
 
 
 def open_shared(root: RootKeys, row: InstallationProvider) -> ProviderConfig:
-    """A provider of the installation. Raises `RootKeyError`."""
+    """Decrypt the config of an installation provider. Raises `RootKeyError`."""
     wrapped = Wrapped(row.root_version, row.wrapped_config)
     return msgspec.json.decode(
         root.unwrap(wrapped, context=make_provider_context(row.id)), type=ProviderConfig
@@ -177,11 +177,9 @@ def open_shared(root: RootKeys, row: InstallationProvider) -> ProviderConfig:
 
 
 def wrap_shared(root: RootKeys, row: InstallationProvider, config: ProviderConfig) -> None:
-    """Put a config into the installation's row."""
     data = msgspec.json.encode(config)
     row.root_version, row.wrapped_config = root.wrap(data, context=make_provider_context(row.id))
 
 
 def index_by_name(models: Sequence[ListedModel]) -> dict[str, ListedModel]:
-    """Models by their names, in their order."""
     return {model.name: model for model in models}

@@ -1,9 +1,9 @@
-"""Servers that answer few requests at the same time, shared by users, jobs and processes.
+"""Servers with limited concurrency, shared by users, jobs and processes.
 
-Work that asks such a server holds a place there: `ModelSlots.hold`. `slot_rules` says who may have
-one. Claims are rows, so that processes see each other's; a process looks for changes of others'
-claims a few times a second while it waits itself, or does work that may have to yield. Providers
-without a limit never come here.
+Work that uses such a server holds a place there (`ModelSlots.hold`). `slot_rules` decides who gets
+one. Claims are rows, so that processes see each other's. A process reads the claims of others a few
+times a second while it waits, or while its work may have to yield. Providers without a limit do not
+use this module.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from backend.llm.slot_rules import (
 log = get_logger(__name__)
 
 LEASE_DURATION = timedelta(seconds=15)
-"""A claim that is not renewed for this long is of a process that ended."""
+"""The process of a claim that is not renewed for this long has ended."""
 
 RENEW_SECONDS = 4.0
 POLL_SECONDS = 0.2
@@ -59,7 +59,7 @@ _CLAIMS = get_table(SlotClaim)
 _ROW = _CLAIMS.c
 
 OnWait = Callable[[Occupation | None], None]
-"""Is called with the work that a claim waits for, when that changes; None once it has a place."""
+"""Called when the work that a claim waits for changes. None means that it has a place."""
 
 
 class ModelBusyError(UnavailableError):
@@ -99,26 +99,24 @@ class _LocalClaim:
         return self.is_granted and not self.is_cut and self.work.rank != Rank.TURN
 
     def start(self) -> None:
-        """Let the work begin."""
         self.is_granted = True
         self.report(None)
         self.started.set()
 
     def report(self, occupation: Occupation | None) -> None:
-        """Tell `on_wait` the work that it waits for, if that has changed."""
+        """Call `on_wait` if the work that the claim waits for has changed."""
         if self.on_wait is not None and occupation != self.occupation:
             self.on_wait(occupation)
         self.occupation = occupation
 
     def cut(self) -> None:
-        """Cancel the work."""
         self.is_cut = True
         if self.limit is not None:
             self.limit.reschedule(asyncio.get_running_loop().time())
 
 
 class ModelSlots:
-    """The places of this process at servers that answer few requests at the same time."""
+    """This process's places at servers with limited concurrency."""
 
     def __init__(self, database: Database, instance: InstanceKeys) -> None:
         self._database = database
@@ -141,19 +139,19 @@ class ModelSlots:
         """Wait for a place at each of these servers, and keep it until the block ends.
 
         Args:
-            limits: Those of the models that are asked in the block. None is a server without one.
-            work: The work that asks them.
+            limits: The limits of the models that the block uses. None is a server without a limit.
+            work: The work that uses the models.
             on_wait: See `OnWait`.
-            patience: Seconds to wait for each server; None for as long as it takes.
+            patience: Seconds to wait for each server. None waits without a limit.
 
         Raises:
             ModelBusyError: The wait took longer than `patience`. The block did not begin.
             SlotTakenError: A turn needed the place, so the block was cancelled. Never for work of
                 `Rank.TURN`.
         """
-        found = {self._instance.find_server(*each.server): each for each in limits if each}
+        found = {self._instance.make_server_id(*each.server): each for each in limits if each}
         async with contextlib.AsyncExitStack() as places:
-            # All work takes its places in one order, so that none waits for another in a circle.
+            # All work takes its places in the same order, so that no deadlock is possible.
             for server_id, limit in sorted(found.items()):
                 held = _LocalClaim(new_id(), server_id, work, limit.concurrency, on_wait)
                 await places.enter_async_context(self._place(held, patience))
@@ -162,7 +160,7 @@ class ModelSlots:
             yield
 
     async def aclose(self) -> None:
-        """Wait until the work that had places has given them up."""
+        """Wait until all work has given up its places."""
         self._held.clear()
         self._news.set()
         if left := [*self._tasks, *([self._keeper] if self._keeper else [])]:
@@ -200,7 +198,7 @@ class ModelSlots:
             self._start_task(self._leave(held))
 
     async def _enter(self, held: _LocalClaim) -> None:
-        """Store a claim, granted at once if there is room."""
+        """Store a claim. It is granted immediately if there is a place."""
         async with self._writing() as session:
             others = await _lock(session, held.server_id)
             held.is_granted = may_start(held.claim, others, concurrency=held.concurrency)
@@ -222,7 +220,6 @@ class ModelSlots:
             held.report(find_occupation(held.claim, others))
 
     async def _grant(self, held: _LocalClaim) -> None:
-        """Grant a claim that may have become free to start."""
         async with self._writing() as session:
             others = await _lock(session, held.server_id, but=held.id)
             if not may_start(held.claim, others, concurrency=held.concurrency):
@@ -233,7 +230,7 @@ class ModelSlots:
         held.start()
 
     async def _leave(self, held: _LocalClaim) -> None:
-        """Delete a claim. Should that fail, its lease runs out."""
+        """Delete a claim. If that fails, its lease expires."""
         try:
             async with self._writing() as session:
                 await session.execute(delete(_CLAIMS).where(_ROW.id == held.id))
@@ -242,7 +239,7 @@ class ModelSlots:
         self._news.set()
 
     async def _keep(self) -> None:
-        """Renew this process's claims, start those that may, and cut off those that must yield."""
+        """Renew this process's claims, start those that may, and cancel those that must yield."""
         while self._held:
             self._news.clear()
             try:
@@ -279,7 +276,7 @@ class ModelSlots:
                 log.warning("slot.not_kept", exc_info=error)
 
     async def _follow(self, held: _LocalClaim, claims: Sequence[Claim]) -> None:
-        """Start a claim that may start, or cut its work off if it must yield."""
+        """Start a claim that may start, or cancel its work if it must yield."""
         others = [claim for claim in claims if claim.id != held.id]
         is_lost = len(others) == len(claims)  # it was not renewed in time
         if held.is_granted:
@@ -298,7 +295,7 @@ class ModelSlots:
 
     @contextlib.asynccontextmanager
     async def _writing(self) -> AsyncGenerator[AsyncSession]:
-        """A transaction that is no effect of the request that it may be part of."""
+        """Open a transaction that does not count as an effect of the current request."""
         noting = EFFECT_NOTE.set(None)
         try:
             async with self._database.write() as session:
@@ -315,7 +312,7 @@ class ModelSlots:
 async def _lock(session: AsyncSession, server_id: UUID, *, but: UUID | None = None) -> list[Claim]:
     """Serialise grants at a server until the transaction ends. Return its other claims.
 
-    Deletes claims with expired leases. SQLite has one writer anyway.
+    Deletes claims with expired leases. SQLite needs no lock, because it has one writer.
     """
     if session.get_bind().dialect.name == "postgresql":
         key = int.from_bytes(server_id.bytes[:8], "big", signed=True)
@@ -329,7 +326,7 @@ async def _lock(session: AsyncSession, server_id: UUID, *, but: UUID | None = No
 async def _read(
     session: AsyncSession, server_ids: Collection[UUID]
 ) -> defaultdict[UUID, list[Claim]]:
-    """The claims that count, by their servers, in the order of their ids."""
+    """Return the valid claims of servers, in the order of their ids."""
     rows = await session.execute(
         select(_CLAIMS)
         .where(_ROW.server_id.in_(server_ids), _ROW.lease_until > now())

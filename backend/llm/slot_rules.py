@@ -1,11 +1,11 @@
-"""Rules for sharing a server that answers few requests at the same time. No clock, no database.
+"""Rules for sharing a server with limited concurrency. They use no clock and no database.
 
-All work that asks such a server has a claim. Turns come first, in the order of their claims; then
-work that a user waits for; then background work. A claim of a lower rank gives up its place as soon
-as claims of a higher rank need it. A turn never does.
+All work that uses such a server has a claim. Turns come first, in the order of their claims. Work
+that a user waits for comes next, and background work last. A claim of a lower rank gives up its
+place when claims of a higher rank need it. A turn never does.
 
-Before its prompt is built, a turn may need a summary, which a job writes. The turn then has a claim
-for the summary, and the job uses the turn's place: its claim is *carried*.
+A turn may need a summary before its prompt is built, and a job writes the summary. The turn then
+has a claim for the summary, and the job uses the turn's place: the job's claim is *carried*.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Literal
 from uuid import UUID
 
 SlotUse = Literal["turn", "suggestions", "chronicle", "summary", "campaign"]
-"""Work that asks a model."""
+"""The kinds of work that use a model."""
 
 Occupation = Literal["turn", "suggestions", "chronicle", "summary", "campaign", "other"]
-"""The work that a claim waits for, as its user may know it: `other` is another user's."""
+"""The work that a claim waits for, as shown to its user. `other` is another user's work."""
 
 
 class Rank(IntEnum):
@@ -33,7 +33,7 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotWork:
-    """Work that needs a server. `chat_id` is the chat that it is done for."""
+    """Work that needs a server, for the chat `chat_id`."""
 
     use: SlotUse
     rank: Rank
@@ -43,7 +43,7 @@ class SlotWork:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim to a server. Ids of later claims are greater."""
+    """A claim to a server. Later claims have greater ids."""
 
     id: UUID
     work: SlotWork

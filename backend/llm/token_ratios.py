@@ -1,7 +1,7 @@
-"""What a counted token is worth in the model's own, learned from what providers report.
+"""Ratios of a model's real tokens to counted tokens, learned from providers' reports.
 
-Each user has ratios of their own: a report changes the budgets of the user whose turn it was, and
-no one else's. Users who have none yet start from the median of the others'.
+Each user has their own ratios. A report changes only the budgets of the user who wrote the turn.
+Users without a ratio start with the median of the others.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from backend.generation.model import ModelSpec
 from backend.generation.tokens import SHARED_BOUNDS, learn_ratio, starting_ratio
 
 RELOAD_SECONDS = 30.0
-"""Seconds for which a ratio is not read again: other processes learn as well, slowly."""
+"""A cached ratio is used for this time. Other processes learn as well, but slowly."""
 
 MAX_CACHED_RATIOS = 10_000
 
 MIN_USERS = 3
-"""With fewer users whose ratio is settled, their median says little: the table's value counts."""
+"""With fewer settled ratios, the median is not reliable, and the table's value is used."""
 
 SETTLED_SAMPLES = 5
 
 
 class TokenRatio(Base):
-    """How many tokens a provider reports for one that Talekeeper counted: by user and model."""
+    """The ratio of reported to counted tokens, by user and model."""
 
     __tablename__ = "token_ratios"
     __table_args__ = (Index(None, "model", "ratio"),)
@@ -58,15 +58,13 @@ _MIDDLE = (
 
 
 class RatioCache:
-    """The ratios that this process has read lately."""
-
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[UUID, str], tuple[float, float]] = OrderedDict()
 
     async def get(
         self, session: AsyncSession, user_id: UUID, spec: ModelSpec, tokenizer: str
     ) -> float:
-        """Real tokens of a model for one counted with a vocabulary."""
+        """Return the real tokens of a model for each token that a vocabulary counts."""
         key = user_id, make_ratio_key(spec, tokenizer)
         ratio, read_at = self._known.get(key, (0.0, -RELOAD_SECONDS))
         if time.monotonic() - read_at >= RELOAD_SECONDS:
@@ -79,20 +77,23 @@ class RatioCache:
 
 
 def make_ratio_key(spec: ModelSpec, tokenizer: str) -> str:
-    """Under what a ratio is kept: the model, and the vocabulary that counted."""
+    """Return the key of a ratio: the model, and the vocabulary that counted."""
     return f"{spec.id} {tokenizer}"
 
 
 async def load_ratio(
     session: AsyncSession, user_id: UUID, spec: ModelSpec, tokenizer: str
 ) -> float:
-    """Real tokens for one counted: the user's, else the installation's, else the table's."""
+    """Return the real tokens for each counted one.
+
+    It is the user's ratio, or else that of the installation, or else that of the table.
+    """
     row = await session.get(TokenRatio, (user_id, make_ratio_key(spec, tokenizer)))
     return row.ratio if row else await load_shared_ratio(session, spec, tokenizer)
 
 
 async def load_shared_ratio(session: AsyncSession, spec: ModelSpec, tokenizer: str) -> float:
-    """The median of what users have learned, which no single one of them moves far."""
+    """Return the median of users' ratios, which a single user cannot move far."""
     wanted = {"model": make_ratio_key(spec, tokenizer)}
     users = await session.scalar(_COUNT, wanted) or 0
     if users < MIN_USERS:
@@ -112,7 +113,6 @@ async def learn(
     counted: int,
     reported: int,
 ) -> None:
-    """Take a provider's report into account."""
     key = make_ratio_key(spec, tokenizer)
     row = await session.get(TokenRatio, (user_id, key))
     before = row.ratio if row else await load_shared_ratio(session, spec, tokenizer)

@@ -1,11 +1,11 @@
-"""The models that each user may ask: of their own providers, the installation's, the environment's.
+"""The models that each user can use: of their own providers, the installation and the environment.
 
-The installation's, and the addresses that its administrators have allowed, are read again after
-some seconds, since another process may change them.
+The installation's providers and allowed addresses are reloaded every few seconds, because another
+process may change them.
 
-A user's providers are opened when they are first needed, and kept while the user is here. The
-revision on the user's row says whether what is kept still holds; it is 0 where there never were
-any, and nothing is looked up then.
+A user's providers are opened at their first use, and kept while the user is active. The revision in
+the user's row shows if they are current. It is 0 if the user never had providers, and then nothing
+is queried.
 """
 
 from __future__ import annotations
@@ -55,15 +55,36 @@ from backend.settings import ServerName, Settings
 from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import SealBrokenError, Sealer
 
+log = get_logger(__name__)
+
 _SMALL_MODEL_PART = "lite"
 
 
-def choose_task_model(models: ModelRegistry, settings: Settings, reply_id: str) -> str:
-    """The model for background tasks of chats in which another replies, by its id.
+RowT = TypeVar("RowT", Provider, InstallationProvider)
 
-    It is the server's own choice, else the smallest of Gemini's, else the one that replies. Who
-    plays with a provider of their own may not want others to read the story: there the smallest is
-    looked for among that provider's alone.
+MAX_VIEWS = 1_000
+"""Maximum number of users with open providers. The least recently active ones are dropped first."""
+
+RETENTION_SECONDS = 300.0
+"""Time that a user's providers stay open after their last use."""
+
+RELOAD_SECONDS = 5.0
+"""Interval at which the installation's providers and addresses are reloaded."""
+
+UNKNOWN_WINDOW, UNKNOWN_OUTPUT = 32_768, 8_192
+"""Tokens of models with an unknown size."""
+
+_OWN = select(Provider).where(Provider.user_id == bindparam("owner_id")).order_by(Provider.id)
+_SHARED = select(InstallationProvider).order_by(InstallationProvider.id)
+_ALLOWED = select(ProviderAddress.host, ProviderAddress.port)
+
+
+def choose_task_model(models: ModelRegistry, settings: Settings, reply_id: str) -> str:
+    """Return the id of the model for background tasks of chats with this reply model.
+
+    It is the server's setting, or else the smallest Gemini model, or else the reply model. If the
+    reply model belongs to the user's own provider, only that provider's models are considered. The
+    user may not want other providers to read the story.
     """
     if settings.enrichment_model:
         return settings.enrichment_model
@@ -78,35 +99,14 @@ def choose_task_model(models: ModelRegistry, settings: Settings, reply_id: str) 
     return next(small, reply_id)
 
 
-RowT = TypeVar("RowT", Provider, InstallationProvider)
-
-log = get_logger(__name__)
-
-MAX_VIEWS = 1_000
-"""Users whose providers are kept open; of more, the ones who were here longest ago go."""
-
-RETENTION_SECONDS = 300.0
-"""How long they are kept after they were last needed."""
-
-RELOAD_SECONDS = 5.0
-"""The installation's providers and addresses are read again after this time."""
-
-UNKNOWN_WINDOW, UNKNOWN_OUTPUT = 32_768, 8_192
-"""Tokens, of models of a server of which nobody says how large they are."""
-
-_OWN = select(Provider).where(Provider.user_id == bindparam("owner_id")).order_by(Provider.id)
-_SHARED = select(InstallationProvider).order_by(InstallationProvider.id)
-_ALLOWED = select(ProviderAddress.host, ProviderAddress.port)
-
-
 @dataclass(frozen=True, slots=True)
 class ProviderEmbedding:
-    """An embedding model of a provider, and how its server is asked.
+    """An embedding model of a provider, and the connection to its server.
 
     `config` is a `GeminiConfig` or an `OpenAICompatibleConfig`.
     """
 
-    config: Any = field(repr=False)  # Litestar looks through fields, and knows no such unions
+    config: Any = field(repr=False)  # Litestar inspects fields, and does not support such unions
     model: str
 
 
@@ -120,14 +120,14 @@ class _View:
 
 
 class UserModels(UserSignedOut):
-    """Registries of models, one for each user who has providers, and one for all others.
+    """One registry of models for each user with providers, and one for all other users.
 
     Args:
         registry: The environment's models.
-        settings: How long a silence is borne, and where providers may be.
+        settings: The timeout for silent models, and the allowed networks of providers.
         root: Opens the installation's providers.
-        database: Where to keep what is learned of servers; None for nowhere.
-        clock: Seconds that only go up.
+        database: Stores learned abilities of servers. None stores nothing.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -153,7 +153,6 @@ class UserModels(UserSignedOut):
         self._closing: set[asyncio.Task[None]] = set()
 
     async def of(self, session: AsyncSession, user: User, sealer: Sealer) -> ModelRegistry:
-        """The models of a user, whose row says which providers it has."""
         await self.refresh_shared(session)
         if not user.providers_revision:
             return self.shared
@@ -161,7 +160,9 @@ class UserModels(UserSignedOut):
         if view is None or view.revision < user.providers_revision:
             rows = list(await session.scalars(_OWN, {"owner_id": user.id}))
             before = self._views.pop(user.id, None)
-            own = self._opened(rows, partial(open_provider, sealer), before.own if before else ())
+            own = self._open_providers(
+                rows, partial(open_provider, sealer), before.own if before else ()
+            )
             registry = self.shared.with_providers(own)
             view = _View(user.providers_revision, self.shared, registry, own, self._clock())
             self._views[user.id] = view
@@ -175,22 +176,22 @@ class UserModels(UserSignedOut):
         return view.registry
 
     async def refresh_shared(self, session: AsyncSession) -> None:
-        """Read the installation's providers and addresses, unless they were read just now."""
+        """Reload the installation's providers and addresses, unless they were read recently."""
         if self._clock() >= self._shared_until:
             await self.read_shared(session)
 
     async def read_shared(self, session: AsyncSession) -> None:
-        """Read the installation's providers and allowed addresses again.
+        """Reload the installation's providers and allowed addresses.
 
-        Replies of providers that are gone go on.
+        Running replies of deleted providers continue.
         """
         self._reads_begun += 1
         mine = self._reads_begun
-        if self._reads_done:  # meanwhile others go on with what there is
+        if self._reads_done:  # others use the current ones during the read
             self._shared_until = self._clock() + RELOAD_SECONDS
         rows = list(await session.scalars(_SHARED))
         listed = [AllowedAddress(*each) for each in await session.execute(_ALLOWED)]
-        if mine < self._reads_done:  # one that began later was faster
+        if mine < self._reads_done:  # a read that began later has finished
             return
         self._reads_done = mine
         self._shared_until = self._clock() + RELOAD_SECONDS
@@ -199,13 +200,12 @@ class UserModels(UserSignedOut):
         if stamps == self._shared_rows:
             return
         before = self._shared_own
-        self._shared_own = self._opened(rows, partial(open_shared, self._root), before)
+        self._shared_own = self._open_providers(rows, partial(open_shared, self._root), before)
         self.shared = self.environment.with_providers(self._shared_own)
         self._shared_rows = stamps
         self._retire(_collect_adapters(before) - _collect_adapters(self._shared_own))
 
-    async def shared_embedding(self, database: Database) -> ProviderEmbedding | None:
-        """The embedding model of the first of the installation's providers that has one."""
+    async def find_shared_embedding(self, database: Database) -> ProviderEmbedding | None:
         if self._clock() >= self._shared_until:
             async with database.read() as session:
                 await self.read_shared(session)
@@ -215,10 +215,10 @@ class UserModels(UserSignedOut):
                 return ProviderEmbedding(config, provider.embedding_model)
         return None
 
-    def offered(
+    def make_provider(
         self, row: Provider | InstallationProvider, config: ProviderConfig, *kept: OfferedProvider
     ) -> OfferedProvider:
-        """A provider as it is asked; by the adapter of one of `kept` if that is set up the same."""
+        """Make a provider for requests. It shares the adapter of an equal one of `kept`."""
         wanted = self._connection(row, config)
         alike = (each.adapter for each in kept if each.adapter.adopt(wanted))
         return OfferedProvider(
@@ -233,17 +233,16 @@ class UserModels(UserSignedOut):
         )
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Forget a user's providers. Replies that are under way go on."""
+        """Drop a user's providers. Running replies continue."""
         if (view := self._views.pop(user_id, None)) is not None:
             self._retire(_collect_adapters(view.own))
 
     @property
     def kept(self) -> int:
-        """Users whose providers are open."""
         return len(self._views)
 
     def sweep(self) -> None:
-        """Forget the providers of users who were not here for a while."""
+        """Drop the providers of inactive users."""
         until = self._clock() - RETENTION_SECONDS
         while self._views:
             user_id, view = next(iter(self._views.items()))
@@ -252,11 +251,11 @@ class UserModels(UserSignedOut):
             self.user_signed_out(user_id)
 
     async def settle(self) -> None:
-        """Wait until all abilities learned so far are stored."""
+        """Wait until all learned abilities are stored."""
         await asyncio.gather(*self._closing)
 
     async def aclose(self) -> None:
-        """Close all connections; replies under way break off."""
+        """Close all connections. Running replies end."""
         for providers in (self._shared_own, *(view.own for view in self._views.values())):
             for provider in providers:
                 await provider.adapter.aclose()
@@ -264,7 +263,7 @@ class UserModels(UserSignedOut):
         await asyncio.gather(*self._closing)
         await self.environment.aclose()
 
-    def _opened(
+    def _open_providers(
         self,
         rows: Iterable[RowT],
         open_config: Callable[[RowT], ProviderConfig],
@@ -275,10 +274,10 @@ class UserModels(UserSignedOut):
             try:
                 config = open_config(row)
             except (SealBrokenError, RootKeyError):
-                # Without it, so that the others can be used, and this one be deleted.
+                # Skipped, so that the others can be used and this one can be deleted.
                 log.warning("provider.damaged", provider_id=row.id)
                 continue
-            opened.append(self.offered(row, config, *kept))
+            opened.append(self.make_provider(row, config, *kept))
         return opened
 
     def _connection(self, row: Provider | InstallationProvider, config: ProviderConfig) -> Config:
@@ -287,7 +286,7 @@ class UserModels(UserSignedOut):
             "extra_headers": config.extra_headers,
             "extra_body": config.extra_body,
             "abilities": read_abilities(row),
-            "on_learned": partial(self._learned, type(row), row.id, row.revision),
+            "on_learned": partial(self._store_learned, type(row), row.id, row.revision),
             "chunk_timeout": self._silence,
             "network": self.network,
             "is_own": isinstance(row, Provider),
@@ -309,14 +308,14 @@ class UserModels(UserSignedOut):
             case "anthropic":
                 return AnthropicConfig(api_key=key or "", base_url=url, **common)
 
-    def _learned(
+    def _store_learned(
         self,
         table: type[Provider | InstallationProvider],
         row_id: UUID,
         revision: int,
         abilities: ServerAbilities,
     ) -> None:
-        """Keep what was learned of a server, unless the provider was changed meanwhile."""
+        """Store the abilities learned from a server, unless the provider has changed."""
         if self._database is None:
             return
         task = asyncio.ensure_future(_keep(self._database, table, row_id, revision, abilities))
@@ -331,13 +330,12 @@ class UserModels(UserSignedOut):
 
 
 def find_server_name(config: ProviderConfig) -> ServerName:
-    """The server that an OpenAI-compatible provider was added as."""
+    """Return the server that an OpenAI-compatible provider was added as."""
     known = config.preset if config.preset in OPENAI_SERVERS else "other"
     return cast("ServerName", known)
 
 
 def read_abilities(row: Provider | InstallationProvider) -> ServerAbilities:
-    """Return the abilities that a provider's server has shown."""
     if row.abilities is None:
         return ServerAbilities()
     return msgspec.json.decode(row.abilities, type=ServerAbilities)
@@ -350,7 +348,7 @@ async def _keep(
     revision: int,
     abilities: ServerAbilities,
 ) -> None:
-    """Store abilities. No one awaits this, and the next reply can learn them again."""
+    """Store abilities. No task awaits this, and the next reply can learn them again."""
     learned = msgspec.json.encode(abilities).decode()
     try:
         async with database.write() as session:
@@ -364,7 +362,7 @@ async def _keep(
 
 
 async def _end(adapter: Adapter) -> None:
-    """Close an adapter after its last reply. No one awaits this."""
+    """Close an adapter after its last reply. No task awaits this."""
     try:
         await adapter.retire()
     except Exception as error:  # its provider is no longer used
@@ -372,7 +370,6 @@ async def _end(adapter: Adapter) -> None:
 
 
 def find_kind(config: Config) -> ProviderKind:
-    """The wire format of a configuration."""
     match config:
         case GeminiConfig():
             return "gemini"

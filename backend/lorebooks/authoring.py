@@ -1,8 +1,8 @@
-"""The book of a chronicle: where the agent writes what comes up, each entry with its origin.
+"""The book of a chronicle, in which the agent writes entries with their origin.
 
-An entry counts while the last message that it comes from is on the active path, and comes back with
-it; once that chat is deleted, or where it comes from no message, always. Nothing here commits or
-notes the index: the caller does both.
+An entry is active while the last message it comes from is on the active path. Entries without a
+source message, and those of a deleted chat, are always active. The caller commits and updates the
+index.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from backend.vault.sealing import Sealer
 
 @dataclass(frozen=True, slots=True)
 class EntryOrigin:
-    """Where an entry of the agent's comes from: its run, and the last message that it read."""
+    """The origin of an agent's entry: its run and the last message that the run read."""
 
     run_id: UUID
     chat_id: UUID
@@ -36,7 +36,7 @@ class EntryOrigin:
 
 
 class _EntrySnapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An entry as it stood: enough to put it back."""
+    """The state of an entry, complete enough to restore it."""
 
     id: UUID
     place: int
@@ -49,7 +49,7 @@ class _EntrySnapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def counting() -> ColumnElement[bool]:
-    """The condition on rows of `lore_entries` that they count at this moment."""
+    """Return the condition on `lore_entries` that selects active entries."""
     on_path = exists().where(Message.id == LoreEntryRow.source_message_id, Message.is_active)
     return or_(LoreEntryRow.source_chat_id.is_(None), on_path)
 
@@ -57,7 +57,7 @@ def counting() -> ColumnElement[bool]:
 async def inactive_entries(
     session: AsyncSession, book_ids: Sequence[UUID], *, owner_id: UUID
 ) -> set[UUID]:
-    """Entries of books that do not count: their message is not on the active path of its chat."""
+    """Return the entries whose source message is not on the active path of its chat."""
     query = select(LoreEntryRow.id).where(
         LoreEntryRow.lorebook_id.in_(book_ids), LoreEntryRow.user_id == owner_id, ~counting()
     )
@@ -67,7 +67,7 @@ async def inactive_entries(
 async def find_chronicle_book(
     session: AsyncSession, chronicle_id: UUID, *, owner_id: UUID, lock: bool = False
 ) -> Lorebook | None:
-    """The book of a chronicle. `lock` lets one transaction at a time change it."""
+    """Return the book of a chronicle. `lock` makes other writers wait."""
     return await repository.find_book(
         session, Lorebook.chronicle_id == chronicle_id, owner_id=owner_id, lock=lock
     )
@@ -76,9 +76,9 @@ async def find_chronicle_book(
 async def chronicle_book(
     session: AsyncSession, sealer: Sealer, chronicle_id: UUID, *, name: str
 ) -> Lorebook:
-    """The book of a chronicle of the sealer's owner, locked; where there is none it is made.
+    """Return the locked book of a chronicle of the sealer's owner. Create it if necessary.
 
-    Raises `LorebookFullError` where the account holds as many books as it may.
+    Raises `LorebookFullError` if the account has the maximum number of books.
     """
     owner_id = sealer.user_id
     found = await find_chronicle_book(session, chronicle_id, owner_id=owner_id, lock=True)
@@ -92,7 +92,7 @@ async def chronicle_book(
         "chronicle_id": chronicle_id,
         "sealed_book": seal_book(sealer, book_id, BookFields(name=name[:500] or "Chronicle")),
     }
-    # Another process may make it at this moment, too: there is one in the end.
+    # Another process may insert it at the same time. The upsert leaves one row.
     await upsert(session, Lorebook, values, key=("chronicle_id",))
     made = await find_chronicle_book(session, chronicle_id, owner_id=owner_id, lock=True)
     if made is None:
@@ -103,7 +103,7 @@ async def chronicle_book(
 async def add_entry(
     session: AsyncSession, sealer: Sealer, book: Lorebook, entry: LoreEntry, origin: EntryOrigin
 ) -> LoreEntryRow:
-    """Put an entry of the agent's behind the others. `book` is locked.
+    """Add an entry of the agent after the others. `book` is locked.
 
     Raises `LorebookFullError`.
     """
@@ -136,10 +136,10 @@ async def change_entry(
     entry: LoreEntry,
     origin: EntryOrigin | None,
 ) -> None:
-    """Say an entry differently; `origin` is the agent's, None a person's.
+    """Replace an entry. `origin` is None if a user made the change.
 
-    An entry that is the agent's own stays so, and comes from `origin` now. What a person made or
-    changed stays theirs after any later change.
+    An entry that still belongs to the agent gets the new `origin`. Entries that a user created or
+    changed stay the user's after any later change.
     """
     was_own = is_own(row)
     row.sealed_entry = seal_entry(sealer, row.id, entry)
@@ -152,19 +152,18 @@ async def change_entry(
 
 
 async def remove_entry(session: AsyncSession, book: Lorebook, row: LoreEntryRow) -> None:
-    """Delete an entry."""
     await session.delete(row)
     repository.touch(book)
     await session.flush()
 
 
 def is_own(row: LoreEntryRow) -> bool:
-    """Whether the agent made the entry and nobody has changed it since."""
+    """True if the agent created the entry and no one has changed it since."""
     return row.agent_revision == row.revision
 
 
 def snapshot(sealer: Sealer, row: LoreEntryRow) -> dict[str, Any]:
-    """An entry as it stands, in the clear: what `restore` puts back."""
+    """Return the entry in clear text, for `restore`."""
     kept: dict[str, Any] = msgspec.to_builtins(
         _EntrySnapshot(
             id=row.id,
@@ -183,9 +182,9 @@ def snapshot(sealer: Sealer, row: LoreEntryRow) -> dict[str, Any]:
 async def restore(
     session: AsyncSession, sealer: Sealer, book: Lorebook, snapshot: dict[str, Any]
 ) -> LoreEntryRow:
-    """Put an entry back as it was, also where it is gone: under its id, as a new revision.
+    """Restore an entry under its id as a new revision, even if it was deleted.
 
-    Raises `LorebookFullError` where it is gone and the book is full.
+    Raises `LorebookFullError` if it was deleted and the book is full.
     """
     kept = msgspec.convert(snapshot, _EntrySnapshot)
     row = await session.scalar(
@@ -214,7 +213,7 @@ async def restore(
     was_own = kept.agent_revision == kept.revision
     row.agent_revision = row.revision if was_own else kept.agent_revision
     row.source_message_id = kept.message_id
-    row.source_chat_id = await session.scalar(  # null where the chat is gone by now
+    row.source_chat_id = await session.scalar(  # None if the chat was deleted
         select(Chat.id).where(Chat.id == kept.chat_id, Chat.user_id == sealer.user_id)
     )
     repository.touch(book)

@@ -1,4 +1,4 @@
-"""Books of cards, kept as lorebooks: `characters` asks for them by its `CardBooks`."""
+"""Lorebooks of character cards. Implements `CardBooks` of `characters`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from backend.vault.sealing import Sealer
 
 
 class CardBookService:
-    """Keeps the books of cards as lorebooks."""
+    """Stores the books of cards as lorebooks."""
 
     def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = check_nothing) -> None:
         self._outbox = outbox
@@ -58,10 +58,10 @@ class CardBookService:
         return ReadyBook(summary, _shown(read), rows.warnings, partial(self._store, rows))
 
     async def _store(self, rows: LoreRows, session: AsyncSession, identity: Identity) -> None:
-        """Store it for its character, in the place of the book that it may have.
+        """Store the book for its character and replace an existing one.
 
-        The lorebook stays the same one, with its links and switches; its entries are new ones.
-        The character is locked.
+        The lorebook keeps its id, links and switches. Its entries are replaced. The character is
+        locked.
         """
         new = rows.book
         if new.character_id is None:
@@ -87,14 +87,13 @@ class CardBookService:
         await self._outbox.changed(session, identity, kind=KIND, container_id=new.id)
 
     def shown(self, book: dict[str, Any], *, name: str) -> dict[str, Any]:
-        """A card's book as it is shown once it is stored. CPU-bound; raises as `prepare` does."""
+        """Return a card's book as it will be shown once stored. CPU-bound, raises as `prepare`."""
         with _as_card_errors():
             return _shown(read_card_book(book, given_name=name))
 
     async def find(
         self, session: AsyncSession, identity: Identity, character_id: UUID
     ) -> StoredBook | None:
-        """The book of a character's card."""
         book = await repository.find_book(
             session, Lorebook.character_id == character_id, owner_id=identity.user_id, source=True
         )
@@ -104,7 +103,6 @@ class CardBookService:
         return StoredBook(book.id, partial(card_book_object, identity.sealer, book, entries))
 
     async def drop(self, session: AsyncSession, identity: Identity, character_id: UUID) -> None:
-        """Delete the book of a character's card, if it has one."""
         book = await repository.find_book(
             session, Lorebook.character_id == character_id, owner_id=identity.user_id, lock=True
         )
@@ -130,6 +128,6 @@ def _as_card_errors() -> Generator[None]:
 
 
 def _shown(read: ReadBook) -> dict[str, Any]:
-    """The book as it will be read back: what is shown now is what is shown later."""
+    """Return the book as it will be exported once stored."""
     value = book_object(read.fields, read.source, read.entries)
     return msgspec.json.decode(msgspec.json.encode(value), type=dict[str, Any])

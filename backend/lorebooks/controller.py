@@ -1,4 +1,4 @@
-"""Lorebooks, their entries, and lorebook files in and out: `/lorebooks`."""
+"""Routes of lorebooks, their entries, files and links to chats, characters and personas."""
 
 from pathlib import PurePosixPath
 from typing import Annotated, Any, TypeVar
@@ -10,6 +10,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.activity import ActivityLog
+from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
 from backend.characters.uploads import (
     MAX_UPLOAD_BYTES,
     NamedFileOperation,
@@ -17,6 +18,7 @@ from backend.characters.uploads import (
     file_answer,
     read_upload,
 )
+from backend.chats.errors import ChatNotFoundError
 from backend.errors import PreconditionFailedError
 from backend.http.schemas import (
     ENDS_WITH_CLIENT,
@@ -32,11 +34,16 @@ from backend.lorebooks.entries import LoreEntry
 from backend.lorebooks.errors import (
     LorebookFullError,
     LorebookNotFoundError,
+    LorebookNotLinkedError,
     LoreEntryNotFoundError,
     LoreFileError,
     LoreLimitError,
 )
+from backend.lorebooks.links import LorebookLinkService
 from backend.lorebooks.schemas import (
+    ChatLorebookChange,
+    ChatLorebookItem,
+    ChatLorebookView,
     EntryOrder,
     ExportFormat,
     ImportedLorebook,
@@ -51,12 +58,12 @@ from backend.lorebooks.service import LorebookService
 
 AnyRequest = Request[Any, Any, Any]
 
+TAGS = ("Lorebooks",)
+
 
 class LorebookController(Controller):
-    """Lorebooks."""
-
     path = "/lorebooks"
-    tags = ("Lorebooks",)
+    tags = TAGS
 
     @get(summary="List and search lorebooks")
     async def list_lorebooks(
@@ -67,10 +74,10 @@ class LorebookController(Controller):
         after: FromQuery[UUID | None] = None,
         search: Annotated[str, QueryParameter(max_length=200)] = "",
     ) -> Page[LorebookItem]:
-        """Lorebooks, newest first, those of cards among them.
+        """List lorebooks, newest first, including those of cards.
 
-        With `search`, those in whose name each of its words occurs, whatever the case. A page of a
-        search may be short, or empty, while `next` leads on.
+        `search` finds names that contain each of its words, ignoring case. A page of a search may
+        be short or empty even if `next` is set.
         """
         return await lorebooks.list_page(identity, limit=limit, after=after, search=search)
 
@@ -81,7 +88,7 @@ class LorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LorebookView]:
-        """Make a lorebook without entries. Settings that are null are as the chat says."""
+        """Create a lorebook without entries. Null settings fall back to those of the chat."""
         return _add_etag(await lorebooks.create(identity, data))
 
     @post(
@@ -97,13 +104,12 @@ class LorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> ImportedLorebook:
-        """Make a lorebook of a file.
+        """Create a lorebook from a file.
 
-        World Info, `character_book`, `lorebook_v3`, Agnai, Risu, NovelAI and Kobold are told apart
-        by what is in the file; of a whole card (JSON, PNG, CHARX) its lorebook is taken. `name` is
-        what it is called where the file does not say, else the file's name. What the file holds
-        beyond the fields known here is kept, and comes back on export. The lorebook is stored with
-        all its entries or not at all.
+        The format is detected from the content: World Info, `character_book`, `lorebook_v3`, Agnai,
+        Risu, NovelAI or Kobold. From a whole card (JSON, PNG, CHARX) only its lorebook is imported.
+        `name`, or else the name of the file, is used if the file contains no name. Unknown fields
+        are kept and exported again. Either the lorebook and all its entries are stored, or nothing.
         """
         upload = await read_upload(request)
         return await lorebooks.import_file(identity, upload.data, _name(upload))
@@ -115,7 +121,7 @@ class LorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LorebookView]:
-        """A lorebook's settings and links, without its entries."""
+        """Get a lorebook's settings and links, without its entries."""
         return _add_etag(await lorebooks.get(identity, lorebook_id))
 
     @patch(
@@ -131,7 +137,7 @@ class LorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LorebookView]:
-        """Merge into a lorebook's settings: what is absent stays, null goes back to the default."""
+        """Change a lorebook's settings. Absent fields are kept, null resets one to its default."""
         view = await lorebooks.patch(
             identity, lorebook_id, data, if_match=request.headers.get("if-match")
         )
@@ -149,7 +155,7 @@ class LorebookController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> None:
-        """Delete a lorebook with its entries and links. A card's character goes on without it."""
+        """Delete a lorebook with its entries and links. The character of a card is kept."""
         await lorebooks.delete(identity, lorebook_id, if_match=request.headers.get("if-match"))
 
     @get(
@@ -171,10 +177,10 @@ class LorebookController(Controller):
         activity: NamedDependency[ActivityLog],
         file_format: Annotated[ExportFormat, QueryParameter(name="format")] = "world_info",
     ) -> Response[bytes]:
-        """The lorebook as a file that other tools read, and that imports back to the same.
+        """Export the lorebook as a file that other tools read and that can be imported again.
 
-        `v2` is a card's `character_book` by itself, `v3` a `lorebook_v3`. What came in in the same
-        format comes back as it was, but for what was changed here.
+        `v2` is the `character_book` of a card, `v3` a `lorebook_v3`. A lorebook imported from the
+        same format is exported unchanged except for edits made here.
         """
         file = await lorebooks.export(identity, lorebook_id, file_format)
         await activity.note(request, "exported", detail="lorebook")
@@ -182,10 +188,8 @@ class LorebookController(Controller):
 
 
 class LoreEntryController(Controller):
-    """Entries of lorebooks."""
-
     path = "/lorebooks/{lorebook_id:uuid}/entries"
-    tags = ("Lorebooks",)
+    tags = TAGS
 
     @get(
         opt={RAISES: (LorebookNotFoundError,)},
@@ -200,7 +204,7 @@ class LoreEntryController(Controller):
         limit: PageSize = 50,
         after: PlaceCursor = None,
     ) -> Page[LoreEntryView]:
-        """Entries in their order. `after` is the place behind which the page begins."""
+        """List entries in their order. The page begins after the place `after`."""
         return await lorebooks.list_entries(identity, lorebook_id, limit=limit, after=after)
 
     @post(
@@ -215,7 +219,7 @@ class LoreEntryController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LoreEntryView]:
-        """Put an entry behind the others. What is absent is as World Info has it by default."""
+        """Create an entry after the others. Absent fields get World Info's defaults."""
         return _add_etag(await lorebooks.create_entry(identity, lorebook_id, data))
 
     @put(
@@ -232,9 +236,9 @@ class LoreEntryController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> None:
-        """Put all entries in this order: how they are listed and exported. Prompts go by `order`.
+        """Set the order in which all entries are listed and exported. Prompts use `order`.
 
-        Each entry of the lorebook is named once.
+        Name each entry of the lorebook exactly once.
         """
         await lorebooks.order_entries(identity, lorebook_id, data.entry_ids)
 
@@ -251,7 +255,7 @@ class LoreEntryController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LoreEntryView]:
-        """An entry, with all its fields."""
+        """Get an entry with all its fields."""
         return _add_etag(await lorebooks.get_entry(identity, lorebook_id, entry_id))
 
     @patch(
@@ -272,7 +276,7 @@ class LoreEntryController(Controller):
         identity: NamedDependency[Identity],
         lorebooks: NamedDependency[LorebookService],
     ) -> Response[LoreEntryView]:
-        """Merge into an entry: what is absent stays, null goes back to the default."""
+        """Change an entry. Absent fields are kept, null resets one to its default."""
         view = await lorebooks.patch_entry(
             identity, lorebook_id, entry_id, data, if_match=request.headers.get("if-match")
         )
@@ -307,3 +311,179 @@ def _add_etag(view: View) -> Response[View]:
 
 def _name(upload: Upload) -> str:
     return upload.name.strip() or PurePosixPath(upload.filename.replace("\\", "/")).stem
+
+
+class ChatLorebookController(Controller):
+    path = "/chats/{chat_id:uuid}/lorebooks"
+    tags = TAGS
+
+    @get(
+        opt={RAISES: (ChatNotFoundError,)},
+        operation_id="listChatLorebooks",
+        summary="List a chat's lorebooks",
+    )
+    async def list_lorebooks(
+        self,
+        chat_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lorebook_links: NamedDependency[LorebookLinkService],
+    ) -> Page[ChatLorebookItem]:
+        """List the lorebooks of the chat, each once, in one page.
+
+        The order is: linked to the chat, its persona's, its characters' (those of cards first), and
+        global ones. Disabled lorebooks are included.
+        """
+        return await lorebook_links.list_of_chat(identity, chat_id)
+
+    @get(
+        "/{lorebook_id:uuid}",
+        opt={RAISES: (ChatNotFoundError, LorebookNotFoundError)},
+        operation_id="getChatLorebook",
+        summary="Read what a chat says of a lorebook",
+    )
+    async def get_lorebook(
+        self,
+        chat_id: FromPath[UUID],
+        lorebook_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lorebook_links: NamedDependency[LorebookLinkService],
+    ) -> ChatLorebookView:
+        """Get the chat's setting of the lorebook: linked, disabled or none."""
+        return await lorebook_links.get_in_chat(identity, chat_id, lorebook_id)
+
+    @put(
+        "/{lorebook_id:uuid}",
+        opt={RAISES: (ChatNotFoundError, LorebookNotFoundError)},
+        operation_id="putChatLorebook",
+        summary="Link a lorebook to a chat, or switch it off there",
+    )
+    async def put_lorebook(
+        self,
+        chat_id: FromPath[UUID],
+        lorebook_id: FromPath[UUID],
+        data: JSONBody[ChatLorebookChange],
+        identity: NamedDependency[Identity],
+        lorebook_links: NamedDependency[LorebookLinkService],
+    ) -> ChatLorebookView:
+        """Link the lorebook to the chat, or disable it there despite other links."""
+        return await lorebook_links.set_in_chat(identity, chat_id, lorebook_id, data.state)
+
+    @delete(
+        "/{lorebook_id:uuid}",
+        opt={RAISES: (ChatNotFoundError, LorebookNotFoundError, LorebookNotLinkedError)},
+        operation_id="deleteChatLorebook",
+        summary="Take a chat's link or switch away",
+    )
+    async def delete_lorebook(
+        self,
+        chat_id: FromPath[UUID],
+        lorebook_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lorebook_links: NamedDependency[LorebookLinkService],
+    ) -> None:
+        """Remove the chat's setting of the lorebook. Other links apply again."""
+        await lorebook_links.clear_in_chat(identity, chat_id, lorebook_id)
+
+
+class CharacterLorebookController(Controller):
+    path = "/characters/{character_id:uuid}/lorebooks"
+    tags = TAGS
+
+    @get(
+        opt={RAISES: (CharacterNotFoundError,)},
+        operation_id="listCharacterLorebooks",
+        summary="List a character's lorebooks",
+    )
+    async def list_lorebooks(
+        self,
+        character_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lorebook_links: NamedDependency[LorebookLinkService],
+    ) -> Page[LorebookItem]:
+        """List the card's own lorebook, then the linked ones, in one page."""
+        return await lorebook_links.list_linked(identity, "character", character_id)
+
+    @put(
+        "/{lorebook_id:uuid}",
+        status_code=204,
+        opt={RAISES: (CharacterNotFoundError, LorebookNotFoundError)},
+        operation_id="putCharacterLorebook",
+        summary="Link a lorebook to a character",
+    )
+    async def put_lorebook(
+        self,
+        character_id: FromPath[UUID],
+        lorebook_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lorebook_links: NamedDependency[LorebookLinkService],
+    ) -> None:
+        """Link the lorebook to the character. All chats of the character use it."""
+        await lorebook_links.link(identity, "character", character_id, lorebook_id)
+
+    @delete(
+        "/{lorebook_id:uuid}",
+        opt={RAISES: (CharacterNotFoundError, LorebookNotFoundError, LorebookNotLinkedError)},
+        operation_id="deleteCharacterLorebook",
+        summary="Unlink a lorebook from a character",
+    )
+    async def delete_lorebook(
+        self,
+        character_id: FromPath[UUID],
+        lorebook_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lorebook_links: NamedDependency[LorebookLinkService],
+    ) -> None:
+        """Remove the link. To remove the card's own lorebook, delete or disable it instead."""
+        await lorebook_links.unlink(identity, "character", character_id, lorebook_id)
+
+
+class PersonaLorebookController(Controller):
+    path = "/personas/{persona_id:uuid}/lorebooks"
+    tags = TAGS
+
+    @get(
+        opt={RAISES: (PersonaNotFoundError,)},
+        operation_id="listPersonaLorebooks",
+        summary="List a persona's lorebooks",
+    )
+    async def list_lorebooks(
+        self,
+        persona_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lorebook_links: NamedDependency[LorebookLinkService],
+    ) -> Page[LorebookItem]:
+        """List the lorebooks linked to the persona, in one page."""
+        return await lorebook_links.list_linked(identity, "persona", persona_id)
+
+    @put(
+        "/{lorebook_id:uuid}",
+        status_code=204,
+        opt={RAISES: (PersonaNotFoundError, LorebookNotFoundError)},
+        operation_id="putPersonaLorebook",
+        summary="Link a lorebook to a persona",
+    )
+    async def put_lorebook(
+        self,
+        persona_id: FromPath[UUID],
+        lorebook_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lorebook_links: NamedDependency[LorebookLinkService],
+    ) -> None:
+        """Link the lorebook to the persona. All chats with the persona use it."""
+        await lorebook_links.link(identity, "persona", persona_id, lorebook_id)
+
+    @delete(
+        "/{lorebook_id:uuid}",
+        opt={RAISES: (PersonaNotFoundError, LorebookNotFoundError, LorebookNotLinkedError)},
+        operation_id="deletePersonaLorebook",
+        summary="Unlink a lorebook from a persona",
+    )
+    async def delete_lorebook(
+        self,
+        persona_id: FromPath[UUID],
+        lorebook_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        lorebook_links: NamedDependency[LorebookLinkService],
+    ) -> None:
+        """Remove the link."""
+        await lorebook_links.unlink(identity, "persona", persona_id, lorebook_id)

@@ -1,4 +1,4 @@
-"""How much a user's lorebooks may hold, beside the sizes that `entries` states."""
+"""The fields and settings of lorebooks and entries, and their limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Keys = Annotated[list[Key], msgspec.Meta(max_length=MAX_KEYS)]
 Name = Annotated[str, msgspec.Meta(max_length=500)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 Logic = Literal["and_any", "not_all", "not_any", "and_all"]
-"""How secondary keys decide: any of them, not all, none, all. World Info's 0 to 3, in order."""
+"""Logic of secondary keys: any, not all, none, all. World Info's 0 to 3, in order."""
 
 Position = Literal[
     "before_character",
@@ -30,13 +30,13 @@ Position = Literal[
     "examples_bottom",
     "outlet",
 ]
-"""Where an entry stands in the prompt. World Info's 0 to 7, in order."""
+"""Position of an entry in the prompt. World Info's 0 to 7, in order."""
 
 Trigger = Literal["normal", "continue", "impersonate", "swipe", "regenerate", "quiet", "other"]
-"""A kind of turn. No turn is `other`: it stands for kinds that imported entries name."""
+"""A kind of turn. No turn is `other`: it represents unknown kinds of imported entries."""
 
 LinkSource = Literal["chat", "chronicle", "persona", "character", "global"]
-"""Where a chat has a lorebook from. A card's own book comes from its character."""
+"""Source of a chat's lorebook. The source of a card's own book is its character."""
 
 MatchedField = Literal[
     "persona_description",
@@ -46,11 +46,11 @@ MatchedField = Literal[
     "scenario",
     "creator_notes",
 ]
-"""Fields of the cast in which an entry's keys may be looked for, beside the messages."""
+"""Fields of the cast that can be searched for keys in addition to the messages."""
 
 
 class CharacterFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """For whom an entry is: characters by name or tag, or everybody but them."""
+    """Restricts an entry to characters by name or tag, or excludes them."""
 
     is_exclude: bool = False
     names: Annotated[list[Name], msgspec.Meta(max_length=MAX_KEYS)] = []
@@ -62,11 +62,11 @@ class LoreEntry(
 ):
     """An entry of a lorebook, with World Info's defaults.
 
-    Null in `mode`, `scan_depth`, `case_sensitive`, `match_whole_words` and `use_group_scoring`
-    means as the book, else the chat, says. `vectorized` is World Info's word for what is found by
-    its meaning, too, whatever the book says. `probability` is in per cent. `sticky`, `cooldown` and
-    `delay` count messages. `delay_until_recursion` is the level of recursion that it waits for; 0
-    waits for none.
+    None in `mode`, `scan_depth`, `case_sensitive`, `match_whole_words` and `use_group_scoring`
+    means the default of the book or else of the chat. `vectorized` is World Info's flag for search
+    by meaning regardless of the book's mode. `probability` is a percentage. `sticky`, `cooldown`
+    and `delay` count messages. `delay_until_recursion` is the recursion level at which the entry
+    becomes available, 0 for no delay.
     """
 
     title: Name = ""
@@ -109,9 +109,9 @@ class LoreEntry(
 class BookFields(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """What a lorebook says of itself and for its entries. Null means as the chat says.
+    """A lorebook's description and the defaults of its entries. None means the chat's default.
 
-    `token_budget` is the most that the book's entries may take of a prompt.
+    `token_budget` is the maximum number of tokens of the book's entries in a prompt.
     """
 
     name: Name = ""
@@ -126,7 +126,7 @@ class BookFields(
 
 
 def find_mode(entry: LoreEntry, fields: BookFields) -> LoreMode | None:
-    """How an entry is found, by its own word or its book's; None where neither says."""
+    """Return the mode of an entry or else of its book. None if neither sets it."""
     mode = entry.mode or fields.mode
     return "keys_and_meaning" if entry.vectorized and mode == "keys" else mode
 
@@ -134,7 +134,7 @@ def find_mode(entry: LoreEntry, fields: BookFields) -> LoreMode | None:
 class LoreSettings(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """How lorebooks are scanned: what a chat, else the account, sets for books that do not say."""
+    """Scan settings of a chat or account. They apply to books that do not set their own."""
 
     scan_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 2
     budget_percent: Annotated[float, msgspec.Meta(ge=0, le=100)] = 25
@@ -156,11 +156,11 @@ MAX_ENTRIES = 20_000
 """Entries in one book."""
 
 MAX_BOOKS = 10_000
-"""Books of one user, those of cards among them."""
+"""Books of one user, including those of cards."""
 
 
 def check_entries(found: int) -> None:
-    """Raise `LoreLimitError` for a file of more entries than a book may hold."""
+    """Raise `LoreLimitError` if a file has more entries than a book may contain."""
     if found > MAX_ENTRIES:
         raise LoreLimitError(
             f"The lorebook has {found:,} entries; {MAX_ENTRIES:,} are allowed. Split it.",
@@ -171,7 +171,7 @@ def check_entries(found: int) -> None:
 
 
 def check_room(found: int) -> None:
-    """Raise `LorebookFullError` when no entry can be added to a book that has `found`."""
+    """Raise `LorebookFullError` if a book with `found` entries is full."""
     if found >= MAX_ENTRIES:
         raise LorebookFullError(
             f"A lorebook can have {MAX_ENTRIES:,} entries. Delete some, or start another book.",
@@ -180,7 +180,7 @@ def check_room(found: int) -> None:
 
 
 def check_books(found: int) -> None:
-    """Raise `LorebookFullError` when no book can be added to `found` of a user's."""
+    """Raise `LorebookFullError` if a user with `found` books may not add another."""
     if found >= MAX_BOOKS:
         raise LorebookFullError(
             f"An account can have {MAX_BOOKS:,} lorebooks. Delete some first.",

@@ -1,4 +1,4 @@
-"""What can go wrong with lorebooks."""
+"""Errors of lorebooks."""
 
 from __future__ import annotations
 

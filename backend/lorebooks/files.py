@@ -1,6 +1,6 @@
-"""Lorebooks into rows and out of them, between files and the database. CPU-bound.
+"""Conversion between lorebook files and rows. CPU-bound.
 
-Everything that can be refused is refused here, before a transaction begins.
+Invalid input is rejected here, before a transaction begins.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _BATCH_SIZE = 200
 
 @dataclass(frozen=True, slots=True)
 class LoreRows:
-    """A lorebook as it will be stored, and what to tell the person who imports.
+    """The rows of a lorebook to store, and the warnings for the user who imports it.
 
-    `entries` are dictionaries, for thousands go in at once.
+    `entries` are dictionaries, because thousands are inserted at once.
     """
 
     fields: BookFields
@@ -75,7 +75,7 @@ def new_rows(
     character_id: UUID | None = None,
     book_id: UUID | None = None,
 ) -> LoreRows:
-    """Rows of a book that was read, sealed: a new one, or one in the place of `book_id`.
+    """Return sealed rows of a parsed book: a new one, or the new content of `book_id`.
 
     Raises `LoreFileError`.
     """
@@ -108,7 +108,7 @@ def new_rows(
 
 
 def _encode_entry(entry: LoreEntry) -> bytes:
-    """An entry as it is stored: what could not be read again is not stored."""
+    """Encode an entry. Raise `LoreFileError` if the result could not be decoded again."""
     data = msgspec.json.encode(entry)
     try:
         LORE_ENTRY.decode(data)
@@ -118,7 +118,7 @@ def _encode_entry(entry: LoreEntry) -> bytes:
 
 
 async def insert_entries(session: AsyncSession, rows: Sequence[dict[str, Any]]) -> None:
-    """Store entries, in pieces, so that others get their turn while thousands are bound."""
+    """Insert entries in batches so that other tasks can run in between."""
     for start in range(0, len(rows), _BATCH_SIZE):
         await session.execute(insert(LoreEntryRow), rows[start : start + _BATCH_SIZE])
 
@@ -126,7 +126,7 @@ async def insert_entries(session: AsyncSession, rows: Sequence[dict[str, Any]]) 
 def export_file(
     sealer: Sealer, book: Lorebook, entries: Sequence[SealedEntry], file_format: ExportFormat
 ) -> ExportedFile:
-    """A book, loaded with its source, as a JSON file, indented for people."""
+    """Export a book that was loaded with its source as indented JSON."""
     fields, source, opened = _open_all(sealer, book, entries)
     match file_format:
         case "world_info":
@@ -144,7 +144,7 @@ def export_file(
 def card_book_object(
     sealer: Sealer, book: Lorebook, entries: Sequence[SealedEntry]
 ) -> dict[str, Any]:
-    """A book, loaded with its source, as its card holds it (`character_book`)."""
+    """Return a book that was loaded with its source as the `character_book` of its card."""
     return book_object(*_open_all(sealer, book, entries))
 
 

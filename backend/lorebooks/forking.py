@@ -1,4 +1,4 @@
-"""What a chat's lorebooks do when the chat is copied, and when it goes."""
+"""Copy or clean up lorebook data when a chat is copied or deleted."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from backend.quotas.service import CheckAdded, check_nothing
 from backend.vault.sealing import Sealer
 
 BATCH_SIZE = 200
-"""Entries that are read in one go."""
+"""Entries read in one batch."""
 
 
 class ChatLore(ChatCopied, ChatDeleted):
-    """Copies what a chat has of lorebooks, and takes along what goes with it."""
+    """Copies a chat's lorebook data with it, and deletes inactive entries before it."""
 
     def __init__(self, outbox: IndexOutbox, *, check_added: CheckAdded = check_nothing) -> None:
         self._outbox = outbox
@@ -46,11 +46,11 @@ class ChatLore(ChatCopied, ChatDeleted):
         fork_id: UUID,
         copied: Mapping[UUID, UUID],
     ) -> None:
-        """Copy a chat's links and switches, and what is sticky or cools down along the copied path.
+        """Copy a chat's lorebook settings and the sticky and cooldown states along the copied path.
 
-        `copied` leads from messages to their copies. A copy that has a chronicle of its own by now
-        gets a copy of the book of its original's chronicle, without what comes from messages of the
-        chat that were not copied. Raises `LorebookFullError`, `StorageQuotaExceededError`.
+        `copied` maps messages to their copies. If the copy has a new chronicle, the book of the
+        original chronicle is copied too, without entries whose source messages were not copied.
+        Raises `LorebookFullError`, `StorageQuotaExceededError`.
         """
         links = select(literal(fork_id, Id()), ChatLorebook.lorebook_id, ChatLorebook.state).where(
             ChatLorebook.chat_id == source_id
@@ -62,9 +62,9 @@ class ChatLore(ChatCopied, ChatDeleted):
         await _copy_states(session, identity.sealer, source_id, fork_id, copied, entries)
 
     async def chat_deleted(self, session: AsyncSession, identity: Identity, chat: Chat) -> None:
-        """Before a chat goes: entries that come from a branch of it which was left go with it.
+        """Delete the chat's inactive entries before the chat itself is deleted.
 
-        Those that count go on counting, for good: the database forgets which chat they are from.
+        Active entries become permanent, because the database clears their source chat.
         """
         rows = await session.execute(
             select(LoreEntryRow.id, LoreEntryRow.lorebook_id).where(
@@ -92,7 +92,7 @@ class ChatLore(ChatCopied, ChatDeleted):
         fork_id: UUID,
         copied: Mapping[UUID, UUID],
     ) -> dict[UUID, UUID]:
-        """Copy the book of a chat's chronicle; what its entries are in the copy, by their ids."""
+        """Copy the book of a chat's chronicle. Return the ids of the copies by original id."""
         owner_id, sealer = identity.user_id, identity.sealer
         query = select(Chat.id, Chat.chronicle_id).where(
             Chat.id.in_((source_id, fork_id)), Chat.user_id == owner_id
@@ -129,7 +129,7 @@ class ChatLore(ChatCopied, ChatDeleted):
                 entries[entry.id] = row["id"]
         await insert_entries(session, rows)
         await self._check_added(session, owner_id)
-        # What the chat says of the original's book is meant for its copy.
+        # The chat's setting of the original book applies to the copy.
         await session.execute(
             update(ChatLorebook)
             .where(ChatLorebook.chat_id == fork_id, ChatLorebook.lorebook_id == book.id)
@@ -140,7 +140,7 @@ class ChatLore(ChatCopied, ChatDeleted):
 
 
 async def _all_entries(session: AsyncSession, book_id: UUID) -> AsyncIterator[LoreEntryRow]:
-    """A book's entries in their order, with pauses for others."""
+    """Yield a book's entries in order, with pauses for other tasks."""
     after: int | None = None
     while page := await repository.list_entries(session, book_id, limit=BATCH_SIZE, after=after):
         after = page[-1].place
@@ -149,7 +149,7 @@ async def _all_entries(session: AsyncSession, book_id: UUID) -> AsyncIterator[Lo
 
 
 def _copy_entry(sealer: Sealer, entry: LoreEntryRow, book_id: UUID) -> dict[str, Any]:
-    """A row like another one's. The copy is of no run: undoing the original's leaves it alone."""
+    """Return a copy of a row without its run, so undoing that run keeps the copy."""
     copy_id, moment = new_id(), now()
     return {
         "id": copy_id,
@@ -176,7 +176,7 @@ async def _copy_states(
     copied: Mapping[UUID, UUID],
     entries: Mapping[UUID, UUID],
 ) -> None:
-    """Copy what is sticky or cools down; `entries` leads from entries to their copies."""
+    """Copy sticky and cooldown states. `entries` maps entries to their copies."""
     states = await session.scalars(
         select(LoreState).where(LoreState.chat_id == source_id, LoreState.user_id == sealer.user_id)
     )

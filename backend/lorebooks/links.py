@@ -1,4 +1,4 @@
-"""Which lorebooks a character, a persona or a chat is linked to."""
+"""Links of lorebooks to characters, personas and chats."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _SOURCES: tuple[LinkSource, ...] = (
     "character",
     "global",
 )
-"""By rank: the books of cards stand before others that a character has."""
+"""Sources by rank: books of cards come before other books of a character."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatBook:
-    """A book that a chat has: the first place that it has it from, and whether it is off there.
+    """A book of a chat, the first source that it comes from, and whether it is disabled there.
 
-    By id and revision its compiled form is cached. Of the book of a chronicle (`is_chronicles`,
-    of whichever) some entries may not count at the moment: see `authoring.inactive_entries`.
+    Its compiled form is cached by id and revision. Entries in the book of any chronicle
+    (`is_chronicles`) may be inactive: see `authoring.inactive_entries`.
     """
 
     id: UUID
@@ -55,7 +55,7 @@ class ChatBook:
 
 
 def _books_of_a_chat() -> Select[UUID, int, int, bool, bool]:
-    """(book, revision, rank, whether it is off, whether it is a chronicle's) of a chat's books."""
+    """Build the query for a chat's books: (id, revision, rank, is_off, is_chronicles)."""
     chat, link, book = ChatLorebook, LorebookLink, Lorebook
     chat_id, owner_id = bindparam("chat_id", type_=Id()), bindparam("owner_id", type_=Id())
     characters = bindparam("character_ids", type_=Id(), expanding=True)
@@ -90,7 +90,7 @@ def _books_of_a_chat() -> Select[UUID, int, int, bool, bool]:
 
 
 _BOOKS = _books_of_a_chat()
-"""Built once: building it costs more than running it."""
+"""Built once, because building it costs more than running it."""
 
 
 async def books_for_chat(
@@ -102,10 +102,10 @@ async def books_for_chat(
     persona_id: UUID | None,
     with_off: bool = False,
 ) -> list[ChatBook]:
-    """The books of a chat, each once, by where it has them from; `with_off`: those off, too.
+    """Return the books of a chat, each once, ordered by source. `with_off` adds disabled ones.
 
-    In the order chat, its chronicle, persona, character (the cards' own before others), global.
-    One query. The chat, its characters and its persona are taken for the owner's.
+    The order is: chat, chronicle, persona, character (those of cards first), global. One query.
+    The caller has checked that the chat, its characters and its persona belong to the owner.
     """
     rows = await session.execute(
         _BOOKS,
@@ -126,14 +126,14 @@ async def books_for_chat(
 
 
 async def load_single_book(session: AsyncSession, book_id: UUID, *, owner_id: UUID) -> ChatBook:
-    """A book as if a chat had linked it. Raises `LorebookNotFoundError`."""
+    """Return a book as if a chat had linked it. Raises `LorebookNotFoundError`."""
     book = await get_book(session, book_id, owner_id=owner_id)
     return ChatBook(book.id, book.revision, "chat", is_chronicles=book.chronicle_id is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class SealedBook:
-    """A book with its entries in their order, as it is stored."""
+    """A sealed book with its entries in order."""
 
     id: UUID
     sealed_book: bytes
@@ -141,7 +141,7 @@ class SealedBook:
 
     @property
     def size(self) -> int:
-        """Bytes to be opened."""
+        """The number of bytes to open."""
         return len(self.sealed_book) + sum(len(entry.sealed_entry) for entry in self.entries)
 
 
@@ -154,7 +154,7 @@ async def load_book(session: AsyncSession, book_id: UUID, *, owner_id: UUID) -> 
 def open_sealed(
     sealer: Sealer, book: SealedBook
 ) -> tuple[BookFields, list[tuple[UUID, int, LoreEntry]]]:
-    """What a book says of itself, and (id, place, entry) in order. CPU-bound."""
+    """Open a book. Return its fields and (id, place, entry) in order. CPU-bound."""
     opened = open_entries(sealer, ((row.id, row.sealed_entry) for row in book.entries))
     fields = open_book(sealer, book.id, book.sealed_book)
     return fields, [
@@ -174,10 +174,10 @@ class LorebookLinkService:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def list_of(
+    async def list_linked(
         self, identity: Identity, holder: Holder, holder_id: UUID
     ) -> Page[LorebookItem]:
-        """The books of a character, its card's own first, or of a persona.
+        """List the books of a persona, or of a character with its card's own book first.
 
         Raises `CharacterNotFoundError` or `PersonaNotFoundError`.
         """
@@ -200,7 +200,7 @@ class LorebookLinkService:
     async def link(
         self, identity: Identity, holder: Holder, holder_id: UUID, book_id: UUID
     ) -> None:
-        """Link a book to a character or persona; done again, it changes nothing.
+        """Link a book to a character or persona. Idempotent.
 
         Raises `LorebookNotFoundError`, `CharacterNotFoundError` or `PersonaNotFoundError`.
         """
@@ -215,12 +215,12 @@ class LorebookLinkService:
     async def unlink(
         self, identity: Identity, holder: Holder, holder_id: UUID, book_id: UUID
     ) -> None:
-        """Raises `LorebookNotLinkedError`, or as `link` does."""
+        """Remove a link. Raises `LorebookNotLinkedError`, or as `link` does."""
         owner_id = identity.user_id
         async with self._database.write() as session:
             await _check_holder(session, holder, holder_id, owner_id)
             await repository.get_book(session, book_id, owner_id=owner_id)
-            gone = await session.scalars(
+            deleted = await session.scalars(
                 delete(LorebookLink)
                 .where(
                     _COLUMNS[holder] == holder_id,
@@ -229,11 +229,11 @@ class LorebookLinkService:
                 )
                 .returning(LorebookLink.id)
             )
-            if gone.one_or_none() is None:
+            if deleted.one_or_none() is None:
                 raise LorebookNotLinkedError
 
     async def list_of_chat(self, identity: Identity, chat_id: UUID) -> Page[ChatLorebookItem]:
-        """The books of a chat, from wherever it has them. Raises `ChatNotFoundError`."""
+        """List the books of a chat from all sources. Raises `ChatNotFoundError`."""
         async with self._database.read() as session:
             books = await _books(session, identity, chat_id)
             items = await _items(session, identity, [book.id for book in books])
@@ -244,15 +244,20 @@ class LorebookLinkService:
             ]
         )
 
-    async def in_chat(self, identity: Identity, chat_id: UUID, book_id: UUID) -> ChatLorebookView:
-        """What a chat says of a book. Raises `ChatNotFoundError`, `LorebookNotFoundError`."""
+    async def get_in_chat(
+        self, identity: Identity, chat_id: UUID, book_id: UUID
+    ) -> ChatLorebookView:
+        """Return a chat's setting of a book.
+
+        Raises `ChatNotFoundError`, `LorebookNotFoundError`.
+        """
         async with self._database.read() as session:
             return await _load_setting(session, identity, chat_id, book_id)
 
     async def set_in_chat(
         self, identity: Identity, chat_id: UUID, book_id: UUID, state: ChatLink
     ) -> ChatLorebookView:
-        """Link a book to a chat, or switch it off there. Raises as `in_chat` does."""
+        """Link a book to a chat, or disable it there. Raises as `get_in_chat` does."""
         values = {"chat_id": chat_id, "lorebook_id": book_id, "state": state}
         key = "chat_id", "lorebook_id"
         async with self._database.write() as session:
@@ -262,16 +267,16 @@ class LorebookLinkService:
             return await _load_setting(session, identity, chat_id, book_id)
 
     async def clear_in_chat(self, identity: Identity, chat_id: UUID, book_id: UUID) -> None:
-        """Let a chat say nothing of a book. Raises `LorebookNotLinkedError`, or as `in_chat`."""
+        """Remove the setting of a book. Raises `LorebookNotLinkedError`, or as `get_in_chat`."""
         async with self._database.write() as session:
             await get_chat(session, chat_id, owner_id=identity.user_id)
             await repository.get_book(session, book_id, owner_id=identity.user_id)
-            gone = await session.scalars(
+            deleted = await session.scalars(
                 delete(ChatLorebook)
                 .where(ChatLorebook.chat_id == chat_id, ChatLorebook.lorebook_id == book_id)
                 .returning(ChatLorebook.lorebook_id)
             )
-            if gone.one_or_none() is None:
+            if deleted.one_or_none() is None:
                 raise LorebookNotLinkedError
 
 
@@ -287,7 +292,6 @@ async def _check_holder(
 async def _items(
     session: AsyncSession, identity: Identity, book_ids: list[UUID]
 ) -> list[LorebookItem]:
-    """Books as they are listed, in that order."""
     found = await repository.find_books(session, book_ids, owner_id=identity.user_id)
     return await views.items(session, identity.sealer, [found[book_id] for book_id in book_ids])
 

@@ -1,4 +1,4 @@
-"""Tables of lorebooks, their entries, and where they are linked."""
+"""Tables of lorebooks, entries and links."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from backend.vault.sealing import Column
 
 
 class Lorebook(Base):
-    """A lorebook: what lists show, its settings, and what came in that is not known here.
+    """A lorebook with its sealed settings and the sealed source it was imported from.
 
-    `revision` counts every change of the book and of its entries: a compiled book is cached by it.
-    `character_id` is set for the book of a card, which goes and comes with the character.
-    `chronicle_id` likewise for the book into which the agent writes what comes up in a chronicle's
-    chats.
+    `revision` counts all changes of the book and its entries. Compiled books are cached by it.
+    `character_id` is set for the book of a card, which is deleted with its character.
+    `chronicle_id` is set for the book in which the agent writes about the chats of a chronicle.
     """
 
     __tablename__ = "lorebooks"
@@ -45,12 +44,12 @@ LOREBOOK_SOURCE = Column("lorebooks", "sealed_source")
 
 
 class LoreEntryRow(Base):
-    """An entry of a lorebook. `place` is where it stands in the book, from 0.
+    """An entry of a lorebook. `place` is its position in the book, from 0.
 
-    The rest is of entries that the agent made: `agent_run_id` is its run, `agent_revision` the
-    revision at which it left the entry (a user who changes it makes it theirs). The entry counts
-    while `source_message_id`, the last message that it comes from, is on the active path; once
-    that chat is deleted, always.
+    The other columns describe entries written by the agent. `agent_run_id` is the run.
+    `agent_revision` is the last revision that the agent wrote. If a user changes the entry, it
+    belongs to the user. The entry is active while `source_message_id`, the last message it comes
+    from, is on the active path. If that chat is deleted, it is always active.
     """
 
     __tablename__ = "lore_entries"
@@ -78,7 +77,7 @@ ENTRY_SOURCE = Column("lore_entries", "sealed_source")
 
 
 class LorebookLink(Base):
-    """A lorebook linked to a character or to a persona: to exactly one of them."""
+    """A link from a lorebook to exactly one character or persona."""
 
     __tablename__ = "lorebook_links"
     __table_args__ = (
@@ -102,7 +101,7 @@ ChatLink = Literal["linked", "off"]
 
 
 class ChatLorebook(Base):
-    """What one chat says of a lorebook: that it is linked, or that it is switched off here."""
+    """A chat's own setting of a lorebook: linked or disabled."""
 
     __tablename__ = "chat_lorebooks"
 
@@ -116,9 +115,9 @@ class ChatLorebook(Base):
 
 
 class LoreState(Base):
-    """Which entries are sticky or cooling down behind a message: it follows the message tree.
+    """Sticky and cooldown states after a message. They follow the message tree.
 
-    `id` is the message's, `position` its depth. A message without a row changed nothing.
+    `id` is the message's id, `position` its depth. Without a row, the message changed no state.
     """
 
     __tablename__ = "lore_states"

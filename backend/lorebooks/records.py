@@ -1,4 +1,4 @@
-"""What is sealed in the rows of lorebooks: JSON, one blob a column."""
+"""Sealed columns of lorebook rows. Each is one JSON blob."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from backend.lorebooks.schemas import LorebookItem, LorebookLinks, LorebookView,
 from backend.vault.sealing import Sealer
 
 _BY_KEYS_BEFORE = b'"semantic":false'
-"""How books were stored that are found by their keys alone, until there were modes."""
+"""The stored form of "found by keys only" from before there were modes."""
 
 _BOOK = msgspec.json.Decoder(BookFields)
 LORE_ENTRY = msgspec.json.Decoder(LoreEntry)
@@ -33,59 +33,53 @@ _ENTRY_SOURCE = msgspec.json.Decoder(EntrySource)
 
 
 def seal_book(sealer: Sealer, book_id: UUID, fields: BookFields) -> bytes:
-    """What a book says of itself, for its row."""
     return sealer.seal_bytes(LOREBOOK_BOOK, book_id, msgspec.json.encode(fields))
 
 
 def open_book(sealer: Sealer, book_id: UUID, sealed: bytes) -> BookFields:
-    """What a book says of itself."""
     stored = sealer.open_bytes(LOREBOOK_BOOK, book_id, sealed)
     return _BOOK.decode(stored.replace(_BY_KEYS_BEFORE, b'"mode":"keys"'))
 
 
 def seal_book_source(sealer: Sealer, book_id: UUID, source: BookSource) -> bytes:
-    """How a book came in, for its row."""
     return sealer.seal_bytes(LOREBOOK_SOURCE, book_id, msgspec.json.encode(source))
 
 
 def open_book_source(sealer: Sealer, row: Lorebook) -> BookSource | None:
-    """How a book came in; None where it was made here."""
+    """Return the imported source of a book, or None if it was created here."""
     if row.sealed_source is None:
         return None
     return _BOOK_SOURCE.decode(sealer.open_bytes(LOREBOOK_SOURCE, row.id, row.sealed_source))
 
 
 def seal_entry(sealer: Sealer, entry_id: UUID, entry: LoreEntry) -> bytes:
-    """An entry, for its row."""
     return sealer.seal_bytes(ENTRY, entry_id, msgspec.json.encode(entry))
 
 
 def open_entry(sealer: Sealer, row: LoreEntryRow) -> LoreEntry:
-    """A row's entry."""
     return LORE_ENTRY.decode(sealer.open_bytes(ENTRY, row.id, row.sealed_entry))
 
 
 def seal_entry_source(sealer: Sealer, entry_id: UUID, source: EntrySource) -> bytes:
-    """How an entry came in, for its row."""
     return sealer.seal_bytes(ENTRY_SOURCE, entry_id, msgspec.json.encode(source))
 
 
 def open_entry_source(sealer: Sealer, entry_id: bytes, sealed: bytes | None) -> EntrySource | None:
-    """How an entry came in; None where it was made here."""
+    """Return the imported source of an entry, or None if it was created here."""
     if sealed is None:
         return None
     return _ENTRY_SOURCE.decode(sealer.open_bytes(ENTRY_SOURCE, UUID(bytes=entry_id), sealed))
 
 
 def open_entries(sealer: Sealer, rows: Iterable[tuple[bytes, bytes]]) -> list[LoreEntry]:
-    """Entries by (id's 16 bytes, blob), in one pass: thousands at once."""
+    """Open entries given as (16 bytes of the id, blob). One pass, for thousands at once."""
     return [LORE_ENTRY.decode(text) for text in sealer.open_many(ENTRY, rows)]
 
 
 async def items(
     session: AsyncSession, sealer: Sealer, books: Sequence[Lorebook]
 ) -> list[LorebookItem]:
-    """Books as they are listed, in the order given."""
+    """Return the list items of the books, in the order given."""
     ids = [book.id for book in books]
     counts = await repository.count_entries(session, ids)
     links = await repository.load_links(session, ids)
@@ -99,7 +93,7 @@ async def items(
 
 
 async def load_view(session: AsyncSession, sealer: Sealer, book: Lorebook) -> LorebookView:
-    """A book with its counts and links, as they are in the database."""
+    """Return a book with its current counts and links."""
     counts = await repository.count_entries(session, [book.id])
     links = await repository.load_links(session, [book.id])
     fields = open_book(sealer, book.id, book.sealed_book)
@@ -109,7 +103,6 @@ async def load_view(session: AsyncSession, sealer: Sealer, book: Lorebook) -> Lo
 def view(
     book: Lorebook, fields: BookFields, entry_count: int = 0, links: LorebookLinks | None = None
 ) -> LorebookView:
-    """A book."""
     columns = _columns(book, entry_count, links or LorebookLinks())
     return LorebookView(**msgspec.structs.asdict(fields), **columns)
 
@@ -129,7 +122,6 @@ def _columns(book: Lorebook, entry_count: int, links: LorebookLinks) -> dict[str
 
 
 def entry_view(row: LoreEntryRow, entry: LoreEntry) -> LoreEntryView:
-    """An entry."""
     return LoreEntryView(
         **msgspec.structs.asdict(entry),
         id=row.id,

@@ -1,4 +1,4 @@
-"""Rows of lorebooks. Nothing here commits; what is someone else's does not exist."""
+"""Rows of lorebooks. The caller commits. Rows of other users are treated as absent."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from backend.lorebooks.models import ChatLorebook, Lorebook, LorebookLink, LoreE
 from backend.lorebooks.schemas import LorebookLinks
 
 _ENTRY_BATCH_SIZE = 500
-"""Entries that are read in one go."""
+"""Entries read in one batch."""
 
 _BOOK_BATCH_SIZE = 250
-"""The same of books: a page of a list, and some more."""
+"""Books read in one batch: a page of a list, and some more."""
 
 _WITHOUT_SOURCE = defer(Lorebook.sealed_source, raiseload=True)
 _ENTRY_WITHOUT_SOURCE = defer(LoreEntryRow.sealed_source, raiseload=True)
@@ -34,10 +34,10 @@ async def get_book(
     lock: bool = False,
     source: bool = False,
 ) -> Lorebook:
-    """Raises `LorebookNotFoundError`, both when absent and when someone else's.
+    """Return a book. Raises `LorebookNotFoundError` if it is absent or another user's.
 
-    `lock` lets one transaction at a time change the book and its entries. `source` loads the book
-    as it came in, too.
+    `lock` makes other writers of the book and its entries wait. `source` also loads the imported
+    source.
     """
     book = await find_book(
         session, Lorebook.id == book_id, owner_id=owner_id, lock=lock, source=source
@@ -55,7 +55,7 @@ async def find_book(
     lock: bool = False,
     source: bool = False,
 ) -> Lorebook | None:
-    """The one book that a condition picks, such as that of a character's card; as `get_book`."""
+    """Return the only book that matches a condition, or None. Options as for `get_book`."""
     query = select(Lorebook).where(which, Lorebook.user_id == owner_id)
     if not source:
         query = query.options(_WITHOUT_SOURCE)
@@ -65,7 +65,7 @@ async def find_book(
 async def books_after(
     session: AsyncSession, *, owner_id: UUID, after: UUID | None
 ) -> AsyncIterator[Lorebook]:
-    """Books of a user, newest first, from behind `after`: read as they are asked for."""
+    """Yield a user's books after `after`, newest first, in batches on demand."""
     query = (
         select(Lorebook)
         .where(Lorebook.user_id == owner_id)
@@ -86,25 +86,25 @@ async def books_after(
 async def find_books(
     session: AsyncSession, book_ids: Sequence[UUID], *, owner_id: UUID
 ) -> dict[UUID, Lorebook]:
-    """Those of the books that are the owner's."""
+    """Return the books that belong to the owner, by id."""
     query = select(Lorebook).where(Lorebook.id.in_(book_ids), Lorebook.user_id == owner_id)
     return {book.id: book for book in await session.scalars(query.options(_WITHOUT_SOURCE))}
 
 
 async def count_books(session: AsyncSession, *, owner_id: UUID) -> int:
-    """How many books a user has, those of cards among them."""
+    """Count a user's books, including those of cards."""
     query = select(func.count()).select_from(Lorebook).where(Lorebook.user_id == owner_id)
     return await session.scalar(query) or 0
 
 
 async def count_all_entries(session: AsyncSession, owner_id: UUID) -> int:
-    """How many entries a user has, in all lorebooks."""
+    """Count a user's entries in all lorebooks."""
     query = select(func.count()).select_from(LoreEntryRow).where(LoreEntryRow.user_id == owner_id)
     return await session.scalar(query) or 0
 
 
 async def count_entries(session: AsyncSession, book_ids: Sequence[UUID]) -> dict[UUID, int]:
-    """How many entries each of some books has; a book without any is left out."""
+    """Return the number of entries by book. Empty books are left out."""
     rows = await session.execute(
         select(LoreEntryRow.lorebook_id, func.count())
         .where(LoreEntryRow.lorebook_id.in_(book_ids))
@@ -114,7 +114,7 @@ async def count_entries(session: AsyncSession, book_ids: Sequence[UUID]) -> dict
 
 
 async def load_links(session: AsyncSession, book_ids: Sequence[UUID]) -> dict[UUID, LorebookLinks]:
-    """What each of some books is linked to, in the order it was linked."""
+    """Return the links of each book, in the order of linking."""
     found = {book_id: LorebookLinks() for book_id in book_ids}
     links = await session.scalars(
         select(LorebookLink).where(LorebookLink.lorebook_id.in_(book_ids)).order_by(LorebookLink.id)
@@ -137,7 +137,7 @@ async def load_links(session: AsyncSession, book_ids: Sequence[UUID]) -> dict[UU
 async def get_entry(
     session: AsyncSession, book_id: UUID, entry_id: UUID, *, owner_id: UUID
 ) -> LoreEntryRow:
-    """Raises `LoreEntryNotFoundError`: absent, in another book, or someone else's."""
+    """Raises `LoreEntryNotFoundError` if absent, in another book, or another user's."""
     entry = await session.scalar(
         select(LoreEntryRow)
         .where(
@@ -155,7 +155,7 @@ async def get_entry(
 async def list_entries(
     session: AsyncSession, book_id: UUID, *, limit: int | None, after: int | None
 ) -> list[LoreEntryRow]:
-    """A book's entries in their order, from behind the place `after`; without `limit` all."""
+    """Return a book's entries in order, after the place `after`; all without `limit`."""
     query = (
         select(LoreEntryRow)
         .where(LoreEntryRow.lorebook_id == book_id)
@@ -169,7 +169,7 @@ async def list_entries(
 
 
 class SealedEntry(NamedTuple):
-    """An entry, still sealed, with the 16 bytes of its id."""
+    """A sealed entry with the 16 bytes of its id."""
 
     id: bytes
     place: int
@@ -180,16 +180,16 @@ class SealedEntry(NamedTuple):
 async def load_sealed_entries(
     session: AsyncSession, book_id: UUID, *, source: bool = False
 ) -> list[SealedEntry]:
-    """All entries of a book in their order. `source` loads them as they came in, too.
+    """Return all entries of a book in order. `source` also loads their imported sources.
 
-    Without an object of SQLAlchemy's for each, and in pieces, so that others get their turn while
-    thousands are read.
+    Reads batches without ORM objects, so that other tasks can run while thousands of entries are
+    read.
     """
     columns: list[Any] = [LoreEntryRow.id, LoreEntryRow.place, LoreEntryRow.sealed_entry]
     if source:
         columns.append(LoreEntryRow.sealed_source)
     query = (
-        # Without a type SQLAlchemy hands on what the driver gives, untouched.
+        # With NullType SQLAlchemy returns the driver's values unchanged.
         select(*(type_coerce(column, NullType()) for column in columns))
         .where(LoreEntryRow.lorebook_id == book_id)
         .order_by(LoreEntryRow.place)
@@ -206,18 +206,18 @@ async def load_sealed_entries(
 
 
 def _raw(entry_id: Any) -> bytes:
-    """SQLite's driver gives bytes, PostgreSQL's a UUID."""
+    """Return the bytes of an id. SQLite's driver returns bytes, PostgreSQL's a UUID."""
     return entry_id if isinstance(entry_id, bytes) else entry_id.bytes
 
 
 async def load_places(session: AsyncSession, book_id: UUID) -> dict[UUID, int]:
-    """Where each of a book's entries stands, by its id."""
+    """Return the place of each of a book's entries, by id."""
     query = select(LoreEntryRow.id, LoreEntryRow.place).where(LoreEntryRow.lorebook_id == book_id)
     return dict((await session.execute(query)).all())
 
 
 async def find_end(session: AsyncSession, book_id: UUID) -> tuple[int, int]:
-    """How many entries a book has, and the place behind its last."""
+    """Return the number of entries of a book and the next free place."""
     behind = func.coalesce(func.max(LoreEntryRow.place) + 1, 0)
     query = select(func.count(), behind).where(LoreEntryRow.lorebook_id == book_id)
     count, place = (await session.execute(query)).one()
@@ -225,6 +225,6 @@ async def find_end(session: AsyncSession, book_id: UUID) -> tuple[int, int]:
 
 
 def touch(row: Lorebook | LoreEntryRow) -> None:
-    """Note that a book or an entry was changed. An entry's change is its book's, too."""
+    """Count a change of a book or an entry. Call it for the book of a changed entry too."""
     row.revision += 1
     row.updated_at = now()

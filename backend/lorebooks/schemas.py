@@ -1,4 +1,4 @@
-"""Shapes of the lorebooks' part of the API."""
+"""API schemas of lorebooks."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ BookName = Annotated[
 
 
 class LorebookFields(BookFields, frozen=True, kw_only=True):
-    """What can be changed of a lorebook. A global one is in every chat of the account."""
+    """The editable fields of a lorebook. A global lorebook applies to all chats of the account."""
 
     is_global: bool = False
 
 
 class NewLorebook(LorebookFields, frozen=True, kw_only=True):
-    """A lorebook to make. Only `name` is required."""
+    """A lorebook to create. Only `name` is required."""
 
-    name: BookName  # pyright: ignore[reportGeneralTypeIssues]  # required when one is made
+    name: BookName  # pyright: ignore[reportGeneralTypeIssues]  # required on creation
 
 
 class NewLoreEntry(LoreEntry, frozen=True, kw_only=True):
-    """An entry to make, behind the book's others. What is absent is as World Info has it."""
+    """An entry to create. Absent fields get World Info's defaults."""
 
 
 class LorebookLinks(msgspec.Struct, kw_only=True):
-    """What a lorebook is linked to."""
+    """The characters, personas and chats that a lorebook is linked to."""
 
     character_ids: list[UUID] = msgspec.field(default_factory=list[UUID])
     persona_ids: list[UUID] = msgspec.field(default_factory=list[UUID])
@@ -43,10 +43,10 @@ class LorebookLinks(msgspec.Struct, kw_only=True):
 
 
 class LorebookItem(msgspec.Struct, kw_only=True):
-    """A lorebook as it is listed.
+    """A lorebook in a list.
 
-    `character_id` is set for the book of a card: it goes and comes with the character.
-    `chronicle_id` likewise for the book of a chronicle: every chat on the chronicle has it.
+    `character_id` is set for the book of a card, which is deleted with its character.
+    `chronicle_id` is set for the book of a chronicle, which applies to all chats of the chronicle.
     """
 
     id: UUID
@@ -64,7 +64,7 @@ class LorebookItem(msgspec.Struct, kw_only=True):
 class LorebookView(
     BookFields, frozen=True, kw_only=True, omit_defaults=False, forbid_unknown_fields=False
 ):
-    """A lorebook without its entries. `revision` counts their changes, too."""
+    """A lorebook without its entries. `revision` also counts changes of entries."""
 
     id: UUID
     entry_count: int
@@ -80,7 +80,7 @@ class LorebookView(
 class LoreEntryView(
     LoreEntry, frozen=True, kw_only=True, omit_defaults=False, forbid_unknown_fields=False
 ):
-    """An entry. `place` is where it stands in its book: lower ones first, with gaps between."""
+    """An entry. `place` orders the entries of a book, in ascending order and with gaps."""
 
     id: UUID
     lorebook_id: UUID
@@ -91,18 +91,18 @@ class LoreEntryView(
 
 
 class EntryOrder(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """All entries of a book, in the order in which they are to stand."""
+    """All entries of a book in the new order."""
 
     entry_ids: Annotated[list[UUID], msgspec.Meta(max_length=MAX_ENTRIES)]
 
 
 class ImportedLorebook(msgspec.Struct, kw_only=True):
-    """What came out of a file.
+    """The result of an import.
 
-    `warnings` are sentences about what had to be bent or left out; `skipped` counts what was no
-    entry. `found_by` is how its entries are found where they do not say: by the book's own word, or
-    as the account has it. `job_id` is the job that makes the entries findable by meaning, null
-    where none is needed; by their keys they are found at once.
+    `warnings` are sentences about values that were adapted or left out. `skipped` counts items that
+    were not entries. `found_by` is the mode of entries that set none: the book's or the account's.
+    `job_id` is the job that indexes the entries for search by meaning, or null if none is needed.
+    Search by keys works at once.
     """
 
     lorebook: LorebookView
@@ -113,7 +113,7 @@ class ImportedLorebook(msgspec.Struct, kw_only=True):
 
 
 class ChatLorebookItem(msgspec.Struct, kw_only=True):
-    """A lorebook that a chat has, and the first place that it has it from."""
+    """A lorebook of a chat and the first source that the chat has it from."""
 
     lorebook: LorebookItem
     source: LinkSource
@@ -121,9 +121,9 @@ class ChatLorebookItem(msgspec.Struct, kw_only=True):
 
 
 class ChatLorebookView(msgspec.Struct, kw_only=True):
-    """What a chat says of a lorebook, and where else it has it from.
+    """A chat's own setting of a lorebook, and the other source it comes from.
 
-    `state` is null where the chat says nothing. Switched off wins over every link.
+    `state` is null if the chat has no setting. If `is_off` is set, all links are ignored.
     """
 
     lorebook_id: UUID
@@ -133,6 +133,6 @@ class ChatLorebookView(msgspec.Struct, kw_only=True):
 
 
 class ChatLorebookChange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`linked` links the lorebook to the chat; `off` switches it off there, however linked."""
+    """`linked` links the lorebook to the chat. `off` disables it there despite other links."""
 
     state: ChatLink

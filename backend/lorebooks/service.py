@@ -1,4 +1,4 @@
-"""Lorebooks and their entries: listing, making, changing, deleting, and their way through files."""
+"""Create, read, change, delete, import and export lorebooks and their entries."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded, check_nothing
 
 MAX_SEARCHED_BOOKS = 5_000
-"""Books that one request looks through: their names are sealed, so no index finds them."""
+"""Books that one request searches. Names are sealed, so there is no index of them."""
 
 ORDER_BATCH_SIZE = 500
-"""Entries whose places are written in one go."""
+"""Entries whose places are written in one statement."""
 
 _BOOK_NAMES = BookFields.__struct_fields__
 _ENTRY_NAMES = LoreEntry.__struct_fields__
 
 
 class LorebookService:
-    """What a user does with lorebooks and their entries. A change of an entry is its book's, too.
+    """Operations of a user on lorebooks and entries. Changing an entry also changes its book.
 
-    All raise `LorebookNotFoundError` and `LoreEntryNotFoundError` for what is not there or someone
-    else's, and `PreconditionFailedError` where `if_match` is of another revision.
+    All methods raise `LorebookNotFoundError` or `LoreEntryNotFoundError` if the row does not exist
+    or belongs to another user, and `PreconditionFailedError` if `if_match` is another revision.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class LorebookService:
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None, search: str
     ) -> Page[LorebookItem]:
-        """Books, newest first.
+        """List books, newest first.
 
-        With a `search`, those in whose name each of its words occurs; a page ends after
-        `MAX_SEARCHED_BOOKS` books, however few were found among them.
+        `search` finds names that contain each of its words. A page ends after `MAX_SEARCHED_BOOKS`
+        books even if few of them matched.
         """
         sealer = identity.sealer
         words = search.casefold().split()
@@ -97,7 +97,7 @@ class LorebookService:
         return Page(items=shown, next=str(follows) if follows else None)
 
     async def create(self, identity: Identity, new: NewLorebook) -> LorebookView:
-        """Make a book without entries. Raises `LorebookFullError`."""
+        """Create a book without entries. Raises `LorebookFullError`."""
         fields, book_id = _book_fields(new), new_id()
         book = Lorebook(
             id=book_id,
@@ -111,7 +111,6 @@ class LorebookService:
         return views.view(book, fields)
 
     async def get(self, identity: Identity, book_id: UUID) -> LorebookView:
-        """A book without its entries."""
         async with self._database.read() as session:
             book = await repository.get_book(session, book_id, owner_id=identity.user_id)
             return await views.load_view(session, identity.sealer, book)
@@ -119,7 +118,7 @@ class LorebookService:
     async def patch(
         self, identity: Identity, book_id: UUID, patch: dict[str, Any], *, if_match: str | None
     ) -> LorebookView:
-        """Merge into a book: what is absent stays, null goes back to the default.
+        """Merge `patch` into a book. Absent fields are kept, null resets one to its default.
 
         Raises `ValidationError`.
         """
@@ -140,7 +139,6 @@ class LorebookService:
             return await views.load_view(session, sealer, book)
 
     async def delete(self, identity: Identity, book_id: UUID, *, if_match: str | None) -> None:
-        """Delete a book with its entries and links."""
         async with self._database.write() as session:
             book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
             check_revision(if_match, book.revision)
@@ -148,10 +146,10 @@ class LorebookService:
             await self._outbox.changed(session, identity, kind=KIND, container_id=book_id)
 
     async def import_file(self, identity: Identity, data: bytes, name: str) -> ImportedLorebook:
-        """Make a book of a file, in one transaction. What is refused stores nothing.
+        """Create a book from a file in one transaction. If it is refused, nothing is stored.
 
-        `name` is what the book is called where the file does not say. A request that comes again
-        is answered with the book that it made, also where its first answer was never given.
+        `name` is used if the file contains no name. A repeated request returns the book that the
+        first one created, even if the first response was lost.
 
         Raises `LoreFileError`, `LoreLimitError`, `TooLargeError`, `LorebookFullError`,
         `StorageQuotaExceededError`.
@@ -179,7 +177,7 @@ class LorebookService:
     async def export(
         self, identity: Identity, book_id: UUID, file_format: ExportFormat
     ) -> ExportedFile:
-        """A file that imports back to the same book."""
+        """Return a file that imports as the same book."""
         async with self._database.read() as session:
             book = await repository.get_book(
                 session, book_id, owner_id=identity.user_id, source=True
@@ -192,7 +190,6 @@ class LorebookService:
     async def list_entries(
         self, identity: Identity, book_id: UUID, *, limit: int, after: int | None
     ) -> Page[LoreEntryView]:
-        """A book's entries in their order."""
         async with self._database.read() as session:
             await repository.get_book(session, book_id, owner_id=identity.user_id)
             rows = await repository.list_entries(session, book_id, limit=limit + 1, after=after)
@@ -202,7 +199,7 @@ class LorebookService:
     async def create_entry(
         self, identity: Identity, book_id: UUID, new: NewLoreEntry
     ) -> LoreEntryView:
-        """Put an entry after the others.
+        """Create an entry after the others.
 
         Raises `LorebookFullError`, `StorageQuotaExceededError`.
         """
@@ -228,7 +225,6 @@ class LorebookService:
         return views.entry_view(row, entry)
 
     async def get_entry(self, identity: Identity, book_id: UUID, entry_id: UUID) -> LoreEntryView:
-        """An entry, with all its fields."""
         async with self._database.read() as session:
             row = await repository.get_entry(session, book_id, entry_id, owner_id=identity.user_id)
         return views.entry_view(row, open_entry(identity.sealer, row))
@@ -242,7 +238,7 @@ class LorebookService:
         *,
         if_match: str | None,
     ) -> LoreEntryView:
-        """Merge into an entry: what is absent stays, null goes back to the default.
+        """Merge `patch` into an entry. Absent fields are kept, null resets one to its default.
 
         Raises `ValidationError`.
         """
@@ -262,7 +258,6 @@ class LorebookService:
     async def delete_entry(
         self, identity: Identity, book_id: UUID, entry_id: UUID, *, if_match: str | None
     ) -> None:
-        """Delete an entry."""
         async with self._database.write() as session:
             book = await repository.get_book(session, book_id, owner_id=identity.user_id, lock=True)
             row = await repository.get_entry(session, book_id, entry_id, owner_id=identity.user_id)
@@ -272,7 +267,7 @@ class LorebookService:
             await self._note_entry(session, identity, row)
 
     async def order_entries(self, identity: Identity, book_id: UUID, entry_ids: list[UUID]) -> None:
-        """Put all entries of a book in this order.
+        """Set the order of all entries of a book.
 
         Raises `ValidationError` unless each entry is named once.
         """

@@ -249,7 +249,7 @@ async def open_memory(
 async def _load_choice(
     settings: Settings, database: Database, user_models: UserModels
 ) -> ModelChoice:
-    if allows_provider(settings) and (shared := await user_models.shared_embedding(database)):
+    if allows_provider(settings) and (shared := await user_models.find_shared_embedding(database)):
         return shared
     return find_local_model(settings)
 

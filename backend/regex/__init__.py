@@ -1,1 +1,1 @@
-"""Regular expressions that users write: JavaScript's, run within limits."""
+"""JavaScript regular expressions of users, executed within limits."""

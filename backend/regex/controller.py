@@ -1,4 +1,4 @@
-"""Regex scripts: `/me/regex-scripts` and their tester."""
+"""Routes of regex scripts and their tester: `/me/regex-scripts`."""
 
 from typing import Any
 
@@ -16,8 +16,6 @@ AnyRequest = Request[Any, Any, Any]
 
 
 class ScriptController(Controller):
-    """Regex scripts."""
-
     path = "/me/regex-scripts"
     tags = ("Regex scripts",)
 
@@ -25,7 +23,7 @@ class ScriptController(Controller):
     async def get_scripts(
         self, identity: NamedDependency[Identity], scripts: NamedDependency[ScriptService]
     ) -> Response[ScriptListView]:
-        """The account's regex scripts, in the order in which they run: before a card's."""
+        """List the account's regex scripts in execution order. They run before those of a card."""
         found, revision = await scripts.read(identity)
         return _add_etag(found, revision)
 
@@ -41,7 +39,7 @@ class ScriptController(Controller):
         identity: NamedDependency[Identity],
         scripts: NamedDependency[ScriptService],
     ) -> Response[ScriptListView]:
-        """Set all of the account's regex scripts, in the form that SillyTavern's files have."""
+        """Replace all of the account's regex scripts, in the format of SillyTavern's files."""
         revision = await scripts.replace(
             identity, data.scripts, if_match=request.headers.get("if-match")
         )
@@ -59,7 +57,7 @@ class ScriptController(Controller):
         identity: NamedDependency[Identity],
         scripts: NamedDependency[ScriptService],
     ) -> ScriptTested:
-        """Run scripts on a text as they would run in a chat; nothing is stored."""
+        """Run scripts on a text as in a chat. Nothing is stored."""
         return await scripts.test(identity, data)
 
 

@@ -1,9 +1,9 @@
-r"""JavaScript's regular expressions, said in the syntax of RE2 and of the `regex` package.
+r"""Translation of JavaScript's regular expressions to RE2 and the `regex` package.
 
-Lorebooks and scripts are written for JavaScript. What it means there it shall mean here: `\d`,
-`\w` and `\b` are ASCII's, `$` is the very end, `[^]` is anything, an escape that means nothing
-stands for itself. The last matters for safety as well: RE2's `\C`, and `regex`'s fuzzy `{e<=3}`,
-`(?R)` and `\L<..>` can't be reached.
+Lorebooks and scripts are written for JavaScript, so patterns keep that meaning: `\d`, `\w` and `\b`
+are ASCII, `$` is the very end, `[^]` matches any character, and an unknown escape is a literal. The
+last rule is also a safety measure: RE2's `\C`, and `regex`'s fuzzy `{e<=3}`, `(?R)` and `\L<..>`,
+cannot be used.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _MAX_CODE = 0x10FFFF
 
 
 class Translated(NamedTuple):
-    """A pattern in both syntaxes.
+    """A pattern in the syntax of both engines.
 
     Attributes:
-        re2: Null where it needs what RE2 does not have.
-        regex: In the syntax of the `regex` package.
-        literal: Characters that stand in every text that it matches, but for their case. Where
-            they are not, it need not be tried. May be empty.
+        re2: The pattern for RE2, or None if RE2 does not support it.
+        regex: The pattern for the `regex` package.
+        literal: Characters that all matching texts contain, ignoring case. Other texts need no
+            search. May be empty.
         names: The numbers of its named groups.
     """
 
@@ -50,14 +50,14 @@ class Translated(NamedTuple):
 
 
 class RegexSyntaxError(ValueError):
-    """It is no regular expression in JavaScript either."""
+    """The pattern is not a valid JavaScript regular expression."""
 
 
 def parse_key(key: str) -> tuple[str, str] | None:
-    """Source and flags of a key that is written as `/source/flags`; null for any other key.
+    """Return source and flags of a key like `/source/flags`, or None for any other key.
 
-    A slash within must be escaped: `/path/to/x` is text. So is what has a flag that World Info does
-    not know, or one twice.
+    Slashes in the source must be escaped, so `/path/to/x` is text. A key with repeated flags, or
+    with flags unknown to World Info, is text too.
     """
     if not key.startswith("/"):
         return None
@@ -68,13 +68,13 @@ def parse_key(key: str) -> tuple[str, str] | None:
 
 
 def translate(source: str, flags: str) -> Translated:
-    """Say `source` in both syntaxes, with its flags in it.
+    """Translate `source` with its flags for both engines.
 
-    With y it is found at the very start alone; u lets it name properties of characters. The flag g
-    changes nothing.
+    The flag y matches only at the very start, u enables properties of characters, and g has no
+    effect.
 
     Raises:
-        RegexSyntaxError: If a part of it is nothing in JavaScript.
+        RegexSyntaxError: If it is not valid in JavaScript.
     """
     head = "".join(flag for flag in "ims" if flag in flags)
     prefix = f"(?{head})" if head else ""
@@ -90,18 +90,18 @@ def _literal(code: int) -> str:
     char = chr(code)
     if char.isascii() and (char.isalnum() or char in "_ "):
         return char
-    if 0xD800 <= code <= 0xDFFF:  # noqa: PLR2004  # half a pair: in no text
+    if 0xD800 <= code <= 0xDFFF:  # noqa: PLR2004  # half a surrogate pair is in no text
         return r"\x{fffd}"
     return rf"\x{{{code:x}}}"
 
 
 def _for_regex(text: str) -> str:
-    """The same characters in the escapes that `regex` knows."""
+    """Replace RE2's escapes by those of `regex`."""
     return _HEX_BRACES.sub(lambda match: rf"\U{int(match[1], 16):08x}", text)
 
 
 class _PatternWriter:
-    """Walks over a pattern once and writes both forms."""
+    """Walk over a pattern once and write both translations."""
 
     def __init__(self, source: str, flags: str) -> None:
         self.source, self.at = source, 0
@@ -131,7 +131,7 @@ class _PatternWriter:
         self.runs[-1] = run + chr(code)
 
     def repeat(self, sign: str) -> None:
-        """A sign that may let what stands before it be absent."""
+        """Write a quantifier that may make the previous item optional."""
         self.runs[-1] = self.runs[-1][:-1]
         self.put(sign)
 
@@ -227,11 +227,11 @@ class _PatternWriter:
         if int(number) > self.groups:
             raise RegexSyntaxError("It refers to a group that is not there.")
         self.beyond_re2 = True
-        # In a group of its own, so that digits after it are not taken for a part of it.
+        # In its own group, so that following digits do not become part of the number.
         self.put("", rf"(?:\{number})")
 
     def shorthand(self) -> str | None:
-        """What d, w and s stand for, without brackets. The capitals give the same."""
+        """Return the content of the class for d, w or s. Capital letters return the same."""
         char = self.source[self.at].lower()
         if char not in {"d", "w", "s"} or self.source[self.at] not in "dwsDWS":
             return None
@@ -239,7 +239,7 @@ class _PatternWriter:
         return {"d": "0-9", "w": _LETTERS, "s": _SPACE}[char]
 
     def property_name(self) -> re.Match[str] | None:
-        r"""What stands in the braces of `\p{...}`, which is nothing special without the flag u."""
+        r"""Match the braces of `\p{...}`, which has no meaning without the flag u."""
         if not self.is_unicode or self.source[self.at] not in "pP":
             return None
         return _PROPERTY.match(self.source, self.at + 1)
@@ -248,7 +248,7 @@ class _PatternWriter:
         self.put(f"\\{char}{{{found[2]}}}", f"\\{char}{found[0]}")
 
     def code(self) -> int:
-        """The character that an escape stands for, after its backslash."""
+        """Return the code point of an escape, after its backslash."""
         match = _HEX.match(self.source, self.at)
         if match:
             self.at = match.end()
@@ -287,7 +287,7 @@ class _PatternWriter:
     def class_atom(self, char: str, before: str) -> str:
         self.at += 1
         if char == "-":
-            # Between two characters it is a range; elsewhere it stands for itself.
+            # A range between two characters, a literal anywhere else.
             is_first = self.source[self.at - 2] == "["
             follows_class = before in _CLASSES or before.startswith(("\\p", "\\P"))
             is_range = not (is_first or follows_class or _NO_RANGE.match(self.source, self.at))

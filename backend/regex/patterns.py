@@ -1,7 +1,7 @@
-"""Regexes of users: RE2 where it can, which is linear; the rest in a process with a deadline.
+"""Regexes of users. RE2 runs most of them in linear time. A process with a deadline runs the rest.
 
-RE2 can't be stopped once it runs, and linear is not little where pattern and text are both large.
-So what may take long is sent to the process too, whichever engine it is for.
+A running RE2 search cannot be interrupted, and linear time is long if pattern and text are large.
+So expensive searches run in the process too, with either engine.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ MAX_SOURCE = 2_000
 """Characters of a pattern."""
 
 RE2_MEMORY = 1 << 20
-"""Bytes that one compiled pattern may take; RE2 refuses more before it uses it."""
+"""Bytes of a compiled pattern. RE2 rejects larger ones before it allocates the memory."""
 
 REFUSED_SIZE = 10_000
-"""What a pattern that RE2 refused counts as, in instructions: finding out costs about that."""
+"""Size counted for a pattern that RE2 rejected, because the attempt costs about that much."""
 
 MAX_WORK = 8_000_000
-"""Instructions times bytes of text that one search in this process may come to: 40 ms at the very
-worst, where RE2 must follow all of them for each byte; mostly it need not, and takes 0.1."""
+"""Limit of instructions times text bytes for one search in this process. Worst case 40 ms, if RE2
+follows all instructions for each byte. Typically 0.1 ms."""
 
 MAX_SCAN_WORK = 300_000_000
-"""The same for all searches of a scan in this process: less than a second at the very worst."""
+"""The same limit for all searches of a scan. Worst case below one second."""
 
 PATTERN_SECONDS = 0.05
-"""Wall clock for one pattern in one scan, killing the process included."""
+"""Wall clock for one pattern in one scan, including the time to kill the process."""
 
 Engine = Literal["re2", "regex"]
 Status = Literal["found", "absent", "late", "invalid", "busy", "unavailable", "many"]
@@ -41,13 +41,13 @@ class Answer(NamedTuple):
     """The result of a search.
 
     Attributes:
-        status: `late` ran out of time, and is not tried again. `busy` had no chance to run, or to
-            end. `unavailable` was not tried: the process does not start. `many` has more matches
-            than were asked for.
-        start: Where it was found, in characters.
-        seconds: What it took, wall clock.
-        spans: Where each match and its groups begin and end, in characters, one behind the other;
-            -1 for a group that is not there. Only where matches were asked for.
+        status: `late`: timed out, and is not tried again. `busy`: did not get enough processor
+            time. `unavailable`: not tried, because the process does not start. `many`: more
+            matches than requested.
+        start: Position of the match in characters.
+        seconds: Duration in wall clock time.
+        spans: Start and end of each match and its groups in characters, in one flat list; -1 for a
+            missing group. Only set if matches were requested.
     """
 
     status: Status
@@ -57,23 +57,23 @@ class Answer(NamedTuple):
 
 
 class Evaluator(Protocol):
-    """Searches with patterns that can't be trusted, and is back in time. Thread-safe."""
+    """Searches with untrusted patterns and returns before the deadline. Thread-safe."""
 
     def search(self, engine: Engine, pattern: str, text: str, *, seconds: float) -> Answer:
-        """Search within `seconds` of wall clock. Never raises for what the pattern does."""
+        """Search within `seconds` of wall clock. Never raises because of a pattern."""
         ...
 
 
 class Pattern:
-    """A regex, ready to search.
+    """A compiled regex.
 
     Attributes:
-        source: What goes to the engine, flags included.
-        engine: Which one that is.
-        size: RE2's instructions, a measure of memory and of time for each byte.
-        literal: What stands in every text that it matches, but for case; may be empty.
+        source: The source for the engine, including flags.
+        engine: The engine.
+        size: RE2's instructions. Memory and time per byte are proportional to it.
+        literal: A text that all matches contain, ignoring case. May be empty.
         names: The numbers of its named groups.
-        digest: By which it is remembered when it was given up.
+        digest: Identifies the pattern in lists of abandoned patterns.
     """
 
     __slots__ = ("_compiled", "digest", "engine", "literal", "names", "size", "source")
@@ -88,30 +88,30 @@ class Pattern:
         self.digest = hashlib.blake2b(source.encode(errors="replace"), digest_size=16).digest()
 
     def is_quick(self, length: int) -> bool:
-        """Whether a text of so many bytes may be searched in this process."""
+        """True if a text of `length` bytes may be searched in this process."""
         return self._compiled is not None and self.work(length) <= MAX_WORK
 
     def work(self, length: int) -> int:
-        """What searching a text of so many bytes comes to at worst: instructions times bytes."""
+        """Return the worst-case cost of a search: instructions times bytes."""
         return self.size * length
 
     def search(self, data: bytes) -> int:
-        """Where it is found in a text of UTF-8, in bytes; -1 where not. Only if it is quick."""
+        """Return the offset of the first match in UTF-8 text, or -1. Only if it is quick."""
         return self.span(data)[0]
 
     def span(self, data: bytes) -> tuple[int, int]:
-        """The same, with where that ends."""
+        """Return start and end of the first match in bytes, or -1 and -1. Only if it is quick."""
         match = self._compiled.search(data)
         return (-1, -1) if match is None else (int(match.start()), int(match.end()))
 
     def matches(self, data: bytes) -> Iterator[list[int]]:
-        """Each match in turn: where it and its groups begin and end, in bytes. Only if it is quick.
+        """Yield start and end of each match and its groups, in bytes. Only if it is quick.
 
-        Together they may take the square of what one search takes: the caller has to stop in time.
+        All matches together may take quadratic time, so the caller must stop in time.
         """
         groups = range(self._compiled.groups + 1)
         at = 0
-        # Not its own iteration, which gives some empty matches twice.
+        # RE2's own iteration returns some empty matches twice.
         while at <= len(data) and (match := self._compiled.search(data, at)) is not None:
             start, at = match.span()
             if start == at:
@@ -122,12 +122,12 @@ class Pattern:
 
 
 def compile_pattern(source: str, flags: str, *, captures: bool = False) -> Pattern | None:
-    """Make a regex ready; null for what is no regular expression.
+    """Compile a regex. Return None if it is not valid.
 
-    `captures` is for those whose groups are asked for.
+    Set `captures` if groups are needed.
 
-    Call `forget_compiled` after a run of these: RE2's module keeps the last patterns otherwise,
-    and they are a user's text.
+    Call `forget_compiled` after a series of calls. Otherwise RE2's module caches the last patterns,
+    which are texts of users.
     """
     if len(source) > MAX_SOURCE:
         return None
@@ -150,5 +150,5 @@ def compile_pattern(source: str, flags: str, *, captures: bool = False) -> Patte
 
 
 def forget_compiled() -> None:
-    """Empty the cache that RE2's module keeps of its own; compiled patterns stay usable."""
+    """Clear the pattern cache of RE2's module. Compiled patterns remain usable."""
     re2.purge()

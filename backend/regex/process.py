@@ -1,10 +1,9 @@
-"""A process that searches with patterns which can't be trusted, and is killed when it is late.
+"""A process that searches with untrusted patterns and is killed on timeout.
 
-There are three ends to a search, each for when the one before does not work: the timeout that
-`regex` has, which does not reach into the compiling of a pattern; the kill from here, after which
-another process takes its place; and an alarm in the process itself, if the system has alarms, for
-when this process is gone. Whichever of them is at work, the caller is answered at the deadline:
-`late` if the search had its time on a processor, `busy` if that is not known.
+Three timeouts cover each other. The timeout of `regex` does not apply while a pattern is compiled.
+If it fails, this process kills the worker and starts another. If this process has died, an alarm in
+the worker ends it, on systems with alarms. In all cases the caller gets an answer at the deadline:
+`late` if the search got its time on a processor, `busy` if that is unknown.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
     import socket
 
 START_SECONDS = 10.0
-"""How long a process may take until it says that it is ready, on a machine that is busy."""
+"""Time a process may take to report that it is ready, on a busy machine."""
 
 PATIENCE_SECONDS = 2 * MAX_SECONDS_OVERDUE
-"""Seconds after its deadline until a search that did not get its time is killed as well."""
+"""Seconds after its deadline until a search that did not get enough processor time is killed."""
 
 MARGIN_SECONDS = 0.01
-"""Seconds kept back from a deadline: to be back in time, and once more for the answer to come."""
+"""Seconds reserved before a deadline: once to return in time, and once to receive the answer."""
 
 WATCH_SECONDS = 0.02
-"""Seconds between two looks at a search that is overdue, or at a process that starts."""
+"""Seconds between checks of an overdue search or a starting process."""
 
 MAX_CONDEMNED = 10_000
 
@@ -47,7 +46,7 @@ _SAID = frozenset({*get_args(Status), "ready"})
 
 
 class _Message(NamedTuple):
-    """A status, a start, and spans: see worker.py."""
+    """A status, a start and spans. See worker.py."""
 
     status: _Said
     start: int
@@ -63,12 +62,12 @@ class EndedError(Exception):
 
 
 class WorkerProcess:
-    """One running worker, for one thread at a time.
+    """A running worker for one thread at a time.
 
-    It owes a message after its start, and after each request. While it owes one nothing can be
-    asked of it. `asked` is the hash of the last pattern; 0 before the first.
+    It sends one message after its start and one after each request. Until then it accepts no
+    further request. `asked` is the hash of the last pattern, or 0.
 
-    Raises `OSError` if it can't be started.
+    Raises `OSError` if it cannot be started.
     """
 
     def __init__(self) -> None:
@@ -82,25 +81,24 @@ class WorkerProcess:
 
     @property
     def owes(self) -> bool:
-        """True until the message that it owes has come."""
+        """True while a message is pending."""
         return self._owes_until is not None
 
     @property
     def was_ready(self) -> bool:
-        """True once it has said that it is ready."""
+        """True once the worker has reported that it is ready."""
         return self._far_end is None
 
     def is_lost(self) -> bool:
-        """True if it has ended, or owes a message for so long that it will not come."""
+        """True if the worker has ended, or if its message is so late that it will not come."""
         is_late = self._owes_until is not None and time.monotonic() > self._owes_until
         return is_late or self.is_gone()
 
     def is_gone(self) -> bool:
-        """True if it has ended."""
         return self._popen.poll() is not None
 
     def is_exhausted(self) -> bool:
-        """True if its search had its time on a processor, or takes more memory than it may."""
+        """True if the search got its time on a processor or uses too much memory."""
         usage = find_usage(self._popen.pid)
         if usage is None:
             return True  # it has ended
@@ -108,7 +106,7 @@ class WorkerProcess:
         return used - self._used >= self._seconds * FAIR_SHARE or memory > MAX_MEMORY
 
     def ask(self, request: bytes, *, seconds: float, deadline: float) -> _Message:
-        """Send a request for a search of so many seconds, and wait for its answer.
+        """Send a request for a search of `seconds` and wait for the answer.
 
         Raises:
             LateError: If there is none at `deadline` (monotonic).
@@ -126,10 +124,10 @@ class WorkerProcess:
         return self.receive(deadline)
 
     def receive(self, deadline: float) -> _Message:
-        """Return the message that is owed. A part that came until `deadline` is kept.
+        """Return the pending message. Parts received before `deadline` are kept.
 
         Raises:
-            LateError: If it is not here at `deadline` (monotonic).
+            LateError: If it is not complete at `deadline` (monotonic).
             EndedError: If the process ends.
         """
         while (size := self._message_size()) is None:
@@ -140,7 +138,8 @@ class WorkerProcess:
             try:
                 piece = self._socket.recv(READ_BYTES)
             except TimeoutError:
-                # While the far end is open here, too, nothing else says that the process ended.
+                # The far end is still open here, so the socket does not report that the process
+                # ended.
                 if not self.was_ready and self.is_gone():
                     raise EndedError from None
                 continue
@@ -160,13 +159,12 @@ class WorkerProcess:
         return _Message(cast("_Said", status), start, spans)
 
     def kill(self) -> None:
-        """End it, without waiting until it is gone. It may have ended already."""
+        """Kill the process without waiting. Safe if it has already ended."""
         self._popen.kill()
         self._socket.close()
         self._close_far_end()
 
     def wait(self) -> None:
-        """Wait until it is gone."""
         self._popen.wait()
 
     def _close_far_end(self) -> None:
@@ -175,20 +173,20 @@ class WorkerProcess:
             self._far_end = None
 
     def _message_size(self) -> int | None:
-        """Return the length of the next message with its head; None until all of it is here."""
-        if len(self._received) < 4:  # noqa: PLR2004  # the length
+        """Return the length of the next complete message with its header, or None."""
+        if len(self._received) < 4:  # noqa: PLR2004  # size of the length
             return None
         size = 4 + int.from_bytes(self._received[:4])
         return size if len(self._received) >= size else None
 
 
 class RegexProcess:
-    """An `Evaluator` on one process, which is started when it is first wanted.
+    """An `Evaluator` with one process, which is started on demand.
 
-    Scans in several threads share it: they wait for each other, no longer than their deadlines.
-    A process that is killed because of a pattern is replaced at once, and the pattern is not tried
-    again. One that can't start, or ends unexpectedly, is started again with growing pauses
-    (`starts`); until then every search is `unavailable`. After `close` every search is `busy`.
+    Threads share the process and wait for each other, but not beyond their deadlines. If a pattern
+    causes a timeout, the process is replaced at once and the pattern is not tried again. If the
+    process cannot start or ends unexpectedly, it is restarted with growing delays (`starts`).
+    Meanwhile every search is `unavailable`. After `close` every search is `busy`.
     """
 
     def __init__(self) -> None:
@@ -201,10 +199,10 @@ class RegexProcess:
         self._is_closed = False
 
     def prepare(self) -> bool:
-        """Start the process if it does not run, and wait until it is ready. Return if it is.
+        """Start the process if necessary and wait for it. Return True if it is ready.
 
         Call it for books with `needs_process`, because a search does not wait for the start. It
-        returns at once while the process is known not to start.
+        returns at once after a failed start.
         """
         with self._lock:
             return self._ready_process(time.monotonic() + START_SECONDS) is not None
@@ -221,8 +219,8 @@ class RegexProcess:
     ) -> Answer:
         """Search within `seconds` of wall clock; see `Evaluator`.
 
-        `most` asks for every match, of which there may be so many, and not for the first alone. A
-        pattern that turns out to be late is remembered for its owner, if it has one.
+        If `most` is set, all matches are searched, up to that number. A pattern that times out is
+        remembered for its owner, if given.
         """
         begun = time.monotonic()
         deadline = begun + seconds - MARGIN_SECONDS
@@ -236,7 +234,6 @@ class RegexProcess:
         return answer._replace(seconds=time.monotonic() - begun)
 
     def close(self) -> None:
-        """End the process."""
         with self._lock:
             self._is_closed = True
             if self._process:
@@ -272,7 +269,7 @@ class RegexProcess:
         return Answer(cast("Status", status), start, spans=spans)
 
     def _ready_process(self, deadline: float) -> WorkerProcess | None:
-        """Return a process that owes nothing; None if there is none at `deadline` (monotonic)."""
+        """Return a process without pending messages, or None if there is none at `deadline`."""
         while (process := self._running()) and process.owes and time.monotonic() < deadline:
             try:
                 status, *_ = process.receive(min(deadline, time.monotonic() + WATCH_SECONDS))
@@ -288,7 +285,7 @@ class RegexProcess:
         return None if process is None or process.owes else process
 
     def _running(self) -> WorkerProcess | None:
-        """Return the process, started if it does not run; None while it must not be started."""
+        """Return the process. Start it if necessary, return None if it must not be started."""
         if self._is_closed:
             return None
         self._killed = [process for process in self._killed if not process.is_gone()]
@@ -305,7 +302,7 @@ class RegexProcess:
             self.starts.note_failure(error)
 
     def _give_up(self, process: WorkerProcess) -> None:
-        """Kill a process that does not answer: because of its pattern, or of the system."""
+        """Kill an unresponsive process and record if its pattern or the system is the cause."""
         if process.was_ready and process.owes:
             self._condemn(process)
         else:
@@ -313,7 +310,7 @@ class RegexProcess:
             self.starts.note_failure()
 
     def _condemn(self, process: WorkerProcess) -> None:
-        """Replace a process, and remember the pattern that it was killed for."""
+        """Replace a process and remember the pattern that caused this."""
         if len(self._condemned) >= MAX_CONDEMNED:
             self._condemned.clear()
         self._condemned.add(process.asked)
@@ -326,7 +323,7 @@ class RegexProcess:
         self._process = None
 
     def _watch_overdue(self, process: WorkerProcess) -> None:
-        """Have a search that is overdue killed once it had its time, even if no other is asked."""
+        """Watch an overdue search, so that it is killed even if no other search is requested."""
         if self._watch is None or not self._watch.is_alive():
             self._watch = threading.Thread(
                 target=self._watch_search, args=(process,), name="regex-watch", daemon=True
@@ -343,7 +340,7 @@ class RegexProcess:
                     return
 
     def _end_overdue(self, process: WorkerProcess) -> None:
-        """Replace a process after its search had its time, but not one that is still starting."""
+        """Replace a process if its search had its time, but not a process that is starting."""
         if process.was_ready and process.is_exhausted():
             self._condemn(process)
         elif process.is_lost():

@@ -1,4 +1,4 @@
-"""Running regex scripts: what is found in a text is replaced, within limits."""
+"""Execution of regex scripts, which replace matches in a text within limits."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ PLACEMENTS: Mapping[TextKind, int] = {"user": 1, "reply": 2, "lore": 5, "reasoni
 """SillyTavern's numbers. Its 0 (shown) and 3 (slash commands) have no meaning here."""
 
 MAX_SCRIPTS = 100
-"""Of an account, and of a card."""
+"""Maximum per account and per card."""
 
 
 class RegexScript(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A script, with the names that SillyTavern's files have.
+    """A script with the member names of SillyTavern's files.
 
-    `findRegex` is `/pattern/flags`, or a pattern alone. In `replaceString`, `$1` and `$<name>` are
-    groups, `{{match}}` is all that was found; `trimStrings` are cut out of what these put in.
-    `placement` lists where it applies: 1 the user's lines, 2 replies, 5 lore, 6 reasoning.
-    `markdownOnly` changes what is shown, `promptOnly` what the model gets; with neither, what is
-    stored is changed. `minDepth` and `maxDepth` count from the newest message, which is 0.
-    `substituteRegex` expands macros in the pattern: 1 as they are, 2 as literal text.
+    `findRegex` is `/pattern/flags` or only a pattern. In `replaceString`, `$1` and `$<name>` are
+    groups and `{{match}}` is the whole match. `trimStrings` are removed from these values.
+    `placement` lists the kinds of texts: 1 user messages, 2 replies, 5 lore, 6 reasoning.
+    `markdownOnly` changes the displayed text, `promptOnly` the prompt. With neither, the stored
+    text is changed. `minDepth` and `maxDepth` count from the newest message, which is 0.
+    `substituteRegex` expands macros in the pattern: 1 as patterns, 2 as literal text.
     """
 
     id: Annotated[str, msgspec.Meta(max_length=100)] = ""
@@ -57,15 +57,15 @@ class RegexScript(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     min_depth: int | None = None
     max_depth: int | None = None
 
-    def is_for(self, place: TextKind, form: TextForm, *, is_edit: bool) -> bool:
-        """Whether it is for texts of that kind and form."""
+    def applies_to(self, place: TextKind, form: TextForm, *, is_edit: bool) -> bool:
+        """True if the script applies to texts of that kind and form."""
         if self.disabled or PLACEMENTS[place] not in self.placement:
             return False
         forms = {"shown": self.markdown_only, "prompt": self.prompt_only}
         return forms.get(form, not any(forms.values())) and (self.run_on_edit or not is_edit)
 
     def reaches(self, depth: int | None) -> bool:
-        """Whether it is for texts so far from the newest message; all are, where nobody knows."""
+        """True if the script applies at that distance from the newest message, or it is unknown."""
         if depth is None:
             return True
         least, most = self.min_depth, self.max_depth
@@ -73,14 +73,14 @@ class RegexScript(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def read_scripts(extensions: Mapping[str, Any]) -> list[RegexScript]:
-    """The scripts of a card, up to the limit; what is none of them is passed over."""
+    """Read the scripts of a card, up to the limit. Invalid ones are skipped."""
     listed = extensions.get("regex_scripts")
     if not isinstance(listed, list):
         return []
     scripts: list[RegexScript] = []
     for value in cast("list[object]", listed)[:MAX_SCRIPTS]:
         try:
-            # Tools write null for what is not set; older ones, a boolean for substituteRegex.
+            # Tools write null for unset members. Older ones write a boolean for substituteRegex.
             given = {k: v for k, v in cast("dict[str, Any]", value).items() if v is not None}
             if "substituteRegex" in given:
                 given["substituteRegex"] = int(given["substituteRegex"])
@@ -91,9 +91,9 @@ def read_scripts(extensions: Mapping[str, Any]) -> list[RegexScript]:
 
 
 def parse_find(text: str) -> tuple[str, str | None]:
-    """Pattern and flags of what a script looks for; no flags where they are none.
+    """Split a script's `findRegex` into pattern and flags. Invalid flags are returned as None.
 
-    Between the first slash and the last one, with the flags behind; or the pattern alone.
+    The pattern is the text between the first and the last slash, or the whole text without slashes.
     """
     end = text.rfind("/")
     flags = text[end + 1 :]
@@ -118,13 +118,13 @@ ScriptState = Literal[
 
 MAX_MATCHES = 10_000
 MAX_SPANS = 100_000
-"""Numbers in the answer for one text: two for each match, and two more for each group."""
+"""Numbers in the answer for one text: two per match, and two more per group."""
 
 MAX_PIECES = 500_000
-"""Texts and groups that one text is put together of."""
+"""Texts and groups that one result is built from."""
 
 MAX_GROWTH = 100_000
-"""Characters by which a script may make one text longer."""
+"""Characters that a script may add to one text."""
 
 MAX_WRITTEN = 4_000_000
 """Characters that all scripts of one request may write."""
@@ -144,7 +144,7 @@ _CONTINUES, _BEGINS = 0xC0, 0x80
 
 @dataclass(frozen=True, slots=True)
 class ScriptResult:
-    """What became of one script on a text: its name, and how often it matched."""
+    """The result of one script on a text: its name and the number of matches."""
 
     name: str
     state: ScriptState
@@ -152,26 +152,26 @@ class ScriptResult:
 
 
 class ScriptEngine:
-    """Runs patterns of scripts, and remembers those that took too long. Thread-safe."""
+    """Runs script patterns and remembers those that timed out. Thread-safe."""
 
     def __init__(self, process: RegexProcess) -> None:
         self.process = process
         self._given_up: dict[tuple[UUID, bytes], None] = {}
 
     def give_up(self, owner_id: UUID, pattern: Pattern) -> None:
-        """Switch a user's pattern off until the server starts again."""
+        """Disable a user's pattern until the server restarts."""
         if len(self._given_up) >= MAX_GIVEN_UP:
             self._given_up.clear()
         self._given_up[owner_id, pattern.digest] = None
 
     def is_given_up(self, owner_id: UUID, pattern: Pattern) -> bool:
-        """Whether a user's pattern took too long before."""
+        """True if a user's pattern timed out before."""
         return (owner_id, pattern.digest) in self._given_up
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """A script, ready to run. `parts` are literal texts, numbers of groups, and names of them."""
+    """A compiled script. `parts` are literal texts, group numbers and group names."""
 
     pattern: Pattern | None
     is_global: bool
@@ -181,14 +181,14 @@ class _Compiled:
 
 @dataclass(slots=True)
 class Scripts:
-    """The scripts of one request, in their order. CPU-bound; not for two threads at once.
+    """The scripts of one request in order. CPU-bound, not thread-safe.
 
     Attributes:
-        scripts: An account's, then a card's.
-        expand: Expands the macros of a script's own texts. What was found in a text is put in
-            afterwards, and stays text.
-        engine: What runs patterns.
-        owner_id: Whose they are.
+        scripts: Scripts of an account, then of a card.
+        expand: Expands macros in a script's own texts. Matches are inserted afterwards and are not
+            expanded.
+        engine: Runs the patterns.
+        owner_id: The owner of the scripts.
         notes: Sentences about scripts that did not run.
     """
 
@@ -204,12 +204,12 @@ class Scripts:
     _seconds_left: float = MAX_SECONDS
     _room: int = MAX_WRITTEN
 
-    def renewed(self) -> Scripts:
-        """The same with all the time again: for a text that comes later."""
+    def renew(self) -> Scripts:
+        """Return the same scripts with a new time limit, for a later text."""
         return Scripts(self.scripts, self.expand, self.engine, self.owner_id, self.notes)
 
     def has(self, form: TextForm) -> bool:
-        """Whether any script is for that form of texts."""
+        """True if any script applies to that form of texts."""
         return any(self._chosen(place, form, is_edit=False) for place in PLACEMENTS)
 
     def run(
@@ -221,7 +221,7 @@ class Scripts:
         depth: int | None = None,
         is_edit: bool = False,
     ) -> str:
-        """The text, as the scripts that apply leave it."""
+        """Return the text after all applicable scripts."""
         for number in self._chosen(place, form, is_edit=is_edit):
             if text and self.scripts[number].reaches(depth):
                 text, _ = self._step(number, text)
@@ -236,7 +236,7 @@ class Scripts:
         depth: int | None = None,
         is_edit: bool = False,
     ) -> Iterator[tuple[str, ScriptResult]]:
-        """The same, script by script: the text after it, and what became of it."""
+        """Yield the text and the result after each script."""
         chosen = self._chosen(place, form, is_edit=is_edit)
         for number, script in enumerate(self.scripts):
             if number in chosen and script.reaches(depth):
@@ -246,13 +246,13 @@ class Scripts:
             yield text, step
 
     def _chosen(self, place: TextKind, form: TextForm, *, is_edit: bool) -> Sequence[int]:
-        """Numbers of the scripts for texts of that kind and form."""
+        """Return the indexes of the scripts for that kind and form of text."""
         key = (place, form, is_edit)
         if key not in self._by_use:
             self._by_use[key] = [
                 number
                 for number, script in enumerate(self.scripts)
-                if script.is_for(place, form, is_edit=is_edit)
+                if script.applies_to(place, form, is_edit=is_edit)
             ]
         return self._by_use[key]
 
@@ -262,7 +262,7 @@ class Scripts:
     def _step(self, number: int, text: str) -> tuple[str, ScriptResult]:
         begun = time.monotonic()
         if self._seconds_left > 0:
-            state, text, count = self._replaced(number, self.scripts[number], text)
+            state, text, count = self._replace(number, self.scripts[number], text)
         else:
             state, count = "busy", 0
         name = self._name(number)
@@ -271,9 +271,7 @@ class Scripts:
         self._seconds_left -= time.monotonic() - begun
         return text, ScriptResult(name, state, count)
 
-    def _replaced(
-        self, number: int, script: RegexScript, text: str
-    ) -> tuple[ScriptState, str, int]:
+    def _replace(self, number: int, script: RegexScript, text: str) -> tuple[ScriptState, str, int]:
         if not script.find_regex or not text:
             return "no_match", text, 0
         compiled = self._compiled.get(number)
@@ -309,7 +307,7 @@ class Scripts:
         names = pattern.names if pattern else {}
         for found in _TEMPLATE.finditer(template):
             parts.append(template[end : found.start()])
-            # A group that is not there stands for nothing.
+            # A missing group inserts nothing.
             parts.append(int(found[1]) if found[1] else names.get(found[2], -1))
             end = found.end()
         parts.append(template[end:])
@@ -317,13 +315,13 @@ class Scripts:
         return _Compiled(pattern, "g" in (flags or ""), parts, trims)
 
     def _with_literal_macros(self, find: str) -> str:
-        """A pattern whose macros are expanded to what matches their values letter by letter."""
+        """Expand macros in a pattern so that their values match literally."""
         return _MACRO.sub(lambda macro: _literal(self.expand(macro[0])), find)
 
     def _matches(
         self, pattern: Pattern, text: str, *, is_global: bool
     ) -> tuple[ScriptState | None, Sequence[Sequence[int]]]:
-        """All matches: where each and its groups begin and end, in characters; or why none."""
+        """Return start and end of each match and its groups in characters, or the failure."""
         if self.engine.is_given_up(self.owner_id, pattern):
             return "too_slow", ()
         data = text.encode(errors="replace")
@@ -334,7 +332,7 @@ class Scripts:
     def _matches_here(
         self, pattern: Pattern, data: bytes, *, is_global: bool
     ) -> tuple[ScriptState | None, Sequence[Sequence[int]]]:
-        # A thread's own time: on a busy machine a pattern may wait for a processor.
+        # Thread time, because a pattern may wait for a processor on a busy machine.
         begun, deadline = time.thread_time(), time.monotonic() + self._seconds_left
         matches: list[Sequence[int]] = []
         for match in pattern.matches(data):
@@ -349,7 +347,7 @@ class Scripts:
             if time.monotonic() > deadline:
                 return "busy", ()
         if matches and not data.isascii():
-            # Bytes that begin a character, counted up to each byte.
+            # The number of bytes before each byte that begin a character.
             counts = [0, *accumulate(byte & _CONTINUES != _BEGINS for byte in data)]
             matches = [[at if at < 0 else counts[at] for at in match] for match in matches]
         return None, matches
@@ -402,7 +400,7 @@ def _literal(text: str) -> str:
 def _replace_matches(
     compiled: _Compiled, matches: Sequence[Sequence[int]], text: str, *, most: int
 ) -> str | None:
-    """The text with its matches replaced; None where that is longer than `most`."""
+    """Return the text with its matches replaced, or None if it is longer than `most`."""
     pieces: list[str] = []
     end, left = 0, most
     for match in matches:
@@ -429,3 +427,48 @@ def _group(match: Sequence[int], number: int, text: str, trims: Sequence[str]) -
     for trim in trims:
         found = found.replace(trim, "")
     return found
+
+
+class ScriptList(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Regex scripts in execution order, in the format of SillyTavern's files."""
+
+    scripts: Annotated[list[RegexScript], msgspec.Meta(max_length=MAX_SCRIPTS)]
+
+
+class ScriptListView(msgspec.Struct, kw_only=True):
+    """The account's regex scripts and the revision of the list."""
+
+    scripts: list[RegexScript]
+    revision: int
+
+
+class ScriptTest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A text to test scripts on, and the kind of text that it represents.
+
+    `form` is `stored`, `prompt` (sent to the model) or `shown`. `depth` is the distance from the
+    newest message. `character` is the value of `{{char}}`.
+    """
+
+    scripts: Annotated[list[RegexScript], msgspec.Meta(max_length=MAX_SCRIPTS)]
+    text: Annotated[str, msgspec.Meta(max_length=100_000)]
+    place: TextKind = "reply"
+    form: TextForm = "stored"
+    depth: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    is_edit: bool = False
+    character: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+
+class ScriptStep(msgspec.Struct, kw_only=True):
+    """The result of one script: the number of matches and the text after it."""
+
+    name: str
+    state: ScriptState
+    matches: int
+    text: str
+
+
+class ScriptTested(msgspec.Struct, kw_only=True):
+    """The final text and the result of each script."""
+
+    text: str
+    steps: list[ScriptStep]

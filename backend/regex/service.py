@@ -1,4 +1,4 @@
-"""Regex scripts of accounts and cards: which run, what the tester says, what messages show."""
+"""Regex scripts of accounts and cards: storage, tester, and display of messages."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from backend.regex.scripts import (
 from backend.vault.sealing import Sealer
 
 KINDS: Mapping[str, TextKind] = {"user": "user", "assistant": "reply"}
-"""What scripts take a message for, by its role; others they leave alone."""
+"""Kind of a message's text by its role. Scripts ignore other roles."""
 
 MAX_MACROS = 1_000
 MAX_CHARACTERS = 200_000
-"""What the macros of one request's scripts may take."""
+"""Macro limits for all scripts of one request."""
 
 MAX_BYTES = 500_000
 """Bytes of JSON of an account's scripts."""
@@ -66,7 +66,7 @@ def _open_scripts(sealer: Sealer, sealed: bytes | None) -> list[RegexScript]:
 
 
 async def _has_scripts(session: AsyncSession, owner_id: UUID) -> bool:
-    """Whether an account has scripts, or a character whose scripts may run."""
+    """True if the account has scripts or a character with enabled scripts."""
     return bool(await session.scalar(_ANY, {"owner_id": owner_id}))
 
 
@@ -78,7 +78,7 @@ async def _account_scripts(session: AsyncSession, identity: Identity) -> list[Re
 async def _load_allowed_scripts(
     session: AsyncSession, identity: Identity, character_ids: Collection[UUID]
 ) -> dict[UUID, list[RegexScript]]:
-    """The scripts of those of the characters whose scripts may run."""
+    """Return the scripts of the characters whose scripts are enabled."""
     if not character_ids:
         return {}
     rows = await session.execute(
@@ -91,7 +91,7 @@ async def _load_allowed_scripts(
 async def load_active_scripts(
     session: AsyncSession, identity: Identity, character_ids: Sequence[UUID]
 ) -> list[RegexScript]:
-    """The account's scripts, then those of the characters, as far as they may run."""
+    """Return the account's scripts, then the enabled scripts of the characters."""
     if not await _has_scripts(session, identity.user_id):
         return []
     of_cards = await _load_allowed_scripts(session, identity, character_ids)
@@ -104,20 +104,20 @@ async def load_active_scripts(
 def prepare_scripts(
     engine: ScriptEngine, owner_id: UUID, scripts: Sequence[RegexScript], context: MacroContext
 ) -> Scripts:
-    """A user's scripts, ready to run. Macros in them read variables and write none."""
+    """Prepare a user's scripts. Their macros can read variables, but not write them."""
     budget = MacroBudget(characters=MAX_CHARACTERS, macros=MAX_MACROS)
 
-    def expanded(text: str) -> str:
+    def expand_macros(text: str) -> str:
         try:
             return expand(text, context, Variables(), place="regex", budget=budget).text
         except MacroLimitError:
             return text
 
-    return Scripts(scripts, expanded, engine, owner_id)
+    return Scripts(scripts, expand_macros, engine, owner_id)
 
 
 def _build_context(*, user: str, char: str) -> MacroContext:
-    """What macros stand for where there is no prompt: the names, and the time."""
+    """Return a macro context without a prompt: only names and time are set."""
     return MacroContext(
         user=user,
         char=char,
@@ -130,14 +130,14 @@ def _build_context(*, user: str, char: str) -> MacroContext:
 
 
 FindPlayerName = Callable[[AsyncSession, Sealer, UUID | None], Awaitable[str | None]]
-"""Returns the name of the character that the user is in a campaign."""
+"""Returns the name of the character that the user plays in a campaign."""
 
 
 class ScriptService:
-    """What a user does with regex scripts, and what they do with messages.
+    """Manages a user's regex scripts and applies them to messages.
 
     Without a persona, `{{user}}` is the name that `find_player_name` returns for the chat's
-    campaign, or the account's.
+    campaign, or else the account's name.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class ScriptService:
         self._find_player_name = find_player_name
 
     async def read(self, identity: Identity) -> tuple[list[RegexScript], int]:
-        """The account's scripts, and their revision: 0 where none were ever set."""
+        """Return the account's scripts and their revision, which is 0 if none were ever set."""
         async with self._database.read() as session:
             row = await _row(session, identity.user_id)
         return _open_scripts(identity.sealer, row.sealed_scripts), row.scripts_revision
@@ -164,7 +164,7 @@ class ScriptService:
     async def replace(
         self, identity: Identity, scripts: Sequence[RegexScript], *, if_match: str | None
     ) -> int:
-        """Set the account's scripts; their new revision.
+        """Replace the account's scripts. Return the new revision.
 
         Raises `PreconditionFailedError`, `ValidationError`.
         """
@@ -182,7 +182,7 @@ class ScriptService:
             return row.scripts_revision
 
     async def test(self, identity: Identity, test: ScriptTest) -> ScriptTested:
-        """Try scripts on a text."""
+        """Run scripts on a test text."""
         context = _build_context(user=self._accounts.name_of(identity), char=test.character)
         scripts = prepare_scripts(self._engine, identity.user_id, test.scripts, context)
         return await self._pool.run(identity.user_id, partial(_run_test, scripts, test))
@@ -197,7 +197,7 @@ class ScriptService:
         text: str,
         is_edit: bool,
     ) -> str:
-        """See `MessageScripts`."""
+        """Run scripts on a text that is being stored. See `MessageScripts`."""
         async with self._database.read() as session:
             if not await _has_scripts(session, identity.user_id):
                 return text
@@ -209,7 +209,7 @@ class ScriptService:
         return await self._pool.run(identity.user_id, run)
 
     async def show(self, identity: Identity, views: Sequence[MessageView]) -> None:
-        """Put beside messages of one chat what scripts show in the place of their texts."""
+        """Add the text that scripts display instead of the stored one to messages of one chat."""
         if not views:
             return
         speakers = {view.character_id for view in views}
@@ -230,7 +230,7 @@ class ScriptService:
         chat: Chat,
         speakers: Sequence[UUID | None],
     ) -> dict[UUID | None, Scripts]:
-        """The scripts for each speaker's messages: a character's own, or the first one's."""
+        """Return the scripts for each speaker: those of the character, or of the first one."""
         members = (await chats.character_ids(session, [chat.id])).get(chat.id, [])
         first = members[0] if members else None
         wanted = {speaker: speaker or first for speaker in speakers}

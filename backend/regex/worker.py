@@ -1,18 +1,18 @@
-"""The program of the process that searches with patterns which can't be trusted.
+"""The program of the process that searches with untrusted patterns.
 
-It imports little of the backend, so that it starts quickly. Its parent (process.py) kills it and
-starts another if a search takes longer than it may.
+It imports little of the backend, so that it starts quickly. If a search exceeds its time, its
+parent (process.py) kills it and starts another.
 
-Messages go through one socket, with four bytes of length before each, big-endian. A request is
+Messages use one socket. Each begins with its length in four bytes, big-endian. A request is
 `(engine, pattern, text, seconds, most)`, marshalled. An answer is eight bytes with a status, then
 numbers of eight bytes: the processor time of the process so far in nanoseconds, a start, and spans.
-With `most` 0 the answer says where the pattern is found first. Otherwise `start` is the number of
-the pattern's groups, and `spans` are the beginnings and ends of each match and its groups, one
-after the other, in characters, -1 for a group that is missing. With more matches than `most` the
-answer is `many`; with 1 the first match alone is looked for. The first message says `ready`.
+If `most` is 0, `start` is the position of the first match. Otherwise `start` is the number of the
+pattern's groups, and `spans` are the starts and ends of each match and its groups in characters, -1
+for a missing group. With more matches than `most` the answer is `many`. If `most` is 1, only the
+first match is searched. The first message is `ready`.
 
-`late` is said only of a search that had its time on a processor. On a machine that has none to
-give, a search is `busy`: nothing is known of the pattern then.
+A search is `late` only if it got its time on a processor. On an overloaded machine it is `busy`,
+and nothing is known about the pattern.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from backend.core.operating_system import (
 )
 
 MAX_MEMORY = 1 << 28
-"""Bytes of memory. A pattern that needs more is given up."""
+"""Bytes of memory. A search that needs more is aborted."""
 
 FAIR_SHARE = 0.5
-"""The share of its time that a search must have had on a processor to be called late."""
+"""Share of its time that a search must have run on a processor to be called late."""
 
 MAX_SECONDS_OVERDUE = 1.0
-"""Seconds of wall clock after its deadline that end a search, however little of it could run."""
+"""Seconds of wall clock after its deadline that end a search, even if it could hardly run."""
 
 
 NICENESS = 5
-"""How far it stands back: the process that waits must wake in time to say that it is late."""
+"""Added niceness, because the waiting parent must wake up in time to report a timeout."""
 
 
 def main() -> None:
-    """Answer until the parent closes the socket, or ends."""
+    """Answer requests until the parent closes the socket or ends."""
     lower_priority(NICENESS)
     ignore_stop_signals()
     forbid_core_dumps()
@@ -60,7 +60,7 @@ def main() -> None:
     _send(parent, ["ready", -1, []])
     while size := _read(parent, 4):
         request = _read(parent, int.from_bytes(size))
-        engine, pattern, text, seconds, most = marshal.loads(request)  # noqa: S302  our parent's
+        engine, pattern, text, seconds, most = marshal.loads(request)  # noqa: S302  # from the parent
         set_alarm(seconds + MAX_SECONDS_OVERDUE)
         answer = _search(engine, pattern, text, seconds, most)
         regex.purge()
@@ -97,7 +97,7 @@ def _search_re2(pattern: str, text: str, most: int) -> list[Any]:
     if most:
         answer = _spans(compiled, data, most)
         if not text.isascii():
-            # Bytes that begin a character, counted up to each byte.
+            # The number of bytes before each byte that begin a character.
             counts = [0, *accumulate(byte & 0xC0 != 0x80 for byte in data)]  # noqa: PLR2004
             answer[2] = [at if at < 0 else counts[at] for at in answer[2]]
         return answer
@@ -110,7 +110,7 @@ def _search_re2(pattern: str, text: str, most: int) -> list[Any]:
 def _spans(compiled: Any, text: str | bytes, most: int, **options: Any) -> list[Any]:
     spans: list[int] = []
     count = at = 0
-    # As in JavaScript: behind an empty match it goes on one character later.
+    # As in JavaScript: after an empty match the search continues one character later.
     while at <= len(text) and (match := compiled.search(text, at, **options)) is not None:
         if count == most:
             return ["many", compiled.groups, []]
@@ -128,7 +128,7 @@ def _spans(compiled: Any, text: str | bytes, most: int, **options: Any) -> list[
 
 
 def _read(parent: socket.socket, count: int) -> bytes:
-    """Return so many bytes, or none if the parent has closed the socket."""
+    """Return `count` bytes, or none if the parent has closed the socket."""
     data = b""
     while len(data) < count:
         piece = parent.recv(count - len(data))

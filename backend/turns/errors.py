@@ -1,4 +1,4 @@
-"""What can go wrong with a turn before the model is asked."""
+"""Errors of turns before the model is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of turns, their context records, and what is learned of token counts."""
+"""Tables of turns and their context records."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ TurnKind = Literal["reply", "regenerate", "continue", "impersonate"]
 TurnState = Literal["running", "waiting", "completed", "stopped", "failed", "interrupted"]
 
 OPEN_STATES: tuple[TurnState, ...] = ("running", "waiting")
-"""States of a turn that is not over."""
+"""States of a turn that has not ended."""
 
 LEASE_DURATION = timedelta(seconds=30)
-"""How long a running turn that no process renews is taken to be alive."""
+"""A running turn counts as abandoned if its lease was not renewed for this time."""
 
 _IS_OPEN = text("state IN ('running', 'waiting')")
 _IS_RUNNING = text("state = 'running'")
 
 
 class Turn(Base):
-    """One turn: running, waiting for its player, or over. At most one in a chat is not over.
+    """A turn. At most one turn of a chat is open.
 
-    `segments` (JSON, `[[kind, places], ...]`) says in which order thinking, text and events came,
-    so that any process can number the events of what is stored. `lease_owner` is the process that
-    runs the turn and renews `lease_until`. A running turn whose lease is over was cut off, and its
-    process may no longer write to it.
-    `path_tokens` is what a campaign's whole history would have taken in its prompt, `sent_tokens`
-    what took its place, both in the model's tokens.
-    `waits_for` is the work of the model's server that the turn waits for.
-    `sealed_events` tells what happened in a played turn, `sealed_play` how one that waits goes on.
+    Attributes:
+        segments: The order of thinking, text and events as JSON (`[[kind, places], ...]`), so that
+            any process can number the events.
+        lease_owner: The process that runs the turn and renews `lease_until`. Once the lease has
+            expired, the process may no longer write to the turn.
+        path_tokens: The model's tokens of the whole history of a campaign.
+        sent_tokens: The model's tokens that were sent instead of it.
+        waits_for: The work of the model's server that the turn waits for.
+        sealed_events: The events of a played turn.
+        sealed_play: The state of a waiting turn.
     """
 
     __tablename__ = "turns"
@@ -101,7 +103,7 @@ TURN_PLAY = Column("turns", "sealed_play")
 
 
 class StoredContextRecord(Base):
-    """What the prompt of a reply was made of, and why. `id` is the reply's."""
+    """The items of a reply's prompt and the reasons for them. `id` is the reply's."""
 
     __tablename__ = "context_records"
 
@@ -118,7 +120,7 @@ CONTEXT_RECORD = Column("context_records", "sealed_record")
 
 
 class ContextText(Base):
-    """A text of a prompt that may change later, kept once a chat, by keyed hash of its content."""
+    """A text of a prompt that may change later. Stored once per chat, by keyed hash."""
 
     __tablename__ = "context_texts"
     __table_args__ = (UniqueConstraint("chat_id", "digest"),)

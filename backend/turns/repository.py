@@ -1,4 +1,4 @@
-"""Rows of turns and context records. Nothing here commits."""
+"""Queries for turns and context records. They do not commit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from backend.turns.models import OPEN_STATES, ContextText, StoredContextRecord, 
 
 
 async def find_turn(session: AsyncSession, turn_id: UUID, *, owner_id: UUID) -> Turn | None:
-    """Return a turn; None if it is absent or someone else's."""
+    """Return a turn. None if it is absent or belongs to another user."""
     return await session.scalar(_TURN, {"turn_id": turn_id, "owner_id": owner_id})
 
 
 async def get_turn(session: AsyncSession, turn_id: UUID, *, owner_id: UUID) -> Turn:
-    """Raises `TurnNotFoundError`, both when absent and when someone else's."""
+    """Return a turn. Raises `TurnNotFoundError` if it is absent or belongs to another user."""
     turn = await find_turn(session, turn_id, owner_id=owner_id)
     if turn is None:
         raise TurnNotFoundError
@@ -49,14 +49,14 @@ _TURN_AND_REPLY = (
 async def lock_turn(
     session: AsyncSession, chat_id: UUID, turn_id: UUID
 ) -> tuple[Chat | None, Turn | None, Message | None]:
-    """A chat, a turn of it and its reply, once nobody else changes them; None for what is gone."""
+    """Lock a chat, one of its turns and the turn's reply, and return them. None for absent rows."""
     chat = await session.scalar(_CHAT, {"chat_id": chat_id})
     row = (await session.execute(_TURN_AND_REPLY, {"turn_id": turn_id})).one_or_none()
     return (chat, row[0], row[1]) if row else (chat, None, None)
 
 
 async def find_open_turn(session: AsyncSession, chat_id: UUID, *, owner_id: UUID) -> Turn | None:
-    """The turn that runs in a chat, or waits for its player."""
+    """Return the turn of a chat that runs or waits."""
     return await session.scalar(
         select(Turn).where(
             Turn.chat_id == chat_id, Turn.user_id == owner_id, Turn.state.in_(OPEN_STATES)
@@ -73,7 +73,10 @@ async def list_turns(
     after: UUID | None,
     limit: int,
 ) -> list[Turn]:
-    """Turns of a chat after one of them, newest first. Clients may choose ids: time orders."""
+    """Return turns of a chat after `after`, newest first.
+
+    Clients may choose ids, so time orders.
+    """
     place = tuple_(Turn.created_at, Turn.id)
     query = (
         select(Turn)
@@ -92,7 +95,6 @@ async def list_turns(
 
 
 async def find_abandoned_turns(session: AsyncSession, *, at: datetime) -> Sequence[Turn]:
-    """Running turns with an expired lease."""
     is_over = or_(Turn.lease_until.is_(None), Turn.lease_until <= at)
     return list(await session.scalars(select(Turn).where(Turn.state == "running", is_over)))
 
@@ -100,7 +102,6 @@ async def find_abandoned_turns(session: AsyncSession, *, at: datetime) -> Sequen
 async def find_record(
     session: AsyncSession, message_id: UUID, *, owner_id: UUID
 ) -> StoredContextRecord | None:
-    """The context record of a reply."""
     return await session.scalar(
         select(StoredContextRecord).where(
             StoredContextRecord.id == message_id, StoredContextRecord.user_id == owner_id
@@ -111,7 +112,6 @@ async def find_record(
 async def find_texts(
     session: AsyncSession, chat_id: UUID, digests: Sequence[bytes]
 ) -> Iterable[ContextText]:
-    """The kept texts of a chat with these hashes."""
     return await session.scalars(
         select(ContextText).where(ContextText.chat_id == chat_id, ContextText.digest.in_(digests))
     )
@@ -120,7 +120,7 @@ async def find_texts(
 async def find_last_recorded(
     session: AsyncSession, leaf: Message, *, owner_id: UUID, look_back: int
 ) -> Message | None:
-    """The last message with a context record at or above `leaf`, of so many at most."""
+    """Return the last message with a context record among `look_back` messages up to `leaf`."""
     query = (
         select(Message)
         .join(StoredContextRecord, StoredContextRecord.id == Message.id)
@@ -144,7 +144,7 @@ async def find_last_recorded(
 async def list_active_messages(
     session: AsyncSession, chat_id: UUID, *, owner_id: UUID, first: int, last: int
 ) -> Iterable[Message]:
-    """The active path's messages at positions `first` to `last`, hidden ones too."""
+    """Return the messages of the active path from `first` to `last`, including hidden ones."""
     return await session.scalars(
         select(Message)
         .where(
@@ -158,14 +158,14 @@ async def list_active_messages(
 
 
 async def find_usage(session: AsyncSession, message: Message, *, owner_id: UUID) -> str | None:
-    """What the provider reported for the turn that wrote a reply, or last went on with it."""
+    """Return the usage of the last turn that wrote or continued a reply."""
     return await session.scalar(
         select(Turn.usage)
         .where(
             Turn.chat_id == message.chat_id,
             Turn.user_id == owner_id,
             Turn.reply_id == message.id,
-            # A turn that thought and said nothing left the reply, and its record, as they were.
+            # A turn that wrote only thoughts has not changed the reply and its record.
             Turn.segments.contains('"text"'),
         )
         .order_by(Turn.created_at.desc(), Turn.id.desc())
@@ -181,7 +181,7 @@ async def find_containers(
     item_ids: Collection[UUID],
     owner_id: UUID,
 ) -> dict[UUID, UUID]:
-    """The lorebooks of entries, chronicles of events and campaigns of items, by their ids."""
+    """Return the lorebook, chronicle or campaign of each row, by its id."""
     found: dict[UUID, UUID] = {}
     for row, container, ids in (
         (LoreEntryRow, LoreEntryRow.lorebook_id, entry_ids),

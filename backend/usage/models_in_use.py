@@ -1,4 +1,4 @@
-"""`GET /models/in-use`: the models that an account asks now, and for which tasks."""
+"""The models that an account uses, with their tasks: `GET /models/in-use`."""
 
 from collections.abc import Iterator
 from typing import Literal, get_args
@@ -22,7 +22,7 @@ from backend.settings import Settings
 from backend.turns.models import Turn
 
 MAX_CHATS = 50
-"""The chats with the latest turns. Models of older chats are not looked up."""
+"""The chats with the latest turns. Models of older chats are not listed."""
 
 Use = Literal["reply", "triage", "agent", "summary", "suggestions", "compaction", "embedding"]
 _TASKS: tuple[ModelTask, ...] = get_args(ModelTask)
@@ -43,10 +43,10 @@ _CHATS = (
 
 
 class ModelInUse(msgspec.Struct, kw_only=True):
-    """A model that the account's settings or its latest chats name, with its tasks.
+    """A model that the account's settings or its latest chats use, with its tasks.
 
-    `title` and `provider_name` are null if the model is no longer on offer. `chats` counts those of
-    the latest chats that ask it.
+    `title` and `provider_name` are null if the model is no longer available. `chats` is the number
+    of latest chats that use it.
     """
 
     id: str
@@ -57,15 +57,13 @@ class ModelInUse(msgspec.Struct, kw_only=True):
 
 
 class ModelsInUseService:
-    """Finds the models that an account asks."""
-
     def __init__(self, database: Database, user_models: UserModels, settings: Settings) -> None:
         self._database = database
         self._user_models = user_models
         self._settings = settings
 
     async def list_all(self, identity: Identity) -> list[ModelInUse]:
-        """Return the models in use, the one for the account's replies first."""
+        """Return the models in use, the account's reply model first."""
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)
             chats = list(await session.scalars(_CHATS, {"owner": identity.user_id}))
@@ -89,7 +87,7 @@ class ModelsInUseService:
     def _chat_uses(
         self, models: ModelRegistry, chat: Chat, own: ChatSettings, account: UserSettings
     ) -> Iterator[tuple[str, Use]]:
-        """The models that a chat asks, with their tasks."""
+        """Yield the models of a chat with their tasks."""
         reply = own.model or account.model or models.default_id
         yield reply, "reply"
         is_session = chat.campaign_id is not None
@@ -106,7 +104,7 @@ class ModelsInUseService:
 
 
 def _list_account_uses(models: ModelRegistry, account: UserSettings) -> Iterator[tuple[str, Use]]:
-    """The models that the account's settings name, with their tasks."""
+    """Yield the models of the account's settings with their tasks."""
     yield account.model or models.default_id, "reply"
     for task in _TASKS:
         usual = None if task == "suggestions" else account.enrichment.model
@@ -122,7 +120,7 @@ def _view_model(models: ModelRegistry, model_id: str, uses: set[Use], *, chats: 
         spec = models.spec(model_id)
         title, provider_name = spec.title, spec.provider_name
     except UnknownModelError:
-        # An embedding model need not be on offer: its provider is enough.
+        # The provider of an embedding model is known even if the model is not in its list.
         slug, _, name = model_id.partition("/")
         if "embedding" in uses and slug in models.providers:
             title, provider_name = name, models.providers[slug].name
@@ -136,7 +134,7 @@ def _view_model(models: ModelRegistry, model_id: str, uses: set[Use], *, chats: 
 
 
 class ModelsInUseController(Controller):
-    """The models that an account asks."""
+    """The models that an account uses."""
 
     path = "/models/in-use"
     tags = ("Models",)
@@ -147,5 +145,5 @@ class ModelsInUseController(Controller):
         identity: NamedDependency[Identity],
         models_in_use: NamedDependency[ModelsInUseService],
     ) -> Page[ModelInUse]:
-        """The models that the account's settings and its latest 50 chats name, with their tasks."""
+        """List the models of the account and of its latest 50 chats, with their tasks."""
         return Page(items=await models_in_use.list_all(identity))

@@ -9,7 +9,7 @@ import pytest
 TIMED_MODULES = (
     "auth.second_factor.gate",
     "auth.second_factor.service",
-    "auth.session_controller",
+    "auth.controller",
     "auth.sessions",
     "auth.throttle",
     "profile.activity",

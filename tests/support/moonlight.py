@@ -1,4 +1,4 @@
-"""A rules module of somebody else's: one file, which nothing of Talekeeper names."""
+"""A rules module of somebody else's: one file that nothing of Talekeeper names."""
 
 # ruff: noqa: ARG002  # a protocol is answered
 
@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from backend.campaigns.rules.attributes import check_number, get_number
-from backend.campaigns.rules.protocol import AttributeType, Mood, PlayTool, ToolOutcome
 
 from backend.campaigns.ledger.changes import Operations, State
 from backend.campaigns.ledger.items import Entity, Kind, World
 from backend.campaigns.play.story_tools import FINISH_TURN
 from backend.campaigns.play.table import Table
+from backend.campaigns.rules.attributes import check_number, get_number
+from backend.campaigns.rules.protocol import AttributeType, Mood, PlayTool, RuleSystem, ToolOutcome
 
 
 class Howl(msgspec.Struct, frozen=True):
@@ -26,18 +26,20 @@ class Howl(msgspec.Struct, frozen=True):
 def howl(table: Table, asked: Howl) -> ToolOutcome:
     [player] = table.players
     table.change(player, Operations(add={"attributes.wolf": asked.times}))
-    table.turn_to("night", variant="full")
+    table.enter_mood("night", variant="full")
     return ToolOutcome(kind="break", summary="Howls")
 
 
 HOWL = PlayTool("howl", Howl, howl)
 
 
-class Moonlight:
+class Moonlight(RuleSystem[Table]):
     """Wolves by night."""
 
-    def schema(self, kind: Kind) -> dict[str, Any]:
-        return {"type": "object", "title": kind}
+    moods = (
+        Mood("day", (HOWL, FINISH_TURN), prompt="The sun is up."),
+        Mood("night", (FINISH_TURN,), variants=("new", "full"), prompt="It is night: be brief."),
+    )
 
     def validate(self, kind: Kind, before: State, after: State) -> None:
         if kind == "entity":
@@ -46,19 +48,9 @@ class Moonlight:
     def changeable(self, kind: Kind, state: State) -> Mapping[str, AttributeType]:
         return {"scent": "text"} if kind == "entity" else {}
 
-    def moods(self) -> Mapping[str, Mood]:
-        night = Mood("night", ("new", "full"), prompt="It is night: be brief.")
-        return {"day": Mood("day", prompt="The sun is up."), "night": night}
-
-    def tools(self, mood: str) -> Sequence[PlayTool]:
-        return (HOWL, FINISH_TURN) if mood == "day" else (FINISH_TURN,)
-
     def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any] | None:
         wolf = max(get_number({"attributes": each.attributes}, "wolf") for each in players)
         return {"score": wolf, "label": "hairy", "voice": "Low and hungry."}
-
-    def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
-        return {}
 
     def light_line(self, player: Entity) -> str:
         return f"{player.name} the wolf"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, cast
 from uuid import UUID
 
-from backend.campaigns.rules.protocol import ToolOutcome
-
 from backend.campaigns.ledger.items import Clock, Entity, Item, Thread, World
 from backend.campaigns.play.table import Table
+from backend.campaigns.rules.protocol import ToolOutcome
 from backend.database.base import new_id
 from backend.generation.model import ToolCall
 

@@ -1,4 +1,4 @@
-"""Passwords and recovery codes: which are taken, how fast they are tried, their slots."""
+"""The rules for passwords, their slow hash, and the slots of passwords and recovery codes."""
 
 from __future__ import annotations
 
@@ -35,16 +35,19 @@ MIN_PASSWORD_LENGTH = 8
 MAX_PASSWORD_LENGTH = 256
 MAX_WAITING_PASSWORDS = 20
 RETRY_SECONDS = 5
-"""About what it takes to stretch as many passwords as may wait."""
+"""The approximate time to stretch `MAX_WAITING_PASSWORDS` passwords."""
 
 
 def normalise_password(password: str) -> str:
-    """The same keys give the same password on every machine: NFKC (NIST SP 800-63B)."""
+    """Return the NFKC form, so that the same keys give the same password everywhere.
+
+    See NIST SP 800-63B.
+    """
     return unicodedata.normalize("NFKC", password)
 
 
 def check_password(password: str, *, name: str) -> str:
-    """The password, normalised. Raises `WeakPasswordError` with what to do about it."""
+    """Return the password, normalised. Raises `WeakPasswordError` with advice."""
     password = normalise_password(password)
     if len(password) < MIN_PASSWORD_LENGTH:
         raise WeakPasswordError(f"Enter at least {MIN_PASSWORD_LENGTH} characters.")
@@ -59,17 +62,17 @@ def check_password(password: str, *, name: str) -> str:
 
 @cache
 def _load_common_passwords() -> frozenset[str]:
-    # Late: a tenth of a second at each start, for something that only sign-ups need.
+    # Imported here because it takes 0.1 s, and only sign-ups need it.
     from zxcvbn.frequency_lists import FREQUENCY_LISTS  # noqa: PLC0415
 
     return frozenset(FREQUENCY_LISTS["passwords"])
 
 
 class Stretcher:
-    """Runs Argon2id, at most two at once: a rush of log-ins must not eat the memory.
+    """Runs Argon2id at most twice at the same time, which limits its memory.
 
-    A few more may wait. Those after them are refused: their clients would have given up before
-    the answer.
+    A few more calls may wait. Further calls are refused, because their clients would time out
+    before the response.
     """
 
     def __init__(self) -> None:
@@ -77,7 +80,7 @@ class Stretcher:
         self._waiting = 0
 
     async def stretch(self, kdf: PasswordKdf, password: str) -> bytes:
-        """The stretched password (32 bytes), computed in a thread. Raises `BusyError`."""
+        """Return the stretched password (32 bytes), computed in a thread. Raises `BusyError`."""
         if self._waiting >= MAX_WAITING_PASSWORDS:
             raise BusyError(retry_after=RETRY_SECONDS)
         self._waiting += 1
@@ -92,18 +95,18 @@ class Stretcher:
 
 
 class StretchedPassword(msgspec.Struct, frozen=True):
-    """A password that was run through Argon2id, and how (JSON), as a slot keeps it."""
+    """A password stretched with Argon2id, and the parameters (JSON) that its slot stores."""
 
     secret: bytes
     kdf: bytes
 
 
 class Credentials:
-    """Makes and opens the two slots that people open themselves.
+    """Makes and opens the password slot and the recovery slot.
 
     Args:
         root: Wraps password slots once more.
-        kdf: Argon2id's costs for new passwords.
+        kdf: The costs of Argon2id for new passwords.
     """
 
     def __init__(self, root: RootKeys, kdf: PasswordKdf) -> None:
@@ -112,7 +115,7 @@ class Credentials:
         self._stretcher = Stretcher()
 
     async def stretch_new(self, password: str) -> StretchedPassword:
-        """Stretch a new password, at today's cost and with a salt of its own."""
+        """Stretch a new password with the current costs and a new salt."""
         kdf = self._kdf.renew_salt()
         secret = await self._stretcher.stretch(kdf, normalise_password(password))
         return StretchedPassword(secret, msgspec.json.encode(kdf))
@@ -120,7 +123,7 @@ class Credentials:
     async def open_password(
         self, user: User, slot: KeySlot, password: str
     ) -> tuple[bytes, UnwrappedKey]:
-        """(The slot's secret, what is in it).
+        """Return the slot's secret and its contents.
 
         Raises `WrongCredentialsError`, `TamperedAccountError`, `BusyError`.
         """
@@ -139,7 +142,7 @@ class Credentials:
         return secret, opened
 
     def open_recovery(self, user: User, slot: KeySlot, code: str) -> bytes:
-        """The user key. Raises `WrongRecoveryCodeError`."""
+        """Return the user key. Raises `WrongRecoveryCodeError`."""
         secret = parse_recovery_code(code)
         if secret is None or user.is_disabled:
             raise WrongRecoveryCodeError
@@ -148,21 +151,19 @@ class Credentials:
         except WrongSecretError as error:
             raise WrongRecoveryCodeError from error
 
-    def password_slot(
+    def make_password_slot(
         self, user_id: UUID, current: UserKey, stretched: StretchedPassword
     ) -> KeySlot:
-        """A password slot's row."""
         secret, kdf = stretched.secret, stretched.kdf
         return make_slot("password", user_id, current, secret=secret, root=self._root, kdf=kdf)
 
-    def recovery_slot(self, user_id: UUID, current: UserKey) -> tuple[str, KeySlot]:
-        """A new recovery code and its row."""
+    def make_recovery_slot(self, user_id: UUID, current: UserKey) -> tuple[str, KeySlot]:
         code, secret = make_recovery_code()
         return code, make_slot("recovery", user_id, current, secret=secret, root=self._root)
 
     async def replace_password(
         self, session: AsyncSession, user_id: UUID, current: UserKey, stretched: StretchedPassword
     ) -> None:
-        """Put a new password in the place of the old one, for a user that `lock_account` locked."""
+        """Replace the password of an account that `lock_account` has locked."""
         await repository.delete_slots(session, user_id, "password")
-        session.add(self.password_slot(user_id, current, stretched))
+        session.add(self.make_password_slot(user_id, current, stretched))

@@ -1,14 +1,15 @@
-"""`Idempotency-Key`: a write that is sent again is answered as it was the first time.
+"""`Idempotency-Key`: a repeated write gets the response of the first one.
 
-The answer to a write that was done is kept for a day, sealed, under a keyed hash of the key, and is
-given again to the same session or API key alone. Refusals and failures are not kept: nothing was
-done, and the next try may succeed. Nor are streams (a turn has an id of its own for that) and
-answers that hold a secret that is shown once.
+The response of a successful write is stored for a day, sealed, under a keyed hash of the key. Only
+the same session or API key gets it again. Errors are not stored, because nothing was done and the
+next attempt may succeed. Streams are not stored, because a turn has an id for that. Responses with
+a secret that is shown once are not stored either.
 
-A process may die after it did what was asked, and before the answer is kept; or the database did it
-and the connection broke before it said so. So each transaction of such a request also marks its
-row. A request that comes again and is marked is not done again: where the service wrote down what
-it made (`record_made`), it is answered with that (`find_made_id`), elsewhere it is refused.
+A process may end after the write and before the response is stored. The connection to the database
+may also break after a commit and before its confirmation. So each transaction of such a request
+also marks its row. A repeated request whose row is marked is not executed again. If the service
+recorded the created id (`record_made`), the response is made from that id (`find_made_id`).
+Otherwise the request is refused.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ HEADER = "idempotency-key"
 MAX_KEY_LENGTH = 200
 RESPONSE_RETENTION = timedelta(days=1)
 CLAIM_TIMEOUT = timedelta(minutes=5)
-"""A request that was never answered (its process died) may be sent again after this long."""
+"""A request without a response may be repeated after this time, because its process has ended."""
 
 MAX_RESPONSE_BYTES = 1024 * 1024
 STORED_HEADERS = frozenset({b"content-type", b"etag", b"location"})
@@ -73,14 +74,12 @@ class RequestInterruptedError(ConflictError):
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
-    """An answer as it is kept."""
-
     headers: list[tuple[str, str]]
     body: bytes
 
 
 class _RequestClaim:
-    """A request that is worked on; `made_id` is what it made when it came before."""
+    """A claim to execute a request. `made_id` is the id that an earlier execution created."""
 
     def __init__(self, row_id: UUID, made_id: UUID | None = None) -> None:
         self.row_id = row_id
@@ -88,7 +87,7 @@ class _RequestClaim:
         self.is_over = False
 
     async def note(self, session: AsyncSession) -> None:
-        """See `EFFECT_NOTE`. Tasks that go on after the answer have nothing to mark."""
+        """Mark the row. See `EFFECT_NOTE`. Tasks that continue after the response mark nothing."""
         if not self.is_over:
             await self.mark(session, is_done=True)
 
@@ -97,24 +96,24 @@ class _RequestClaim:
         await session.execute(update(IdempotentRequest).where(row).values(**values))
 
 
-_CLAIM: ContextVar[_RequestClaim | None] = ContextVar("idempotent_work", default=None)
+_CLAIM: ContextVar[_RequestClaim | None] = ContextVar("idempotent_claim", default=None)
 
 
 def find_made_id() -> UUID | None:
-    """What the request at hand made when it came before, and was not answered."""
-    work = _CLAIM.get()
-    return work.made_id if work else None
+    """Return the id that an earlier execution of the current request created."""
+    claim = _CLAIM.get()
+    return claim.made_id if claim else None
 
 
 async def record_made(session: AsyncSession, thing_id: UUID) -> None:
-    """Write down what the request at hand makes, in the transaction that makes it."""
-    work = _CLAIM.get()
-    if work is not None:
-        await work.mark(session, made_id=thing_id)
+    """Record the id that the current request creates, in the transaction that creates it."""
+    claim = _CLAIM.get()
+    if claim is not None:
+        await claim.mark(session, made_id=thing_id)
 
 
 class IdempotencyMiddleware(ASGIMiddleware):
-    """Stands behind `IdentityMiddleware`: keys belong to accounts."""
+    """Repeats stored responses. Runs after `IdentityMiddleware`: keys belong to accounts."""
 
     scopes = (ScopeType.HTTP,)
 
@@ -122,7 +121,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
         self._database = database
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Answer again what was answered, else keep the answer."""
+        """Send the stored response, or execute the request and store its response."""
         request: Request[Any, Any, Any] = Request(scope, receive, send)
         key = request.headers.get(HEADER)
         identity: Identity | None = scope["user"]
@@ -133,32 +132,32 @@ class IdempotencyMiddleware(ASGIMiddleware):
         if not (0 < len(key) <= MAX_KEY_LENGTH and key.isprintable()):
             raise BadRequestError(f"{HEADER} has 1 to {MAX_KEY_LENGTH} characters.")
         messages = await _read_body(receive, largest=find_max_body_bytes(scope))
-        work = await self._claim(identity, key, _make_fingerprint(identity, request, messages))
-        if not isinstance(work, _RequestClaim):
-            await _send_response(send, *work)
+        claim = await self._claim(identity, key, _make_fingerprint(identity, request, messages))
+        if not isinstance(claim, _RequestClaim):
+            await _send_response(send, *claim)
             return
 
-        async def keep() -> None:
-            work.is_over = True
+        async def store() -> None:
+            claim.is_over = True
             try:
-                await self._keep(identity, work.row_id, taken)
+                await self._store(identity, claim.row_id, recorder)
             except (DatabaseUnavailableError, OvertakenError) as error:
-                # The client gets its answer. A repeated request finds the marks of the row.
+                # The client gets its response. A repeated request finds the marks of the row.
                 log.warning("request.answer_not_kept", problem=error.slug, exc_info=error)
 
-        taken = _ResponseRecorder(send, keep)
-        at_work, noting = _CLAIM.set(work), EFFECT_NOTE.set(work.note)
+        recorder = _ResponseRecorder(send, store)
+        claim_token, note_token = _CLAIM.set(claim), EFFECT_NOTE.set(claim.note)
         try:
-            await next_app(scope, _replay_body(messages, receive), taken.send)
+            await next_app(scope, _replay_body(messages, receive), recorder.send)
         finally:
-            EFFECT_NOTE.reset(noting)
-            _CLAIM.reset(at_work)
-            await taken.end()
+            EFFECT_NOTE.reset(note_token)
+            _CLAIM.reset(claim_token)
+            await recorder.end()
 
     async def _claim(
         self, identity: Identity, key: str, fingerprint: bytes
     ) -> _RequestClaim | tuple[int, StoredResponse]:
-        """The work of a request that is to be done, or the status and answer that it got before."""
+        """Claim the request, or return the status and response of the first one."""
         sealer = identity.sealer
         key_digest = digest(sealer.derive_key("idempotency"), identity.slot_id.bytes, key.encode())
         is_same = (
@@ -194,27 +193,27 @@ class IdempotencyMiddleware(ASGIMiddleware):
         data = sealer.open_bytes(IDEMPOTENT_RESPONSE, found.id, found.sealed_response)
         return found.status, msgspec.json.decode(data, type=StoredResponse)
 
-    async def _keep(self, identity: Identity, row_id: UUID, taken: _ResponseRecorder) -> None:
+    async def _store(self, identity: Identity, row_id: UUID, recorder: _ResponseRecorder) -> None:
         async with self._database.write() as session:
             row = await session.get(IdempotentRequest, row_id)
             if row is None:
                 return
-            if not taken.is_worth_keeping and not (taken.has_failed and row.is_done):
+            if not recorder.can_be_stored and not (recorder.has_failed and row.is_done):
                 await session.delete(row)
                 return
-            row.status = taken.status
-            if taken.is_worth_keeping:
-                answer = StoredResponse(taken.headers, bytes(taken.body))
+            row.status = recorder.status
+            if recorder.can_be_stored:
+                answer = StoredResponse(recorder.headers, bytes(recorder.body))
                 row.sealed_response = identity.sealer.seal_bytes(
                     IDEMPOTENT_RESPONSE, row_id, msgspec.json.encode(answer)
                 )
 
 
 def _resume_claim(found: IdempotentRequest | None) -> _RequestClaim:
-    """The work of a request whose answer was lost, to be answered with what it made.
+    """Return a claim for the request if its response was lost and it created an id.
 
-    Raises `RequestInProgressError`, and `RequestInterruptedError` for what was done, and failed or
-    was given up afterwards.
+    Raises `RequestInProgressError`. Raises `RequestInterruptedError` if the request was executed,
+    and then failed or was abandoned.
     """
     if found is None:
         raise RequestInProgressError("Wait for its response.")
@@ -230,7 +229,7 @@ def _resume_claim(found: IdempotentRequest | None) -> _RequestClaim:
 
 
 async def delete_old_responses(database: Database, *, at: datetime) -> None:
-    """Drop answers that were kept for long enough."""
+    """Delete responses that are older than `RESPONSE_RETENTION`."""
     async with database.write() as session:
         await session.execute(
             delete(IdempotentRequest).where(IdempotentRequest.created_at < at - RESPONSE_RETENTION)
@@ -238,11 +237,11 @@ async def delete_old_responses(database: Database, *, at: datetime) -> None:
 
 
 class _ResponseRecorder:
-    """An answer, taken down on its way out, and kept before its end is sent."""
+    """Records a response while it is sent, and stores it before its last part is sent."""
 
-    def __init__(self, send: Send, keep: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, send: Send, store: Callable[[], Awaitable[None]]) -> None:
         self._send = send
-        self._keep = keep
+        self._store = store
         self._is_over = False
         self.status = 0
         self.headers: list[tuple[str, str]] = []
@@ -257,39 +256,40 @@ class _ResponseRecorder:
                 for name, value in message["headers"]
                 if name.lower() in STORED_HEADERS
             ]
-        elif message["type"] == "http.response.body" and not self._is_left_out:
+        elif message["type"] == "http.response.body" and not self._is_excluded:
             self._is_too_large = len(self.body) + len(message["body"]) > MAX_RESPONSE_BYTES
             self.body += b"" if self._is_too_large else message["body"]
         if message["type"] == "http.response.body" and not message.get("more_body"):
-            # Who has the whole answer may send the same request again at once.
+            # Stored first, because a client may repeat the request as soon as it has the whole
+            # response.
             await self.end()
         await self._send(message)
 
     async def end(self) -> None:
-        """Keep it, once."""
+        """Store the response. Idempotent."""
         if not self._is_over:
             self._is_over = True
-            await self._keep()
+            await self._store()
 
     @property
-    def _is_left_out(self) -> bool:
+    def _is_excluded(self) -> bool:
         is_stream = any(value.startswith("text/event-stream") for _, value in self.headers)
         return is_stream or self._is_too_large
 
     @property
     def has_failed(self) -> bool:
-        """Whether the request failed on the way, and may have done part of its work."""
+        """True if the request failed, and may have done part of its work."""
         return not self.status or self.status >= 500  # noqa: PLR2004  # the class of faults
 
     @property
-    def is_worth_keeping(self) -> bool:
-        """Whether something was done, and its answer is of a size to keep."""
+    def can_be_stored(self) -> bool:
+        """True if the request succeeded, and its response can be stored."""
         is_done = 200 <= self.status < 300  # noqa: PLR2004  # the class of success
-        return is_done and not self._is_left_out
+        return is_done and not self._is_excluded
 
 
 async def _read_body(receive: Receive, *, largest: int) -> list[Message]:
-    """The request's body, message by message. Raises `TooLargeError`."""
+    """Return the messages of the request's body. Raises `TooLargeError`."""
     messages: list[Message] = []
     size = 0
     while True:
@@ -305,9 +305,9 @@ async def _read_body(receive: Receive, *, largest: int) -> list[Message]:
 def _make_fingerprint(
     identity: Identity, request: Request[Any, Any, Any], messages: list[Message]
 ) -> bytes:
-    """What makes two requests the same.
+    """Return a digest that is equal for equal requests.
 
-    Of a form without the boundary between its parts, which clients draw anew each time.
+    It leaves out the boundary of a form, because clients make a new one for each request.
     """
     bodies: list[Any] = list(messages)
     body = b"".join(message.get("body", b"") for message in bodies)
@@ -323,7 +323,7 @@ def _make_fingerprint(
 
 
 def _replay_body(messages: list[Message], receive: Receive) -> Receive:
-    """The body once more, then whatever comes after it."""
+    """Return a `receive` that yields the body again, and then the messages that follow."""
     waiting = iter(messages)
 
     async def receiving() -> Any:

@@ -1,4 +1,4 @@
-"""Who comes in: cookies, bearer keys, requests from other sites, and what each route lets in."""
+"""Authentication of requests: cookies, API keys, cross-site checks, and access to routes."""
 
 from __future__ import annotations
 
@@ -58,18 +58,19 @@ PLAIN_ADVICE = (
 API_PREFIX = "/api/"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 PUBLIC = "public"
-"""Route option: nobody needs to be signed in."""
+"""Route option: True if the route needs no sign-in."""
 NEEDS = "needs"
-"""Route option: the scope that an API key needs; by default `read` for GET and `chat` else."""
+"""Route option: the scope that an API key needs. Default: `read` for GET, `chat` for other
+methods."""
 
 PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip")
-"""Headers by which a proxy shows itself."""
+"""Headers that a proxy adds."""
 
 SHOWN_ONCE = "shown_once"
-"""Route option: the answer holds a secret, and is kept nowhere."""
+"""Route option: True if the response contains a secret. It is never stored."""
 
 MAX_CONCURRENT_AUTHENTICATIONS = 4
-"""Of requests with one token; fewer than there are connections to the database."""
+"""Per token. Fewer than the connections to the database."""
 
 LOCALHOST = "localhost"
 
@@ -77,20 +78,20 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 
 
 def is_secure(connection: Connection) -> bool:
-    """Whether the browser reached us over https, as `backend.http.responses.Transport` found."""
+    """True if the browser used https, according to `backend.http.responses.Transport`."""
     return connection.url.scheme == "https"
 
 
 def is_loopback(connection: Connection) -> bool:
-    """Whether the browser reached us by a name of this machine alone."""
+    """True if the browser used a name or address that means only this machine."""
     host = connection.url.hostname or ""
     address = parse_address(host)
-    # Names other than this one may be anybody's: 127.0.0.1.example.org, say.
+    # Any other name may belong to someone else, for example 127.0.0.1.example.org.
     return address.is_loopback if address else host == LOCALHOST
 
 
 def may_have_session(connection: Connection, plain_networks: Sequence[Network] = ()) -> bool:
-    """True over https, on this machine, and for clients of `plain_networks`."""
+    """True over https, on this machine, and for clients in `plain_networks`."""
     return (
         is_secure(connection)
         or is_loopback(connection)
@@ -102,7 +103,7 @@ def may_have_session(connection: Connection, plain_networks: Sequence[Network] =
 
 
 def _find_client_address(connection: Connection) -> str:
-    """The client's address; empty if it came by a proxy that is not trusted."""
+    """Return the client's address; empty if the request came through an untrusted proxy."""
     client = connection.client.host if connection.client else ""
     headers = connection.headers
     if any(name in headers for name in PROXY_HEADERS):
@@ -112,12 +113,11 @@ def _find_client_address(connection: Connection) -> str:
 
 
 def find_session_token(connection: Connection) -> str | None:
-    """The session's token, from the cookie that fits the way the request came."""
+    """Return the session's token, from the secure cookie over https, else from the plain one."""
     return connection.cookies.get(_get_cookie_name(connection))
 
 
 def find_bearer_token(connection: Connection) -> str | None:
-    """The API key in the `Authorization` header."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None
 
@@ -130,7 +130,10 @@ def make_session_cookies(
     csrf: str,
     plain_networks: Sequence[Network] = (),
 ) -> list[Cookie]:
-    """The cookies that a new session sets. Raises `InsecureTransportError` in the clear."""
+    """Return the cookies of a new session.
+
+    Raises `InsecureTransportError` if they would travel unencrypted.
+    """
     if not may_have_session(connection, plain_networks):
         raise InsecureTransportError(PLAIN_ADVICE)
     return [
@@ -142,7 +145,7 @@ def make_session_cookies(
 
 
 def make_expired_cookies(connection: Connection) -> list[Cookie]:
-    """The cookies that end a session in the browser."""
+    """Return cookies that delete the session in the browser."""
     return [
         _make_cookie(connection, key, "", seconds=0)
         for key in (_get_cookie_name(connection), CSRF_COOKIE)
@@ -168,15 +171,16 @@ def _make_cookie(
 
 
 class IdentityMiddleware(ASGIMiddleware):
-    """Identify the caller: `scope["user"]` is an `Identity` or None.
+    """Identifies the caller: `scope["user"]` is an `Identity` or None.
 
-    A bearer key wins over a cookie. Unsafe methods are for requests that this site's own pages, or
-    no pages at all, sent: `Sec-Fetch-Site` and `Origin` are looked at, and with a cookie they need
-    the CSRF token. The API answers under names of this server's alone: another site could give out
-    this machine's address for its own name, and then its pages would be of the same origin.
+    A bearer key takes precedence over a cookie. Unsafe methods are accepted only from this site's
+    own pages and from clients without a page: `Sec-Fetch-Site` and `Origin` are checked, and a
+    request with a cookie needs the CSRF token. The API responds only under this server's own names.
+    Otherwise another site could point its own name at this machine's address, and its pages would
+    have the same origin.
 
     Args:
-        public_origin: Origin under which browsers reach this server; empty for the request's own.
+        public_origin: Origin that browsers use for this server. Empty for the request's own origin.
         allowed_hosts: Further names of this server, without ports.
         plain_networks: Networks whose clients may have sessions over plain http.
     """
@@ -204,7 +208,7 @@ class IdentityMiddleware(ASGIMiddleware):
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Name who asks, or refuse a request that another site may have sent."""
+        """Identify the caller, or refuse a request that another site may have sent."""
         connection: Connection = Request(scope, receive, send)
         if scope.get("path_template", "").startswith(API_PREFIX):
             self._check_host(connection)
@@ -213,15 +217,16 @@ class IdentityMiddleware(ASGIMiddleware):
         if unsafe:
             self._check_same_site(connection)
         if (key := find_bearer_token(connection)) is not None:
-            scope["user"] = await self._authenticated(key, "api_key")
+            scope["user"] = await self._find_identity(key, "api_key")
             await next_app(scope, receive, send)
             return
         may_have = may_have_session(connection, self._plain_networks)
         token = find_session_token(connection) if may_have else None
-        scope["user"] = await self._authenticated(token, "session") if token else None
+        scope["user"] = await self._find_identity(token, "session") if token else None
         if unsafe and scope["user"] is not None:
-            # Without a token Litestar would look for it in a form, and so read an upload into a
-            # temporary file, in the clear; and of what is not ASCII it makes a fault of ours.
+            # Without a token in the header, Litestar would look for it in a form. It would then
+            # write an upload to a temporary file, unencrypted. A token that is not ASCII would
+            # raise an internal error.
             sent = connection.headers.get(CSRF_HEADER), connection.cookies.get(CSRF_COOKIE)
             if not all(each and each.isascii() for each in sent):
                 raise CrossSiteError(CSRF_ADVICE)
@@ -232,15 +237,15 @@ class IdentityMiddleware(ASGIMiddleware):
             return
         await next_app(scope, receive, send)
 
-    async def _authenticated(self, token: str, kind: TokenKind) -> Identity | None:
-        """Whose token it is. Of requests with one token, some wait for the others."""
+    async def _find_identity(self, token: str, kind: TokenKind) -> Identity | None:
+        """Return the identity of a token. Limits concurrent checks of the same token."""
         turn = self._turns.setdefault(token, asyncio.Semaphore(MAX_CONCURRENT_AUTHENTICATIONS))
         async with turn:
             return await self._sessions.authenticate(token, kind)
 
     def _check_host(self, connection: Connection) -> None:
         host = connection.url.hostname or ""
-        # No other site can be the owner of an address.
+        # No other site can own an address.
         if host not in self._hosts and parse_address(host) is None:
             raise UnknownHostError(HOST_ADVICE)
 
@@ -259,9 +264,9 @@ class IdentityMiddleware(ASGIMiddleware):
 
 
 async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
-    """Let in who may come: every route is closed unless it says that it is public.
+    """Check access. Every route is closed unless it is marked as public.
 
-    Awaits nothing: Litestar would send a plain function to a thread, for each request. Raises
+    It is async without awaiting, because Litestar would run a plain function in a thread. Raises
     `UnauthenticatedError` or `ScopeError`.
     """
     if handler.opt.get(PUBLIC):
@@ -276,7 +281,7 @@ async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
 
 
 def provide_identity(request: Request[Identity, Any, Any]) -> Identity:
-    """The signed-in account, for handlers behind the guard."""
+    """Return the signed-in account, for handlers that the guard protects."""
     return request.user
 
 
@@ -285,7 +290,7 @@ def _get_method(scope: Scope) -> str:
 
 
 def parse_address(host: str) -> IPv4Address | IPv6Address | None:
-    """The IP address that a host is; None for a name."""
+    """Return the host's IP address; None if the host is a name."""
     try:
         return ip_address(host)
     except ValueError:
@@ -306,7 +311,7 @@ def _parse_origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 class SessionOpener:
-    """Opens sessions in browsers: a slot in the database, cookies in the answer."""
+    """Opens sessions in browsers: stores a slot in the database, and sets the cookies."""
 
     def __init__(
         self,
@@ -322,7 +327,7 @@ class SessionOpener:
         self._plain_networks = settings.plain_http_networks
 
     def check_transport(self, request: Request[Any, Any, Any]) -> None:
-        """Raise `InsecureTransportError` before a password is tried in vain."""
+        """Raise `InsecureTransportError` before a password is checked in vain."""
         self._cookies(request, "")
 
     async def open(
@@ -333,13 +338,13 @@ class SessionOpener:
         *,
         kind: ActivityKind,
     ) -> Response[Any]:
-        """Answer with a new session's cookies: always a new token, never one that came in.
+        """Respond with the cookies of a new session. The token is always new.
 
-        `kind` is what the account's recent activity calls it.
+        `kind` is the entry's kind in the account's recent activity.
         """
         label = request.headers.get("user-agent", "")
         token = await self._sessions.open_session(unlocked, label=label)
-        await self._activity.note_unlocked(request, unlocked, kind)
+        await self._activity.note_sign_in(request, unlocked, kind)
         return Response(body, status_code=201, cookies=self._cookies(request, token))
 
     def _cookies(self, request: Request[Any, Any, Any], token: str) -> list[Cookie]:

@@ -1,4 +1,4 @@
-"""Account names: found without being readable, and read without anyone signed in."""
+"""Account names: looked up by a keyed hash, and stored encrypted under the installation's key."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ INSTANCE_CONTEXT = b"instance-key"
 
 
 def normalise_name(name: str) -> str:
-    """The form by which an account is found: NFKC, case folded, no blanks around it."""
+    """Return the form that is looked up: NFKC, case-folded, without surrounding whitespace."""
     return unicodedata.normalize("NFKC", name).strip().casefold()
 
 
 class InstanceKeys:
-    """What is derived from the installation's own key, which lies in the database under the root.
+    """Keys derived from the installation's own key, which is stored under the root key.
 
-    So that a new root key changes no look-up hash, and no name has to be sealed anew.
+    A new root key therefore changes no look-up hash, and no name has to be sealed again.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -41,25 +41,23 @@ class InstanceKeys:
         self._names = derive(secret, "names")
         self.csrf_secret = derive(secret, "csrf").hex()
 
-    def find_name(self, name: str) -> bytes:
-        """The hash by which an account is found."""
+    def hash_name(self, name: str) -> bytes:
+        """Return the hash by which an account is found."""
         return digest(self._lookup, b"name", normalise_name(name).encode())
 
-    def find_throttle(self, kind: str, *values: str) -> bytes:
-        """The hash under which failed log-ins are counted, and known addresses kept."""
+    def hash_throttle_key(self, kind: str, *values: str) -> bytes:
+        """Return the hash of a counter of failed sign-ins, or of a known address."""
         return digest(self._lookup, b"throttle", kind.encode(), *(each.encode() for each in values))
 
-    def find_server(self, *parts: str) -> UUID:
-        """The id under which a model's server is shared: a hash of its address and its key."""
+    def make_server_id(self, *parts: str) -> UUID:
+        """Return the id of a model's server: a keyed hash of its address and API key."""
         data = digest(self._lookup, b"server", *(each.encode() for each in parts))
         return UUID(bytes=data[:16])
 
     def wrap_name(self, user_id: UUID, name: str) -> bytes:
-        """An account's name as it is stored."""
         return seal_under(self._names, name.encode(), context=user_id.bytes)
 
-    def name_of(self, user: User) -> str:
-        """An account's name."""
+    def read_name(self, user: User) -> str:
         return unseal_under(self._names, user.wrapped_name, context=user.id.bytes).decode()
 
 
@@ -105,7 +103,7 @@ async def _find_instance_key(database: Database) -> Wrapped | None:
 
 
 async def load_instance_keys(database: Database, root: RootKeys) -> InstanceKeys:
-    """Read the installation's key; make it when there is none yet."""
+    """Load the installation's key, or create it if there is none."""
     async with database.read() as session:
         row = await session.get(InstanceKey, 1)
     if row is None:
@@ -115,7 +113,7 @@ async def load_instance_keys(database: Database, root: RootKeys) -> InstanceKeys
 
 
 def open_instance_key(row: InstanceKey, root: RootKeys) -> bytes:
-    """The installation's key. Raises `RootKeyError`."""
+    """Return the installation's key. Raises `RootKeyError`."""
     return root.unwrap(Wrapped(row.root_version, row.wrapped), context=INSTANCE_CONTEXT)
 
 

@@ -1,4 +1,4 @@
-"""Sessions and API keys: tokens that open an account until they end, and streams with them."""
+"""Sessions and API keys: tokens that open an account until they end."""
 
 from __future__ import annotations
 
@@ -44,12 +44,10 @@ log = get_logger(__name__)
 TOKEN_PREFIXES: dict[TokenKind, str] = {"session": "ts_", "api_key": "tk_"}
 TOUCH_INTERVAL = timedelta(minutes=1)
 CHECK_SECONDS = 2.0
-"""Seconds between two looks whether sessions with streams are still open."""
+"""Interval of the checks for streams of ended sessions."""
 
 
 class SessionService:
-    """Makes, checks, lists and ends sessions and API keys."""
-
     def __init__(
         self,
         database: Database,
@@ -64,10 +62,9 @@ class SessionService:
         self._absolute = timedelta(days=settings.session_absolute_days)
 
     async def open_session(self, unlocked: UnlockedAccount, *, label: str) -> str:
-        """Start a session: its token, which is handed out once and stored nowhere.
+        """Start a session. Return its token, which is returned once and stored nowhere.
 
-        By the way the account's sessions that have run out are cleared away, and it gets its next
-        data key where that is due.
+        It also deletes the account's expired sessions, and adds its next data key if one is due.
         """
         user_id, at = unlocked.user.id, now()
         async with self._database.write() as session:
@@ -80,7 +77,7 @@ class SessionService:
             sealer = open_checked_sealer(user, data_keys, user_key=unlocked.current.key)
             if await has_texts_under_later_key(session, user_id, sealer.current_key):
                 raise report_tampering(user)
-            token, slot = self._token_slot(
+            token, slot = self._make_token_slot(
                 "session",
                 sealer,
                 unlocked.current,
@@ -96,15 +93,15 @@ class SessionService:
     async def make_api_key(
         self, identity: Identity, *, label: str, scope: Scope, expires_at: datetime | None
     ) -> tuple[str, KeySlot]:
-        """Make an API key: (token, its slot). The token is shown once and stored nowhere.
+        """Make an API key. Return the token, which is shown once and stored nowhere, and its slot.
 
-        Raises `ForbiddenError` for a key that asks: one that leaked would outlive its end in
-        others.
+        Raises `ForbiddenError` if an API key asks: otherwise a leaked key could make others that
+        outlive it.
         """
         if identity.kind != "session":
             raise ForbiddenError("API keys cannot create API keys. Sign in to create one.")
         current = identity.current
-        token, slot = self._token_slot(
+        token, slot = self._make_token_slot(
             "api_key", identity.sealer, current, label=label, scope=scope, expires_at=expires_at
         )
         async with self._database.write() as session:
@@ -112,7 +109,7 @@ class SessionService:
             session.add(slot)
         return token, slot
 
-    def _token_slot(
+    def _make_token_slot(
         self, kind: TokenKind, sealer: Sealer, current: UserKey, *, label: str, **columns: Any
     ) -> tuple[str, KeySlot]:
         token, secret = make_token(TOKEN_PREFIXES[kind])
@@ -131,55 +128,55 @@ class SessionService:
         return token, slot
 
     async def authenticate(self, token: str, kind: TokenKind) -> Identity | None:
-        """Whose token this is, with the account's keys; None when it opens nothing.
+        """Return the identity of a token; None if the token opens nothing.
 
-        For some minutes from here on, jobs of the account's can run on these keys. Raises
+        For some minutes afterwards, the account's jobs can run with these keys. Raises
         `TamperedAccountError`.
         """
         secret = parse_token(token, TOKEN_PREFIXES[kind])
         identity = None if secret is None else await self._authenticate(secret, kind=kind)
         if identity is not None:
-            self._open_keys.seen(identity)
+            self._open_keys.keep(identity)
         return identity
 
     async def list_slots(
         self, identity: Identity, kind: TokenKind, *, after: UUID | None, limit: int
     ) -> tuple[list[KeySlot], str | None]:
-        """The account's sessions or API keys that have not ended, newest first: a page of them.
+        """Return a page of the account's open sessions or API keys, newest first.
 
-        It may be short, as those that have ended are left out of it.
+        A page may be short, because ended sessions are left out after the query.
         """
         async with self._database.read() as session:
             rows = await repository.list_slots(
                 session, identity.user_id, kind, after=after, limit=limit + 1
             )
         page, following = make_page(rows, limit)
-        return [slot for slot in page if not self._ended(slot, now())], following
+        return [slot for slot in page if not self._has_ended(slot, now())], following
 
     async def end(self, slot_id: UUID, *, owner_id: UUID, kind: TokenKind) -> None:
-        """End a session or an API key. Raises the kind's not-found error."""
+        """End a session or an API key. Raises the not-found error of its kind."""
         self._open_keys.drop(owner_id)
         async with self._database.write() as session:
             await repository.delete_slot(session, slot_id, owner_id=owner_id, kind=kind)
         await self._database.log.empty_now()
 
-    async def forget_ended(self) -> None:
-        """Forget keys in memory that another process has ended or changed."""
-        in_memory = self._open_keys.by_slot()
+    async def drop_ended_keys(self) -> None:
+        """Drop keys in memory that another process has ended or changed."""
+        in_memory = self._open_keys.group_by_slot()
         if not in_memory:
             return
         async with self._database.read() as session:
             found = await repository.list_usable_slots(session, set(in_memory))
-        usable = {(slot.id, number) for slot, number in found if not self._ended(slot, now())}
+        usable = {(slot.id, number) for slot, number in found if not self._has_ended(slot, now())}
         for slot_id, (user_id, key) in in_memory.items():
             if (slot_id, key.generation) not in usable:
                 self._open_keys.drop(user_id)
 
-    async def still_open(self, slot_ids: set[UUID]) -> set[UUID]:
-        """Which of these sessions and keys have not ended: for streams that outlive a request."""
+    async def find_open(self, slot_ids: set[UUID]) -> set[UUID]:
+        """Return those of these sessions and keys that have not ended. Used by streams."""
         async with self._database.read() as session:
             slots = await repository.list_usable_slots(session, slot_ids)
-        return {slot.id for slot, _ in slots if not self._ended(slot, now())}
+        return {slot.id for slot, _ in slots if not self._has_ended(slot, now())}
 
     async def _authenticate(self, secret: bytes, *, kind: TokenKind) -> Identity | None:
         async with self._database.read() as session:
@@ -188,7 +185,7 @@ class SessionService:
             return None
         slot, user, data_keys, kdf = found
         at = now()
-        if user.is_disabled or self._ended(slot, at):
+        if user.is_disabled or self._has_ended(slot, at):
             return None
         try:
             user_key, is_direct = open_slot(slot, secret=secret, root=self._root)
@@ -207,7 +204,7 @@ class SessionService:
         scope = "manage" if kind == "session" else read_scope(slot)
         return Identity(user, slot.id, kind, scope, sealer)
 
-    def _ended(self, slot: KeySlot, at: datetime) -> bool:
+    def _has_ended(self, slot: KeySlot, at: datetime) -> bool:
         if slot.expires_at is not None and at >= slot.expires_at:
             return True
         if slot.kind != "session":
@@ -216,7 +213,7 @@ class SessionService:
 
 
 def read_scope(slot: KeySlot) -> Scope:
-    """How far an API key reaches: no further than to look, should the row say nonsense."""
+    """Return the scope of an API key; `read` if the stored value is invalid."""
     match slot.scope:
         case "manage" | "chat" as scope:
             return scope
@@ -225,10 +222,10 @@ def read_scope(slot: KeySlot) -> Scope:
 
 
 class SessionWatch:
-    """Looks every two seconds which of the sessions that have streams are still open.
+    """Checks every two seconds which sessions with open streams have ended.
 
-    Streams outlive the request that opened them: they end when their session does. One query for
-    all of them; none while there are no streams.
+    A stream outlives the request that opened it, but ends with its session. One query covers all
+    streams. There is no query if there are no streams.
     """
 
     def __init__(self, sessions: SessionService) -> None:
@@ -239,7 +236,6 @@ class SessionWatch:
 
     @contextlib.contextmanager
     def watching(self, slot_id: UUID) -> Generator[None]:
-        """Keep an eye on a session for the length of the block."""
         self._streams[slot_id] += 1
         if self._task is None:
             self._task = asyncio.create_task(self._look())
@@ -252,11 +248,10 @@ class SessionWatch:
                 self._ended.discard(slot_id)
 
     def is_open(self, slot_id: UUID) -> bool:
-        """Whether a watched session was open at the last look."""
+        """True if a watched session was open at the last check."""
         return slot_id not in self._ended
 
     async def close(self) -> None:
-        """Stop looking."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -270,7 +265,7 @@ class SessionWatch:
             if not watched:
                 continue
             try:
-                still_open = await self._sessions.still_open(watched)
+                still_open = await self._sessions.find_open(watched)
             except Exception as error:  # streams go on, and the next round looks again
                 log.warning("session.watch_failed", exc_info=error)
             else:

@@ -1,7 +1,7 @@
-"""Growing delays after failed sign-ins, per account and per address; never a lock for good.
+"""Increasing delays after failed sign-ins, per account and per address; never a permanent lock.
 
-Failures decay over time. An address from which an account was signed in to before has a counter of
-its own for that account, so that guesses from elsewhere do not slow its owner down there.
+Failures decay over time. An address that has signed in to an account before has its own counter for
+that account. So guesses from elsewhere do not delay the owner there.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ MAX_DELAY_SECONDS = 900
 """Seconds."""
 
 FAILURE_RETENTION = timedelta(days=1)
-"""Longer than any counter takes to decay to nothing."""
+"""No counter takes longer to decay to zero."""
 
 SWEEP_INTERVAL = timedelta(hours=1)
 
 KNOWN_ADDRESS_RETENTION = timedelta(days=190)
-"""A known address is forgotten after this long. By default a session lasts 180 days, so the person
-who signs in again when it ends is still known."""
+"""A known address is deleted after this time. By default a session lasts 180 days, so a person who
+signs in again when it ends is still known."""
 
 MAX_KNOWN_ADDRESSES = 16
-"""Of one account; the ones used longest ago are forgotten first."""
+"""Per account. The least recently used ones are deleted first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How failures count: `free` of them cost nothing, one is forgiven every so many seconds."""
+    """The rules of a counter: failures without delay, and seconds to forgive one failure."""
 
     free: int
     forgiven_every: int
 
     def delay_after(self, failures: float) -> int:
-        """Seconds to wait after that many failures: 0, then 1, 2, 4, ... at most 15 minutes."""
+        """Return the delay after that many failures: 0, then 1, 2, 4, ... at most 900 seconds."""
         over = ceil(failures) - self.free
         return 0 if over < 0 else min(1 << min(over, 30), MAX_DELAY_SECONDS)
 
     def count(self, failures: float, last_at: datetime, *, at: datetime) -> float:
-        """What `failures` come to with one more attempt, which is taken for a failure.
+        """Return the failures including one more attempt, which counts as a failure for now.
 
-        Raises `TooManyAttemptsError` while it must wait.
+        Raises `TooManyAttemptsError` if the attempt comes too early.
         """
         delay = self.delay_after(failures)
         ready_at = last_at + timedelta(seconds=delay)
-        # Without a delay no attempt waits, not even one that asked before the one that came first.
+        # Without a delay no attempt waits, not even one that is dated before the last attempt.
         if delay and at < ready_at:
             raise TooManyAttemptsError(retry_after=int((ready_at - at).total_seconds()) + 1)
         passed = max(0.0, (at - last_at).total_seconds())
@@ -66,25 +66,26 @@ class Allowance:
 
 
 ADDRESS_ALLOWANCE = Allowance(free=5, forgiven_every=900)
-"""Of one address, whatever the names; of one account at a known address; of a password that is
-confirmed. Lets 96 guesses a day through, and a burst of 15."""
+"""For one address with any names, for one account at a known address, and for a password that is
+confirmed. Allows 96 guesses a day, and a burst of 15."""
 
 ACCOUNT_ALLOWANCE = Allowance(free=100, forgiven_every=300)
-"""Of one account from all unknown addresses together: 288 guesses a day, and a burst of 110.
+"""For one account from all unknown addresses together: 288 guesses a day, and a burst of 110.
 
-It forgives three times what one address can guess, so a single address never brings it near its
-limit, however long it goes on.
+It forgives three times as many failures as one address can cause. So a single address can never
+bring the account near its limit.
 """
 
 SignInMethod = Literal["account", "recovery"]
-"""How an account is opened: by its password, by its recovery code. Each has counters of its own."""
+"""The secret that opens an account: its password, or its recovery code. Each has its own
+counters."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignInAttempt:
-    """An attempt that was admitted, and the counters that it was counted under.
+    """An admitted attempt, and the counters that it was added to.
 
-    `own` is the counter that no one but the account's owner can have succeeded under.
+    `own` is the counter under which only the account's owner can have succeeded.
     """
 
     counters: Mapping[bytes, Allowance]
@@ -92,10 +93,10 @@ class SignInAttempt:
 
 
 def normalise_address(address: str) -> str:
-    """What failed attempts from an address are counted under.
+    """Return the network under which failed attempts from an address are counted.
 
-    An IPv4 address counts for itself. Of IPv6, one customer has at least a /64 to choose from, so
-    the whole of it counts as one.
+    An IPv4 address is counted on its own. An IPv6 customer has at least a /64, so the whole /64 is
+    counted as one.
     """
     try:
         parsed = ip_address(address)
@@ -108,10 +109,10 @@ def normalise_address(address: str) -> str:
 
 
 class Throttle:
-    """Counts attempts before they are tried, so that many at once gain nothing.
+    """Counts attempts before they are checked, so that concurrent attempts gain nothing.
 
-    Call an `admit_*` before the secret is looked at, and `forgive` when it was right. Call
-    `remember` when the whole sign-in succeeded, not only one step of it.
+    Call an `admit_*` method before the secret is checked, and `forgive` if it was right. Call
+    `remember` if the whole sign-in succeeded, not only one step of it.
     """
 
     def __init__(self, database: Database, instance: InstanceKeys) -> None:
@@ -120,9 +121,9 @@ class Throttle:
         self._swept_at = datetime.min.replace(tzinfo=UTC)
 
     async def admit_sign_in(self, way: SignInMethod, name: str, *, address: str) -> SignInAttempt:
-        """Count an attempt to open the account of that name, whether there is one or not.
+        """Count an attempt to open the account with that name, whether it exists or not.
 
-        Raises `TooManyAttemptsError` while the person must wait.
+        Raises `TooManyAttemptsError` while the user must wait.
         """
         return await self._admit_from(address, way, name, ACCOUNT_ALLOWANCE)
 
@@ -131,9 +132,10 @@ class Throttle:
     ) -> SignInAttempt:
         """Count an attempt to prove a second factor, after the password was right.
 
-        `guessable` are six digits, which an account counts from all unknown addresses together. A
-        passkey or a one-time code is not found by trying: however much somebody guesses who knows
-        the password, the owner comes in with one of these. Raises as the others do.
+        Six digits are `guessable`, so an account counts these attempts from all unknown addresses
+        together. A passkey or a one-time code cannot be guessed. So the owner can sign in with one
+        of these, however often someone else who knows the password guesses. Raises
+        `TooManyAttemptsError`.
         """
         return await self._admit_from(
             address, "factor", name, ADDRESS_ALLOWANCE if guessable else None
@@ -144,19 +146,23 @@ class Throttle:
         return await self._admit(SignInAttempt({self._key("address", address): ADDRESS_ALLOWANCE}))
 
     async def admit_confirmation(self, user_id: UUID) -> SignInAttempt:
-        """Count an attempt of a signed-in user to confirm who they are. Raises as the others do."""
+        """Count an attempt of a signed-in user to confirm the password.
+
+        Raises `TooManyAttemptsError`.
+        """
         own = self._key("confirm", user_id.hex)
         return await self._admit(SignInAttempt({own: ADDRESS_ALLOWANCE}, own))
 
     async def admit_second_confirmation(self, user_id: UUID, *, guessable: bool) -> SignInAttempt:
-        """The same for the second factor of a signed-in user."""
+        """Count an attempt of a signed-in user to confirm the second factor."""
         own = self._key("confirm-factor" if guessable else "confirm-other", user_id.hex)
         return await self._admit(SignInAttempt({own: ADDRESS_ALLOWANCE}, own))
 
     async def forgive(self, attempt: SignInAttempt) -> None:
-        """The attempt succeeded: it is taken back, and a counter of the owner's starts from zero.
+        """Take back a successful attempt, and reset the owner's own counter.
 
-        Other counters keep their older failures: a guesser's own account must not wipe them out.
+        Other counters keep their older failures. Otherwise an attacker could reset them by signing
+        in to their own account.
         """
         async with self._database.write() as session:
             for key in sorted(attempt.counters):
@@ -170,7 +176,7 @@ class Throttle:
                     )
 
     async def remember(self, user_id: UUID, name: str, *, address: str) -> None:
-        """The account was signed in to from this address: from now on it is known."""
+        """Store that the account was signed in to from this address."""
         at, key = now(), self._known(name, address)
         fresh = {"key": key, "user_id": user_id, "last_at": at}
         newest = (
@@ -190,9 +196,9 @@ class Throttle:
     async def _admit_from(
         self, address: str, kind: str, name: str, from_all: Allowance | None
     ) -> SignInAttempt:
-        """Count for a known address and its account, else for the address.
+        """Count for a known address and its account, or else for the address.
 
-        `from_all` is what the account allows all unknown addresses together.
+        `from_all` is the limit for attempts on the account from all unknown addresses together.
         """
         if await self._is_known(name, address):
             own = self._key(f"known-{kind}", normalise_name(name), address)
@@ -203,7 +209,7 @@ class Throttle:
         return await self._admit(SignInAttempt(counters))
 
     def _key(self, kind: str, *values: str) -> bytes:
-        return self._instance.find_throttle(kind, *values)
+        return self._instance.hash_throttle_key(kind, *values)
 
     async def _is_known(self, name: str, address: str) -> bool:
         async with self._database.read() as session:
@@ -225,7 +231,7 @@ class Throttle:
         return attempt
 
     async def _sweep(self, at: datetime) -> None:
-        """Forget what has decayed or expired: trying many names must not fill the table."""
+        """Delete decayed counters and expired addresses, so that guesses cannot fill the table."""
         stale = (
             select(LoginFailures.key)
             .where(LoginFailures.last_at <= at - FAILURE_RETENTION)
@@ -239,15 +245,15 @@ class Throttle:
 
 
 async def forget_addresses(session: AsyncSession, user_id: UUID) -> None:
-    """No address of the account's is known any more: it may have been in other hands."""
+    """Forget all known addresses, because someone else may have had access to the account."""
     await session.execute(delete(KnownAddress).where(KnownAddress.user_id == user_id))
 
 
 async def _count_attempt(
     session: AsyncSession, key: bytes, at: datetime, allowance: Allowance
 ) -> None:
-    # Made or locked in one step, so that of many attempts at once, the first ones included,
-    # each counts those before it, and none is forgiven in between.
+    # Inserted or locked in one statement. So each of many concurrent attempts, including the first
+    # ones, counts those before it, and no failure is forgiven in between.
     fresh = {"key": key, "failures": 0.0, "last_at": at}
     await upsert(session, LoginFailures, fresh, key=("key",), update=("key",))
     row = await session.get_one(LoginFailures, key)

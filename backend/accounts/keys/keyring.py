@@ -1,4 +1,4 @@
-"""From the user key to the keys that open a user's texts, and the MAC over how they are kept."""
+"""The keys that a user key opens, and the MAC over an account's protection."""
 
 from __future__ import annotations
 
@@ -32,34 +32,33 @@ DEFAULT_KEY_MODE: KeyMode = "per_job"
 
 @dataclass(frozen=True, slots=True)
 class UserKey:
-    """A user key, and its place in the row of its account's user keys."""
+    """A user key. `generation` counts the user keys of the account."""
 
     key: bytes = field(repr=False)
     generation: int
 
 
 def check_current(user: User, current: UserKey) -> None:
-    """Raise `KeysChangedError` where another request changed the account's keys meanwhile."""
+    """Raise `KeysChangedError` if another request has changed the account's keys."""
     if user.key_generation != current.generation:
         raise KeysChangedError("Send the request again.")
 
 
 def make_data_key(user_id: UUID, number: int, *, user_key: bytes) -> DataKey:
-    """A fresh data key's row, wrapped under the user key."""
     row = DataKey(user_id=user_id, number=number)
     wrap_data_key(row, os.urandom(KEY_BYTES), user_key=user_key)
     return row
 
 
 def wrap_data_key(row: DataKey, key: bytes, *, user_key: bytes) -> None:
-    """Put a data key into its row, wrapped under the user key."""
+    """Wrap a data key under the user key, and put it into its row."""
     row.wrapped = seal_under(
         derive(user_key, "data-keys"), key, context=_make_context(row.user_id, row.number)
     )
 
 
 def open_data_keys(rows: Iterable[DataKey], *, user_key: bytes) -> dict[int, bytes]:
-    """An account's data keys by number. Raises `SealBrokenError` for a wrong key."""
+    """Return an account's data keys by number. Raises `SealBrokenError` for a wrong user key."""
     wrapping = derive(user_key, "data-keys")
     return {
         row.number: unseal_under(
@@ -70,14 +69,14 @@ def open_data_keys(rows: Iterable[DataKey], *, user_key: bytes) -> dict[int, byt
 
 
 def wrap_derivation_key(user: User, key: bytes, *, user_key: bytes) -> None:
-    """Put the key that other keys are derived from into its user's row."""
+    """Wrap the key that other keys are derived from, and put it into its user's row."""
     user.wrapped_derivation_key = seal_under(
         derive(user_key, "derivation-key"), key, context=_make_derivation_context(user.id)
     )
 
 
 def open_derivation_key(user: User, *, user_key: bytes) -> bytes:
-    """The key that other keys are derived from. Raises `SealBrokenError`."""
+    """Return the key that other keys are derived from. Raises `SealBrokenError`."""
     return unseal_under(
         derive(user_key, "derivation-key"),
         user.wrapped_derivation_key,
@@ -86,9 +85,9 @@ def open_derivation_key(user: User, *, user_key: bytes) -> bytes:
 
 
 def open_sealer(user: User, rows: Iterable[DataKey], *, user_key: bytes) -> Sealer:
-    """The sealer of a user whose key is at hand.
+    """Return a user's sealer, opened with the user key.
 
-    Raises `SealBrokenError` for a wrong key, and where the newest data key is missing.
+    Raises `SealBrokenError` if the key is wrong or the newest data key is missing.
     """
     keys = open_data_keys((row for row in rows if row.user_id == user.id), user_key=user_key)
     if not keys or max(keys) < user.newest_data_key:
@@ -98,10 +97,10 @@ def open_sealer(user: User, rows: Iterable[DataKey], *, user_key: bytes) -> Seal
 
 
 def open_checked_sealer(user: User, rows: Iterable[DataKey], *, user_key: bytes) -> Sealer:
-    """`open_sealer` for a user who comes in.
+    """Return the sealer of a user who signs in. Raises `TamperedAccountError`.
 
-    Raises `TamperedAccountError`: the user key belongs to a slot that opened, so keys that do not
-    open were changed, removed, or put back from an older copy.
+    The user key came from a slot that opened. So if other keys do not open, they were changed,
+    removed or restored from an older copy.
     """
     try:
         return open_sealer(user, rows, user_key=user_key)
@@ -110,14 +109,14 @@ def open_checked_sealer(user: User, rows: Iterable[DataKey], *, user_key: bytes)
 
 
 class Protection(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides how well an account's keys are kept: what `User.settings_mac` covers.
+    """The protection of an account's keys. `User.settings_mac` covers it.
 
-    The MAC is under the user key, so that somebody who can write to the database, and has no key,
-    can't make the protection weaker. Its generation counts the account's user keys.
+    The MAC uses the user key. So someone who can write to the database, but has no key, cannot
+    weaken the protection. `generation` counts the account's user keys.
 
     The MAC's input is the list of names and values below, in this order, each after its length. A
-    field that is added later is left out of the list while it has its default: the MACs that were
-    made before it still hold.
+    field that is added later is left out of the list while it has its default. So older MACs stay
+    valid.
     """
 
     generation: int
@@ -127,8 +126,7 @@ class Protection(msgspec.Struct, frozen=True, kw_only=True):
     newest_data_key: int = 0
 
     @classmethod
-    def of(cls, user: User, *, kdf: bytes | None) -> Protection:
-        """The protection of an account as its rows have it."""
+    def from_user(cls, user: User, *, kdf: bytes | None) -> Protection:
         return cls(
             generation=user.key_generation,
             key_mode=user.key_mode,
@@ -138,7 +136,7 @@ class Protection(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def mac(self, user_key: bytes) -> bytes:
-        """HMAC-SHA256 of it under a key of its own, derived from the user key."""
+        """Return its HMAC-SHA256 under a key that is derived from the user key."""
         parts: list[tuple[bytes, bytes]] = [
             (b"generation", self.generation.to_bytes(8, "big")),
             (b"key_mode", self.key_mode.encode()),
@@ -152,18 +150,18 @@ class Protection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def protect(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
-    """Give an account the MAC of what its row has now."""
-    user.settings_mac = Protection.of(user, kdf=kdf).mac(user_key)
+    """Update the MAC in an account's row."""
+    user.settings_mac = Protection.from_user(user, kdf=kdf).mac(user_key)
 
 
 def check_protection(user: User, user_key: bytes, *, kdf: bytes | None) -> None:
-    """Raise `TamperedAccountError` unless the account's protection is what its owner set."""
-    if not compare_digest(Protection.of(user, kdf=kdf).mac(user_key), user.settings_mac):
+    """Raise `TamperedAccountError` unless the account's protection is as its owner set it."""
+    if not compare_digest(Protection.from_user(user, kdf=kdf).mac(user_key), user.settings_mac):
         raise report_tampering(user)
 
 
 def report_tampering(user: User) -> TamperedAccountError:
-    """The error for an account whose rows other hands have changed; the operator is told, too."""
+    """Log that an account's rows were tampered with, and return the error for its user."""
     log.error("account.tampered", user_id=user.id)
     return TamperedAccountError("Ask the administrator to check the database.")
 

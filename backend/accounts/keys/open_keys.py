@@ -1,4 +1,4 @@
-"""Keys of the users who are here: in memory, for minutes, in the processes that let them in."""
+"""Open keys of users who were recently active, in this process's memory."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from backend.core.events import Participants
 from backend.vault.sealing import Sealer
 
 RETENTION_SECONDS = 300.0
-"""How long a key stays after its user's last request."""
+"""Time that a key stays open after its user's last request."""
 
 MAX_USERS = 10_000
-"""Users whose keys are kept at once; of more, the ones who were seen longest ago go."""
+"""Maximum number of users. The least recently active ones are dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenKey:
-    """A user's key with its generation, and the session or API key that it came with."""
+    """A user's open key, and the session or API key that opened it."""
 
     slot_id: UUID
     generation: int
@@ -30,11 +30,11 @@ class OpenKey:
 
 
 class OpenKeys:
-    """Sealers of recently seen users, so that work of theirs can be done while they are here.
+    """Sealers of recently active users, so that their jobs can run.
 
     Args:
-        participants: Those who hear that a user left.
-        clock: Seconds that only go up.
+        participants: Handlers of `UserSignedOut`.
+        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class OpenKeys:
         self._listeners: list[Callable[[], None]] = []
 
     def on_arrival(self, listener: Callable[[], None]) -> None:
-        """Have a function called whenever a user comes who was not here."""
+        """Call `listener` whenever a key is opened for a user without an open key."""
         self._listeners.append(listener)
 
-    def seen(self, identity: Identity) -> None:
-        """Somebody asked for something. Who may only look lends no key to work that writes."""
+    def keep(self, identity: Identity) -> None:
+        """Keep the key of an identity that may write. A key that may only read opens no jobs."""
         if not identity.may("chat"):
             return
         before = self._keys.pop(identity.user_id, None)
         at = self._clock()
-        # Put in at the end, so that the first in the row is the one that was seen longest ago.
+        # Inserted at the end, so that the first entry is the least recently active user.
         self._keys[identity.user_id] = OpenKey(
             identity.slot_id, identity.current.generation, identity.sealer, at + RETENTION_SECONDS
         )
@@ -69,13 +69,13 @@ class OpenKeys:
                 listener()
 
     def drop(self, user_id: UUID) -> None:
-        """Forget a user's key: at sign-out, at a new password, at the account's end."""
+        """Drop a user's key: at sign-out, with a new password, or with the account's deletion."""
         self._keys.pop(user_id, None)
         for part in self._participants.find_handlers(UserSignedOut):
             part.user_signed_out(user_id)
 
     def users(self) -> list[UUID]:
-        """Whose keys are here. Keys that have stayed long enough are forgotten."""
+        """Return the users with open keys. Drops expired keys."""
         at = self._clock()
         while self._keys:
             user_id, key = next(iter(self._keys.items()))
@@ -84,13 +84,12 @@ class OpenKeys:
             del self._keys[user_id]
         return list(self._keys)
 
-    def by_slot(self) -> dict[UUID, tuple[UUID, OpenKey]]:
-        """The keys that are here with their users, by the session or API key they came with."""
+    def group_by_slot(self) -> dict[UUID, tuple[UUID, OpenKey]]:
+        """Return the open keys and their users, by the session or API key that opened them."""
         return {
             self._keys[user_id].slot_id: (user_id, self._keys[user_id]) for user_id in self.users()
         }
 
     def get(self, user_id: UUID) -> OpenKey | None:
-        """A user's key, while it is here."""
         key = self._keys.get(user_id)
         return key if key is not None and key.until > self._clock() else None

@@ -1,8 +1,8 @@
-"""Which columns hold sealed texts, and resealing them under an account's newest data key.
+"""Tables with sealed columns, and resealing them under an account's newest data key.
 
-The columns are read off the tables, so that none is forgotten by hand. The rule: every column named
-`sealed_*` holds blobs; its table has the primary key `id` and names the owner in `user_id`, or is
-`users`; a blob is sealed for (table's name, column's name, `id`).
+The columns are read from the table definitions, so that none can be forgotten. The rule: every
+column named `sealed_*` contains sealed values. Its table has the primary key `id`, and names the
+owner in `user_id`, or is `users`. A value is sealed for (table name, column name, `id`).
 """
 
 from __future__ import annotations
@@ -39,56 +39,54 @@ BATCH_ROWS = 200
 BATCH_BYTES = 8 * 1024 * 1024
 
 ReportProgress = Callable[[int, int], None]
-"""Told how many are done, and of how many."""
+"""Called with the number of finished rows, and the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class SealedTable:
-    """A table with sealed columns, and what a rotation asks of it."""
+    """A table with sealed columns, and the expressions that a rotation needs."""
 
     table: Table
     columns: tuple[TableColumn[Any], ...]
 
     @property
     def id(self) -> TableColumn[Any]:
-        """The primary key, to which each blob is bound."""
+        """The primary key, to which each sealed value is bound."""
         return self.table.c.id
 
     @property
     def owner(self) -> TableColumn[Any]:
-        """Whose row it is."""
         return self.id if self.table is User.__table__ else self.table.c.user_id
 
     @property
     def is_listed(self) -> bool:
-        """Whether an index gives an account's rows in the order of their ids."""
+        """True if an index sorts an account's rows by id."""
         wanted = ["user_id", "id"]
         return any([c.name for c in index.columns][:2] == wanted for index in self.table.indexes)
 
     @property
     def size(self) -> ColumnElement[int]:
-        """Bytes in a row's sealed columns."""
         lengths = (func.coalesce(func.length(column), 0) for column in self.columns)
         return sum(lengths, start=literal(0))
 
     def stale(self, number: int) -> ColumnElement[bool]:
-        """Rows with a blob under a data key older than `number`, whichever account's."""
-        # Big-endian numbers: bytes compare as the numbers do.
+        """Select rows of any account with a value under a data key older than `number`."""
+        # Big-endian numbers sort like their bytes.
         newest = HEADER.pack(FORMAT, number)
         return or_(*(select_header(column) < newest for column in self.columns))
 
     def place(self, column: TableColumn[Any]) -> Column:
-        """The column as its blobs know it."""
+        """Return the column's name in the context of its sealed values."""
         return Column(self.table.name, column.name)
 
 
 def select_header(column: TableColumn[Any]) -> ColumnElement[bytes]:
-    """The start of a blob, which names its data key; the rest is not read."""
+    """Select the start of a sealed value, which names its data key. The rest is not read."""
     return func.substr(column, 1, HEADER.size, type_=LargeBinary())
 
 
 def find_model_tables() -> list[SealedTable]:
-    """The tables with sealed columns among the models that were imported."""
+    """Return the tables with sealed columns among the imported models."""
     found = (
         SealedTable(
             table, tuple(each for each in table.columns if each.name.startswith(SEALED_PREFIX))
@@ -99,10 +97,10 @@ def find_model_tables() -> list[SealedTable]:
 
 
 async def find_sealed_tables(session: AsyncSession) -> Sequence[SealedTable]:
-    """Every table with sealed columns, in the models and in the database alike.
+    """Return every table with sealed columns. Models and database must agree.
 
-    Raises `RuntimeError` when the database has one that no imported model describes: a rotation
-    that passed it by would delete the key that its texts are under.
+    Raises `RuntimeError` if the database has a sealed column that no imported model describes. A
+    rotation that skipped it would delete the key that its texts are under.
     """
     described = find_model_tables()
     known = {(each.table.name, column.name) for each in described for column in each.columns}
@@ -124,9 +122,9 @@ def _find_sealed_columns(connection: Connection) -> set[tuple[str, str]]:
 
 
 class Resealer:
-    """Reseals what is under older keys than the sealer's newest.
+    """Reseals values that are under older keys than the sealer's newest.
 
-    `done` counts the rows that were changed, `damaged` the blobs that do not open.
+    `done` counts the rows that were changed, `damaged` the values that do not open.
     """
 
     def __init__(
@@ -145,7 +143,7 @@ class Resealer:
         self.damaged = 0
 
     async def run(self) -> None:
-        """Reseal until nothing more can be: what is left is damaged, or locked by somebody."""
+        """Reseal until only damaged values and locked rows remain."""
         self._total = await self._count()
         self._report(0, self._total)
         before = -1
@@ -165,7 +163,8 @@ class Resealer:
         return sum(filter(None, counts))
 
     async def _run_through(self, sealed: SealedTable) -> None:
-        # Ids by the page and texts by the batch: a page costs a look at all rows of the account.
+        # Ids are read in large pages, and texts in small batches, because each page scans all rows
+        # of the account.
         after: UUID | None = None
         while page := await self._page(sealed, after):
             for ids in split_batches(page):
@@ -185,24 +184,27 @@ class Resealer:
             return [(row_id, size) for row_id, size in await session.execute(query)]
 
     async def _reseal(self, sealed: SealedTable, ids: Sequence[UUID]) -> None:
-        """Reseal some rows, each as it is now and not as it was when the page was read."""
+        """Reseal some rows. Reads them again, because they may have changed."""
         query = (
             select(sealed.id, *sealed.columns)
-            # Not by owner too: SQLite would then go through all rows of the account for each batch.
+            # Not filtered by owner as well: SQLite would then scan all rows of the account for each
+            # batch.
             .where(sealed.id.in_(ids), sealed.stale(self._sealer.current_key))
-            # Never waits for a lock, so that it is no part of a deadlock.
+            # Skips locked rows, so that it cannot be part of a deadlock.
             .with_for_update(key_share=True, skip_locked=True)
         )
         async with self._database.write() as session:
             rows = (await session.execute(query)).all()
-            changes = [change for row in rows if (change := self._resealed(sealed, *row))]
+            changes = [change for row in rows if (change := self._reseal_row(sealed, *row))]
             if changes:
                 await _store(session, sealed, changes)
         self.done += len(changes)
         self._report(self.done, max(self.done, self._total))
 
-    def _resealed(self, sealed: SealedTable, row_id: UUID, *blobs: bytes | None) -> dict[str, Any]:
-        """The row's blobs, resealed, by parameter of `_store`; empty when nothing changed."""
+    def _reseal_row(
+        self, sealed: SealedTable, row_id: UUID, *blobs: bytes | None
+    ) -> dict[str, Any]:
+        """Return the row's resealed values by parameter of `_store`; empty if nothing changed."""
         changed = False
         change: dict[str, Any] = {"row_id": row_id}
         for column, blob in zip(sealed.columns, blobs, strict=True):
@@ -222,7 +224,7 @@ class Resealer:
 
 
 def split_batches(page: Sequence[tuple[UUID, int]]) -> Iterator[list[UUID]]:
-    """Split (id, bytes) rows into runs of ids, none too long, none too heavy but for one row."""
+    """Split (id, bytes) rows into lists of at most 200 ids and 8 MiB, or a single larger row."""
     ids: list[UUID] = []
     weight = 0
     for row_id, size in page:
@@ -236,10 +238,10 @@ def split_batches(page: Sequence[tuple[UUID, int]]) -> Iterator[list[UUID]]:
 
 
 async def has_texts_under_later_key(session: AsyncSession, user_id: UUID, number: int) -> bool:
-    """Whether the newest text of one of the account's lists is under a data key after `number`.
+    """True if the newest text in a table of the account is under a data key after `number`.
 
-    So it is where the account's keys, and not its texts, were put back from an older copy. Looked
-    at are tables with an index that gives the newest row at once.
+    This is the case if the account's keys, but not its texts, were restored from an older copy.
+    Only tables with an index that finds the newest row are checked.
     """
     for sealed in find_model_tables():
         if not sealed.is_listed:
@@ -255,7 +257,6 @@ async def has_texts_under_later_key(session: AsyncSession, user_id: UUID, number
 async def find_used_keys(
     session: AsyncSession, tables: Sequence[SealedTable], user_id: UUID
 ) -> set[int]:
-    """Numbers of the data keys that some text of the account is under."""
     headers: set[bytes] = set()
     for sealed in tables:
         for column in sealed.columns:
@@ -267,7 +268,7 @@ async def find_used_keys(
 
 
 def read_key_number(header: bytes) -> int:
-    """Number of the data key that the start of a blob names; 0 for what is no blob."""
+    """Return the number of the data key that a sealed value names; 0 for other bytes."""
     if len(header) != HEADER.size:
         return 0
     number: int = HEADER.unpack(header)[1]

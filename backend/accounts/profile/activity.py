@@ -1,4 +1,4 @@
-"""Recent activity of an account, sealed for its user to see."""
+"""The recent activity of an account, sealed for its user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from backend.vault.sealing import Sealer
 Connection = ASGIConnection[Any, Any, Any, Any]
 
 _BROWSERS = (
-    # The first that fits: most browsers name the ones that they descend from, too.
+    # The first match counts, because most browsers also name their ancestors.
     ("Firefox/", "Firefox"),
     ("Edg", "Edge"),
     ("OPR/", "Opera"),
@@ -47,11 +47,11 @@ _PRODUCT = re.compile(r"[\w.-]{1,40}")
 ADDRESS_RETENTION = timedelta(days=30)
 ENTRY_RETENTION = timedelta(days=365)
 MAX_ENTRIES = 1_000
-"""Of one account; the oldest are deleted first."""
+"""Per account. The oldest ones are deleted first."""
 
 MERGE_WINDOW = timedelta(hours=1)
 MERGE_CANDIDATES = 20
-"""Newest entries among which a repeated event looks for its own."""
+"""Number of newest entries that a repeated event may be merged into."""
 
 ActivityKind = Literal[
     "signed_up",
@@ -73,12 +73,12 @@ ActivityKind = Literal[
 ]
 
 REPEATABLE_KINDS: frozenset[ActivityKind] = frozenset({"exported", "wrong_second_factor"})
-"""Events that a program can cause many times: within an hour they are counted in one entry, so
-that they don't push other entries out."""
+"""Events that a program can cause many times. Within an hour they share one entry, so that they do
+not push other entries out."""
 
 
 class StoredEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An entry as it is sealed. `detail` names what the event was about, such as a key's label."""
+    """The sealed part of an entry. `detail` names its subject, such as the label of an API key."""
 
     kind: ActivityKind
     client: str = ""
@@ -88,10 +88,10 @@ class StoredEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ActivityView(msgspec.Struct, kw_only=True):
-    """An entry as it is shown.
+    """An entry of the account's recent activity.
 
     `count` is how many times it happened within the hour after `at`. `via` is null if no one was
-    signed in yet. `address` is null once it is 30 days old.
+    signed in yet. `address` is null after 30 days.
     """
 
     id: UUID
@@ -105,22 +105,19 @@ class ActivityView(msgspec.Struct, kw_only=True):
 
 
 class ActivityLog:
-    """Writes and lists what happened to accounts."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def note(self, request: Connection, kind: ActivityKind, *, detail: str = "") -> None:
-        """Store what a signed-in user did."""
         identity: Identity = request.user
         entry = StoredEntry(kind, _describe_client(request), identity.kind, detail)
         async with self._database.write() as session:
             await _store(session, identity.sealer, entry, _get_peer(request))
 
-    async def note_unlocked(
+    async def note_sign_in(
         self, request: Connection, unlocked: UnlockedAccount, kind: ActivityKind
     ) -> None:
-        """Store what happened at a sign-in: the account's keys are at hand, a session is not."""
+        """Store an entry for a sign-in. The account's keys are open, but it has no session yet."""
         user_id = unlocked.user.id
         async with self._database.write() as session:
             user = await repository.get_user(session, user_id, lock=True)
@@ -134,7 +131,6 @@ class ActivityLog:
     async def list_entries(
         self, identity: Identity, *, after: UUID | None, limit: int
     ) -> Page[ActivityView]:
-        """A page of the account's entries, newest first."""
         query = (
             select(ActivityEntry)
             .where(ActivityEntry.user_id == identity.user_id)
@@ -166,9 +162,9 @@ async def delete_old_activity(database: Database) -> None:
 
 
 def describe_client(user_agent: str) -> str:
-    """A browser and its system, such as `Firefox on Linux`, or the name of a program.
+    """Return a browser and its system, such as `Firefox on Linux`, or the name of a program.
 
-    Versions are left out: they say more about a person than is needed to recognise a device.
+    Versions are left out, because a device can be recognised without them.
     """
     browser = next((name for sign, name in _BROWSERS if sign in user_agent), "")
     system = next((name for sign, name in _SYSTEMS if sign in user_agent), "")
@@ -216,7 +212,7 @@ async def _store(session: AsyncSession, sealer: Sealer, entry: StoredEntry, addr
 
 
 async def _merge(session: AsyncSession, sealer: Sealer, entry: StoredEntry, address: str) -> bool:
-    """Count the event in an entry of the last hour; False if there is none that says the same."""
+    """Count the event in an equal entry of the last hour. Return False if there is none."""
     rows = await session.scalars(
         select(ActivityEntry)
         .where(
@@ -229,7 +225,7 @@ async def _merge(session: AsyncSession, sealer: Sealer, entry: StoredEntry, addr
     )
     for row in rows:
         before = _open(sealer, row)
-        # A guesser's entries are merged from however many addresses they come.
+        # Wrong second factors are merged from any number of addresses.
         is_same = entry.kind == before.kind == "wrong_second_factor" or (
             entry == msgspec.structs.replace(before, count=1)
             and address == _open_address(sealer, row)

@@ -33,14 +33,12 @@ from backend.vault.slots import hash_for_lookup, make_token
 
 
 class AdministrationService:
-    """Accounts and invitations, for administrators."""
-
     def __init__(self, database: Database, instance: InstanceKeys) -> None:
         self._database = database
         self._instance = instance
 
     async def list_users(self, *, after: UUID | None, limit: int) -> Page[UserView]:
-        """A page of all accounts, oldest first."""
+        """Return a page of all accounts, oldest first."""
         query = select(User).order_by(User.id).limit(limit + 1)
         if after is not None:
             query = query.where(User.id > after)
@@ -49,7 +47,7 @@ class AdministrationService:
         return Page(items=[self._view(user) for user in users], next=following)
 
     async def change_user(self, user_id: UUID, change: UserChange) -> UserView:
-        """Change what an account may do. Raises `UserNotFoundError`, `LastAdministratorError`."""
+        """Change an account's rights. Raises `UserNotFoundError`, `LastAdministratorError`."""
         async with self._database.write() as session:
             await repository.lock_accounts(session)
             user = await repository.get_user(session, user_id)
@@ -65,7 +63,7 @@ class AdministrationService:
         return self._view(user)
 
     async def invite(self, identity: Identity, *, days: int) -> InvitationView:
-        """Make an invitation. Its code is kept nowhere."""
+        """Make an invitation. Its code is not stored."""
         code, secret = make_token(INVITATION_PREFIX)
         invitation = Invitation(
             created_by=identity.user_id,
@@ -77,7 +75,7 @@ class AdministrationService:
         return _make_invitation_view(invitation, code=code)
 
     async def list_invitations(self, *, after: UUID | None, limit: int) -> Page[InvitationView]:
-        """A page of all invitations, newest first."""
+        """Return a page of all invitations, newest first."""
         query = select(Invitation).order_by(Invitation.id.desc()).limit(limit + 1)
         if after is not None:
             query = query.where(Invitation.id < after)
@@ -86,14 +84,14 @@ class AdministrationService:
         return Page(items=[_make_invitation_view(row) for row in rows], next=following)
 
     async def withdraw_invitation(self, invitation_id: UUID) -> None:
-        """Make an invitation useless. Raises `InvitationNotFoundError`."""
+        """Delete an invitation. Raises `InvitationNotFoundError`."""
         query = delete_rows(Invitation).where(Invitation.id == invitation_id)
         async with self._database.write() as session:
             if await session.scalar(query.returning(Invitation.id)) is None:
                 raise InvitationNotFoundError
 
     def _view(self, user: User) -> UserView:
-        return UserView.of(user, self._instance.name_of(user))
+        return UserView.from_user(user, self._instance.read_name(user))
 
 
 def _make_invitation_view(row: Invitation, *, code: str | None = None) -> InvitationView:
@@ -109,14 +107,13 @@ def _make_invitation_view(row: Invitation, *, code: str | None = None) -> Invita
 def require_administrator(
     connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler
 ) -> None:
-    """Raise `ForbiddenError` for everybody else."""
     identity: Identity | None = connection.scope["user"]
     if identity is None or not identity.user.is_administrator:
         raise ForbiddenError("Only an administrator may do this.")
 
 
 class AdministrationController(Controller):
-    """Accounts and invitations, for administrators. They can't read anyone's texts."""
+    """Accounts and invitations, for administrators. Administrators cannot read users' texts."""
 
     path = "/admin"
     tags = ("Administration",)
@@ -144,7 +141,7 @@ class AdministrationController(Controller):
         data: JSONBody[UserChange],
         administration: NamedDependency[AdministrationService],
     ) -> UserView:
-        """Make somebody an administrator, or keep somebody out. Disabling ends the sessions."""
+        """Make a user an administrator, or disable an account. Disabling ends its sessions."""
         return await administration.change_user(user_id, data)
 
     @get("/invitations", summary="List invitations")
@@ -154,7 +151,7 @@ class AdministrationController(Controller):
         limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
     ) -> Page[InvitationView]:
-        """All invitations, newest first; the codes are not kept."""
+        """All invitations, newest first. Their codes are not stored."""
         return await administration.list_invitations(after=after, limit=limit)
 
     @post("/invitations", opt={SHOWN_ONCE: True}, summary="Create an invitation")
@@ -164,7 +161,7 @@ class AdministrationController(Controller):
         identity: NamedDependency[Identity],
         administration: NamedDependency[AdministrationService],
     ) -> InvitationView:
-        """Make a code with which one person can sign up. It is shown this once."""
+        """Make a code that lets one person sign up. It is shown only once."""
         return await administration.invite(identity, days=data.days)
 
     @delete(
@@ -178,5 +175,5 @@ class AdministrationController(Controller):
         invitation_id: FromPath[UUID],
         administration: NamedDependency[AdministrationService],
     ) -> None:
-        """The code no longer works."""
+        """Delete an invitation. Its code stops working."""
         await administration.withdraw_invitation(invitation_id)

@@ -1,4 +1,4 @@
-"""The account that asks: `/me`, and what happened to it."""
+"""The signed-in account: `/me`, its settings and its recent activity."""
 
 from typing import Any
 from uuid import UUID
@@ -37,7 +37,7 @@ from backend.http.schemas import EXAMPLE, PATCHES, RAISES, Page, PageSize, make_
 AnyRequest = Request[Any, Any, Any]
 
 CONFIRMATION_ERRORS = (WrongCredentialsError, TooManyAttemptsError, BusyError)
-"""What a route may answer with that asks for the password."""
+"""Errors of routes that ask for the password."""
 
 
 class MeController(Controller):
@@ -52,7 +52,7 @@ class MeController(Controller):
         self, identity: NamedDependency[Identity], accounts: NamedDependency[AccountService]
     ) -> UserView:
         """The account that asks."""
-        return UserView.of(identity.user, accounts.name_of(identity))
+        return UserView.from_user(identity.user, accounts.name_of(identity))
 
     @patch(
         opt={PATCHES: AccountPatch, RAISES: (KeysChangedError, TooManyDataKeysError)},
@@ -67,17 +67,17 @@ class MeController(Controller):
         accounts: NamedDependency[AccountService],
         profile: NamedDependency[ProfileService],
     ) -> UserView:
-        """Set `key_mode`; null goes back to the default, `per_job`.
+        """Set `key_mode`. Null restores the default, `per_job`.
 
-        It says when work that a reply causes may run. `per_job`: each piece of work carries your
-        key for a day at most, so it finishes while you are away. `managed`: the server keeps your
-        key under its root key until you have been away for 30 days; only a session may set it.
-        `sealed`: work runs while you are here, and waits otherwise.
+        It controls when background work after a reply can run. `per_job`: each job contains your
+        key for at most a day, so it can finish while you are away. `managed`: the server keeps your
+        key under its root key until you have been away for 30 days. Only a session can set it.
+        `sealed`: work runs only while you are active.
         """
         user = await profile.patch_account(identity, data)
         if user.key_mode != identity.key_mode:
             await activity.note(request, "key_mode_changed", detail=user.key_mode)
-        return UserView.of(user, accounts.name_of(identity))
+        return UserView.from_user(user, accounts.name_of(identity))
 
     @delete(
         opt={RAISES: (*CONFIRMATION_ERRORS, LastAdministratorError)}, summary="Delete the account"
@@ -89,7 +89,7 @@ class MeController(Controller):
         identity: NamedDependency[Identity],
         accounts: NamedDependency[AccountService],
     ) -> Response[None]:
-        """Delete the account and everything in it: its keys first, so that nothing is readable."""
+        """Delete the account. Its keys are deleted first, so that nothing stays readable."""
         await accounts.confirm_password(identity, data.password)
         await accounts.delete(identity.user_id)
         return Response(None, cookies=make_expired_cookies(request))
@@ -108,7 +108,7 @@ class MeController(Controller):
         activity: NamedDependency[ActivityLog],
         accounts: NamedDependency[AccountService],
     ) -> None:
-        """Replace the password, and change the keys. Other sessions end; API keys go on."""
+        """Change the password and the keys. Other sessions end. API keys keep working."""
         await accounts.change_password(identity, data.current_password, data.new_password)
         await activity.note(request, "password_changed")
 
@@ -126,11 +126,11 @@ class MeController(Controller):
         activity: NamedDependency[ActivityLog],
         accounts: NamedDependency[AccountService],
     ) -> None:
-        """Make a new user key, and a new data key for what is written from now on.
+        """Replace the user key, and add a data key for new texts.
 
-        For when the keys may have been read out of the server's memory. The password, the recovery
-        code, sessions and API keys stay as they are. Texts that are there already stay under the
-        data keys that they were sealed under; `talekeeper rotate-keys data` seals them again.
+        Use it if the keys may have been read from the server's memory. The password, the recovery
+        code, sessions and API keys stay valid. Existing texts stay under their data keys.
+        `talekeeper rotate-keys data` seals them again.
         """
         if identity.kind != "session":
             raise ForbiddenError("API keys cannot rotate the account's keys. Sign in to do it.")
@@ -151,14 +151,14 @@ class MeController(Controller):
         activity: NamedDependency[ActivityLog],
         accounts: NamedDependency[AccountService],
     ) -> RecoveryCode:
-        """Make a new recovery code; the old one no longer works."""
-        code = await accounts.new_recovery_code(identity, data.password)
+        """Make a new recovery code. The old one stops working."""
+        code = await accounts.replace_recovery_code(identity, data.password)
         await activity.note(request, "recovery_code_made")
         return RecoveryCode(recovery_code=code)
 
     @get("/settings", opt={NEEDS: "read"}, summary="Read settings")
     async def get_settings(self, identity: NamedDependency[Identity]) -> Response[UserSettings]:
-        """Defaults of the account's chats."""
+        """The default settings of the account's chats."""
         return Response(
             identity.settings, headers={"ETag": make_etag(identity.user.settings_revision)}
         )
@@ -179,7 +179,7 @@ class MeController(Controller):
         identity: NamedDependency[Identity],
         profile: NamedDependency[ProfileService],
     ) -> Response[UserSettings]:
-        """Merge into the settings: what is absent stays, null goes back to the default."""
+        """Merge a patch into the settings. Absent fields stay, and null restores the default."""
         settings, revision = await profile.patch_settings(
             identity, data, if_match=request.headers.get("if-match")
         )
@@ -187,7 +187,7 @@ class MeController(Controller):
 
 
 class ActivityController(Controller):
-    """What happened to the account that asks."""
+    """The recent activity of the signed-in account."""
 
     path = "/me/activity"
     tags = ("Accounts",)
@@ -203,7 +203,8 @@ class ActivityController(Controller):
     ) -> Page[ActivityView]:
         """Sign-ins, new keys, exports and changes of the account's security, newest first.
 
-        Entries are kept for a year, the latest 1,000 of them; their addresses for 30 days. Wrong
-        passwords are not listed: without the password there is no key to seal an entry with.
+        The latest 1,000 entries are kept for a year, and their addresses for 30 days. Wrong
+        passwords are not listed, because without the password there is no key to seal an entry
+        with.
         """
         return await activity.list_entries(identity, after=after, limit=limit)

@@ -1,4 +1,4 @@
-"""A user's own settings and key mode."""
+"""Changes of a user's settings and key mode."""
 
 from __future__ import annotations
 
@@ -27,31 +27,29 @@ from backend.vault.sealing import Sealer
 
 
 class FindOwned(Protocol):
-    """Raises a not-found error for a thing of users' that is absent or someone else's."""
+    """Raises a not-found error if a row is absent or belongs to someone else."""
 
     async def __call__(self, session: AsyncSession, row_id: UUID, /, *, owner_id: UUID) -> object:
-        """Find it."""
+        """Return the row."""
         ...
 
 
 class FindModels(Protocol):
-    """Gives the models that a user may ask."""
+    """Loads the models that a user can use."""
 
     async def __call__(self, session: AsyncSession, user: User, sealer: Sealer, /) -> ModelRegistry:
-        """Find them."""
+        """Return the user's models."""
         ...
 
 
 class EmbeddingChanged(Protocol):
-    """Hears that an account names another embedding model, or has another provider for it."""
+    """Called when an account's embedding model or its provider changes."""
 
     async def __call__(self, session: AsyncSession, identity: Identity, /) -> None:
-        """See to what follows, in the transaction that changes it."""
+        """Start the follow-up work, in the transaction of the change."""
 
 
 class ProfileService:
-    """Settings and key mode of the account that asks."""
-
     def __init__(
         self,
         database: Database,
@@ -76,10 +74,10 @@ class ProfileService:
     async def patch_settings(
         self, identity: Identity, patch: dict[str, Any], *, if_match: str | None
     ) -> tuple[UserSettings, int]:
-        """Merge a patch into the settings: (settings, new revision).
+        """Merge a patch into the settings. Return the settings and their new revision.
 
         Raises `ValidationError`, `SettingNotTakenError`, `UnknownModelError`, `NoEmbeddingsError`,
-        `PreconditionFailedError`, and what `find_persona` and `find_preset` raise.
+        `PreconditionFailedError`, and the errors of `find_persona` and `find_preset`.
         """
         async with self._database.write() as session:
             user = await session.get(User, identity.user_id, with_for_update=True)
@@ -91,7 +89,7 @@ class ProfileService:
             models = await self._find_models(session, user, identity.sealer)
             _check_models(models, settings, before)
             check_budgets([settings.budgets], self._settings, before=before.budgets)
-            # One that was deleted later may stay: only what is named now has to be there.
+            # Checked only if the patch names it, because one that was deleted later may stay.
             if "persona_id" in patch and settings.persona_id is not None:
                 await self._find_persona(session, settings.persona_id, owner_id=user.id)
             if "preset_id" in patch and settings.preset_id is not None:
@@ -105,10 +103,10 @@ class ProfileService:
         return settings, user.settings_revision
 
     async def patch_account(self, identity: Identity, patch: dict[str, Any]) -> User:
-        """Change the key mode, with the MAC that keeps it from being changed by other hands.
+        """Change the key mode, and the MAC that protects it.
 
-        What is absent stays, null goes back to the default. Raises `ValidationError`,
-        `TamperedAccountError`, `ForbiddenError` for an API key that asks for `managed`.
+        If it is absent, it stays. Null restores the default. Raises `ValidationError`,
+        `TamperedAccountError`, and `ForbiddenError` if an API key asks for `managed`.
         """
         reject_unknown(patch, frozenset({"key_mode"}))
         if "key_mode" not in patch:
@@ -123,7 +121,8 @@ class ProfileService:
             user.key_mode = mode
             await self._lend(session, identity, mode)
             if is_new:
-                # What the old mode lent out, and a copy of the row that allowed it, open nothing.
+                # After this, keys that the server got in the old mode, and a copy of the old row,
+                # open nothing.
                 await make_room(session, user.id)
                 await renew_user_key(session, user, identity.user_key, root=self._root)
         if is_new:
@@ -132,7 +131,7 @@ class ProfileService:
         return user
 
     async def _lend(self, session: AsyncSession, identity: Identity, mode: KeyMode) -> None:
-        """Let the server have what the mode allows it, and nothing else."""
+        """Give the server only the keys that the mode allows."""
         if mode == "managed":
             if identity.kind != "session":
                 raise ForbiddenError(
@@ -152,7 +151,7 @@ class ProfileService:
 
 
 def _check_models(models: ModelRegistry, settings: UserSettings, before: UserSettings) -> None:
-    # One that is gone keeps nothing else from being set.
+    # A deleted model that was set before must not block other changes.
     if (settings.model, settings.sampling) != (before.model, before.sampling):
         spec = models.spec(settings.model or models.default_id)
         spec.check_sampling(settings.sampling)

@@ -1,4 +1,4 @@
-"""What a user sets once for all chats."""
+"""A user's settings, which are the defaults of all chats."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ LongText = Annotated[str, msgspec.Meta(max_length=200_000)]
 class SettingsStruct(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """Settings of one kind, as they are stored and patched: what is absent is the default."""
+    """Settings of one kind, as stored and patched. An absent field has its default."""
 
 
 class BudgetSettings(SettingsStruct, frozen=True, kw_only=True):
-    """Token budgets; what is absent is the server's default."""
+    """Token budgets. An absent field has the server's default."""
 
     total: Annotated[int, msgspec.Meta(ge=MIN_TOTAL, le=10_000_000)] | None = None
     history: Tokens | None = None
@@ -37,31 +37,31 @@ class BudgetSettings(SettingsStruct, frozen=True, kw_only=True):
 
 
 LoreMode = Literal["keys", "keys_and_meaning", "meaning"]
-"""The search for lorebook entries: by keys, by meaning, or by both. Without an embedding model the
-words of an entry stand in for its meaning, and all entries are found by their keys as well."""
+"""The search for lorebook entries: by keys, by meaning, or by both. Without an embedding model,
+search by meaning compares words instead, and keys find all entries as well."""
 
 DEFAULT_LORE_MODE: LoreMode = "keys_and_meaning"
 
 MemberBooks = Literal["speaker", "all"]
-"""The books that a turn of a group scans: the speaker's, or those of all members."""
+"""The books that a reply in a group uses: the speaker's, or those of all members."""
 
 LoreStrategy = Literal["evenly", "character_first", "global_first"]
-"""Whether entries of characters' books, or of global ones, come first. World Info's 0 to 2."""
+"""The order of entries of characters' books and of global books. The values 0 to 2 of World
+Info."""
 
 
 class LoreOverrides(SettingsStruct, frozen=True, kw_only=True):
-    """Defaults for scanning lorebooks whose books and entries set nothing; absent is the default.
+    """Defaults for lorebook scans, for books and entries that do not set their own.
 
-    `scan_depth` is in messages (2), `budget_percent` in per cent of the total budget (25),
-    `budget_cap` in tokens (0: none). Where room is short, history leaves lore that came in what it
-    needs, up to `reserve_percent` of the prompt (25). `include_names` scans `Name: text` and not
-    the text alone. `min_activations` looks further back, as far as `min_activations_depth`, until
-    so many entries are found (0: no further). `strategy` orders the entries that come after
-    those of the chat's and the persona's books: the characters' first, the global books' first, or
-    evenly, by their own order. `mode` says how entries are found: by their keys, by what they are
-    about, or both. `member_books` applies to chats with several characters: with "speaker" (the
-    default) the card's book and the linked books of a character are used only in its own replies,
-    with "all" the books of all members are used in every reply.
+    `scan_depth` is in messages (2), `budget_percent` in percent of the total budget (25),
+    `budget_cap` in tokens (0: no cap). If tokens are scarce, the chat history leaves activated lore
+    up to `reserve_percent` of the prompt (25). `include_names` scans `Name: text` instead of only
+    the text. `min_activations` scans further back until that many entries are found, at most to
+    `min_activations_depth` (0: the whole chat). `strategy` orders the entries after those of the
+    chat's and the persona's books: characters' books first, global books first, or both by their
+    own order. `mode` chooses the search. `member_books` applies to chats with several characters.
+    With "speaker" (the default), a character's book and linked books are used only in its own
+    replies. With "all", the books of all members are used in every reply.
     """
 
     scan_depth: Annotated[int, msgspec.Meta(ge=0, le=1_000)] | None = None
@@ -82,7 +82,7 @@ class LoreOverrides(SettingsStruct, frozen=True, kw_only=True):
 
 
 class SourceWeights(SettingsStruct, frozen=True, kw_only=True):
-    """How much each source of memory counts against the others; 0 leaves it out."""
+    """The weight of each source of memory. 0 excludes a source."""
 
     lore: Annotated[float, msgspec.Meta(ge=0, le=10)] = 1.0
     message: Annotated[float, msgspec.Meta(ge=0, le=10)] = 1.0
@@ -91,12 +91,12 @@ class SourceWeights(SettingsStruct, frozen=True, kw_only=True):
 
 
 class MemorySettings(SettingsStruct, frozen=True, kw_only=True):
-    """What search brings into a prompt; absent is the default.
+    """Settings of the memory search. An absent field has its default.
 
-    `min_relevance` is from 0, where everything passes that was found, to 1; without it lines that
-    are near by their meaning alone come in as well, up to 4,000 tokens of memories. `max_items` is
-    how many memories a prompt gets at most (40, and 100 where they are that short). `rephrase` has
-    the model of triage put what a turn looks for in other words, for a second search; off.
+    `min_relevance` is from 0, which accepts every result, to 1. Without it, lines found only by
+    their meaning are included as well, up to 4,000 tokens of memories. `max_items` is the maximum
+    number of memories in a prompt (40; 100 if they are short). With `rephrase` (off by default),
+    the triage model rewrites the query of a turn for a second search.
     """
 
     enabled: bool | None = None
@@ -107,11 +107,10 @@ class MemorySettings(SettingsStruct, frozen=True, kw_only=True):
 
 
 class EnrichmentSettings(SettingsStruct, frozen=True, kw_only=True):
-    """The agent that keeps chronicles, and what writes summaries; absent is the default.
+    """Settings of the chronicle agent and of summaries. An absent field has its default.
 
-    `model` is the model that they ask where `task_models` names none. `may_edit_lore` lets the
-    agent change entries of lorebooks that the user wrote; without it only those that it made
-    itself.
+    `model` is used if `task_models` names none. `may_edit_lore` lets the agent change lorebook
+    entries that the user wrote. Without it, the agent changes only its own entries.
     """
 
     model: ModelId | None = None
@@ -119,12 +118,12 @@ class EnrichmentSettings(SettingsStruct, frozen=True, kw_only=True):
 
 
 class TaskModels(SettingsStruct, frozen=True, kw_only=True):
-    """The models of the tasks beside the reply; absent is what `enrichment.model` says.
+    """The models of background tasks. If one is absent, `enrichment.model` is used.
 
-    `triage` says whether lines are worth keeping, and puts what a turn looks for in other words.
-    `agent` keeps the chronicle and proposes terms for a glossary. `summary` sums up chats, scenes
-    and chapters. `compaction` brings a campaign's state up to date. `suggestions` writes lines that
-    the user could say next; without it the reply's model.
+    `triage` decides which lines are worth keeping, and rewrites search queries. `agent` keeps the
+    chronicle and proposes glossary terms. `summary`
+    summarises chats, scenes and chapters. `compaction` updates a campaign's state. `suggestions`
+    writes lines that the user could say next. If it is absent, the reply's model is used.
     """
 
     triage: ModelId | None = None
@@ -135,31 +134,30 @@ class TaskModels(SettingsStruct, frozen=True, kw_only=True):
 
 
 class AccountTaskModels(TaskModels, frozen=True, kw_only=True):
-    """The same for an account, which names an embedding model as well.
+    """The models of an account's background tasks, and its embedding model.
 
-    `embedding` turns the account's texts into vectors, for memory by meaning; absent is the
-    installation's model. It is `<provider>/<model>`, with any model of a provider that can embed.
+    `embedding` computes the vectors of the account's texts. If it is absent, the installation's
+    model is used. It is `<provider>/<model>`, with any embedding model of a provider.
     """
 
     embedding: ModelId | None = None
 
 
 def find_named_models(tasks: TaskModels, enrichment: EnrichmentSettings) -> set[str]:
-    """The ids of chat models that settings name for tasks."""
     named = (enrichment.model, *(getattr(tasks, name) for name in TaskModels.__struct_fields__))
     return {model_id for model_id in named if model_id is not None}
 
 
 ReasoningSent = Annotated[int, msgspec.Meta(ge=0, le=50)]
-"""Of how many last replies what the model thought is sent with them; absent is none."""
+"""The number of last replies that are sent with their reasoning. Absent means none."""
 
 
 class UserSettings(SettingsStruct, frozen=True, kw_only=True):
-    """Defaults of one user's chats. Sampling belongs to the `model` of the same settings.
+    """The default settings of a user's chats. `sampling` is for the `model` of the same settings.
 
-    `keep_other_speakers` keeps lines that a reply says for the user or for another character. By
+    `keep_other_speakers` keeps lines that a reply says for the user or another character. By
     default a reply ends before a line that begins with one of their names and a colon.
-    `expand_macros` expands macros in the user's lines before they are stored; on by default.
+    `expand_macros` expands macros in the user's lines before they are stored. It is on by default.
     """
 
     model: ModelId | None = None
@@ -191,13 +189,13 @@ def decode_settings(data: bytes, kind: type[SettingsT]) -> SettingsT:
 def check_budgets(
     chain: Sequence[BudgetSettings], settings: Settings, *, before: BudgetSettings
 ) -> None:
-    """Raise `ValidationError` for budgets that are too large or leave nothing for a prompt.
+    """Raise `ValidationError` if budgets are too large or leave nothing for a prompt.
 
     Args:
-        chain: Budgets as they are looked up, the nearest first: it is being set.
-        settings: The server's own budgets, for those that none of them says, and its maxima.
-        before: What the nearest one was. What stays is not checked against maxima: an operator may
-            have lowered them since.
+        chain: Budgets in order of precedence. The first ones are being set.
+        settings: The server's default budgets and maxima.
+        before: The previous value of the first budgets. Unchanged values are not compared with the
+            maxima, because an operator may have lowered these since.
     """
     for name, maximum in _get_maxima(settings).items():
         wanted: int | None = getattr(chain[0], name)
@@ -216,9 +214,10 @@ def check_budgets(
 
 
 def compute_budgets(chain: Sequence[BudgetSettings], settings: Settings) -> Budget:
-    """The budgets that hold: as they are looked up, the nearest first, within the server's maxima.
+    """Return the budgets in effect, limited by the server's maxima.
 
-    A reply reserve that a lowered maximum of the total leaves too little beside takes half of it.
+    `chain` is in order of precedence. If a lowered maximum of the total leaves too little space,
+    the reply reserve takes half of it.
     """
     wanted = {
         name: find_first_set(chain, name, getattr(settings, f"budget_{name}"))
@@ -232,7 +231,6 @@ def compute_budgets(chain: Sequence[BudgetSettings], settings: Settings) -> Budg
 
 
 def _get_maxima(settings: Settings) -> dict[str, int]:
-    """The server's maxima, by the budget's name."""
     maxima = {
         "total": settings.max_budget_total,
         "reply_reserve": settings.max_budget_reply_reserve,
@@ -241,7 +239,7 @@ def _get_maxima(settings: Settings) -> dict[str, int]:
 
 
 def find_first_set(chain: Sequence[msgspec.Struct], name: str, default: ValueT) -> ValueT:
-    """The first setting of that name that is set."""
+    """Return the first value of a setting that is not None."""
     for settings in chain:
         value: ValueT | None = getattr(settings, name)
         if value is not None:

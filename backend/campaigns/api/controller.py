@@ -53,7 +53,7 @@ TAGS = ("Campaigns",)
 
 
 class CampaignController(Controller):
-    """Campaigns as wholes."""
+    """Campaigns: list, create, edit, delete, and their state and change log."""
 
     path = "/campaigns"
     tags = TAGS
@@ -66,16 +66,17 @@ class CampaignController(Controller):
         limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
     ) -> Page[CampaignView]:
-        """Campaigns, newest first, with the chats that are their sessions."""
+        """List campaigns, newest first, with the chats that are their sessions."""
         return await campaigns.list_page(identity, limit=limit, after=after)
 
     @get("/rules", summary="List rules modules")
     async def list_rules(self) -> Page[RulesView]:
-        """The rules that a campaign may be played under, in one page."""
+        """List the available rule systems in one page."""
         found = [
             RulesView(
                 name=name,
-                moods={mood.name: list(mood.variants) for mood in rules.moods().values()},
+                title=rules.title or name,
+                moods={mood.name: list(mood.variants) for mood in rules.moods},
             )
             for name, rules in sorted(load_rules().items())
         ]
@@ -88,9 +89,9 @@ class CampaignController(Controller):
         identity: NamedDependency[Identity],
         campaigns: NamedDependency[CampaignService],
     ) -> Response[CampaignView]:
-        """Make a campaign without people or places, and a chronicle named after it.
+        """Create a campaign without items, and a chronicle with the same name.
 
-        A chat joins by its `campaign_id`; one without a chronicle takes the campaign's.
+        A chat joins by its `campaign_id`. A chat without a chronicle gets the campaign's.
         """
         return _tag_view(await campaigns.create(identity, data))
 
@@ -101,7 +102,7 @@ class CampaignController(Controller):
         identity: NamedDependency[Identity],
         campaigns: NamedDependency[CampaignService],
     ) -> Response[CampaignView]:
-        """A campaign, without its items."""
+        """Return a campaign without its items."""
         return _tag_view(await campaigns.get(identity, campaign_id))
 
     @patch(
@@ -122,10 +123,10 @@ class CampaignController(Controller):
         campaigns: NamedDependency[CampaignService],
         message_id: FromQuery[UUID | None] = None,
     ) -> Response[CampaignView]:
-        """Merge into a campaign: what is absent stays, null goes back to the default.
+        """Merge a patch into a campaign: absent fields are kept, null restores the default.
 
-        The day, the time of day and the flags are changes of the ledger, which count while the
-        message of `message_id` is told; without one, always.
+        Day, time of day and flags are changed through the ledger. The changes are active while the
+        message of `message_id` is; without one, always.
         """
         if_match = request.headers.get("if-match")
         return _tag_view(
@@ -148,7 +149,7 @@ class CampaignController(Controller):
     ) -> None:
         """Delete a campaign with its items and its ledger.
 
-        Its chats stay, as plain chats, and so does its chronicle.
+        Its chats and its chronicle are kept.
         """
         if_match = request.headers.get("if-match")
         await campaigns.delete(identity, campaign_id, if_match=if_match)
@@ -166,12 +167,14 @@ class CampaignController(Controller):
         situations: NamedDependency[SituationService],
         viewpoint: FromQuery[ViewpointText] = GM,
     ) -> StateView:
-        """The world as it is now: day, scene, entities nearby, open threads, the last echoes.
+        """Return the present state of the world: day, scene, nearby entities, open threads, echoes.
 
         At most 500 entities, and 100 each of threads, clocks and echoes; `more` counts the others.
-        `viewpoint` leaves out fields that prompts of `public`, or of an entity, cannot contain.
+        `viewpoint` omits fields that prompts of `public`, or of an entity, cannot contain.
         """
-        return await situations.state(identity, campaign_id, viewpoint=read_viewpoint(viewpoint))
+        return await situations.load_state(
+            identity, campaign_id, viewpoint=read_viewpoint(viewpoint)
+        )
 
     @get(
         "/{campaign_id:uuid}/context",
@@ -188,16 +191,12 @@ class CampaignController(Controller):
         text: FromQuery[str] = "",
         viewpoint: FromQuery[ViewpointText] = GM,
     ) -> CampaignContextView:
-        """Both forms of the state block, and which of them a turn with this text would get.
+        """Return both forms of the state block, and the form that a turn with this text would get.
 
-        `viewpoint` shows what `public`, or an entity of the campaign, may know.
+        `viewpoint` limits it to the knowledge of `public`, or of an entity of the campaign.
         """
-        return await situations.context(
-            identity,
-            campaign_id,
-            chat_id=chat_id,
-            text=text,
-            viewpoint=read_viewpoint(viewpoint),
+        return await situations.load_context(
+            identity, campaign_id, chat_id=chat_id, text=text, viewpoint=read_viewpoint(viewpoint)
         )
 
     @get(
@@ -210,21 +209,17 @@ class CampaignController(Controller):
         self,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaign_history: NamedDependency[ChangeLogService],
+        campaign_changes: NamedDependency[ChangeLogService],
         limit: PageSize = 50,
         before: PlaceCursor = None,
         viewpoint: FromQuery[ViewpointText] = GM,
     ) -> ChangePage:
-        """Changes, newest first; each says who made it, and whether it counts.
+        """List changes, newest first, with their actor and whether they are active.
 
-        The ledger is the game master's: for another `viewpoint` it is empty.
+        Only the game master sees the ledger: for another `viewpoint` it is empty.
         """
-        return await campaign_history.changes(
-            identity,
-            campaign_id,
-            limit=limit,
-            before=before,
-            viewpoint=read_viewpoint(viewpoint),
+        return await campaign_changes.list_changes(
+            identity, campaign_id, limit=limit, before=before, viewpoint=read_viewpoint(viewpoint)
         )
 
     @post(
@@ -239,10 +234,10 @@ class CampaignController(Controller):
         campaign_id: FromPath[UUID],
         change_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaign_history: NamedDependency[ChangeLogService],
+        campaign_changes: NamedDependency[ChangeLogService],
     ) -> ChangeView:
-        """Let a change count no longer. What was changed after it stays."""
-        return await campaign_history.undo(identity, campaign_id, change_id)
+        """Undo one change. Later changes are kept."""
+        return await campaign_changes.undo(identity, campaign_id, change_id)
 
     @get(
         "/{campaign_id:uuid}/versions",
@@ -254,21 +249,17 @@ class CampaignController(Controller):
         self,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaign_history: NamedDependency[ChangeLogService],
+        campaign_changes: NamedDependency[ChangeLogService],
         limit: PageSize = 50,
         before: PlaceCursor = None,
         viewpoint: FromQuery[ViewpointText] = GM,
     ) -> VersionPage:
-        """Versions, newest first: changes that were made together.
+        """List versions, newest first. A version is the changes that were made together.
 
         For a `viewpoint` other than `gm` there are none.
         """
-        return await campaign_history.versions(
-            identity,
-            campaign_id,
-            limit=limit,
-            before=before,
-            viewpoint=read_viewpoint(viewpoint),
+        return await campaign_changes.list_versions(
+            identity, campaign_id, limit=limit, before=before, viewpoint=read_viewpoint(viewpoint)
         )
 
     @get(
@@ -281,15 +272,15 @@ class CampaignController(Controller):
         self,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
-        campaign_history: NamedDependency[ChangeLogService],
+        campaign_changes: NamedDependency[ChangeLogService],
         version: Annotated[int, QueryParameter(ge=1, le=MAX_INTEGER)] = 1,
         viewpoint: FromQuery[ViewpointText] = GM,
     ) -> Comparison:
-        """Each item that changed since: its fields in that version, and its fields now.
+        """List the items that changed since a version, with their fields then and now.
 
         For a `viewpoint` other than `gm` there are no differences.
         """
-        return await campaign_history.compare(
+        return await campaign_changes.compare(
             identity, campaign_id, version, viewpoint=read_viewpoint(viewpoint)
         )
 
@@ -308,10 +299,10 @@ class CampaignController(Controller):
         campaign_id: FromPath[UUID],
         data: JSONBody[Restore],
         identity: NamedDependency[Identity],
-        campaign_history: NamedDependency[ChangeLogService],
+        campaign_changes: NamedDependency[ChangeLogService],
     ) -> Response[CampaignView]:
-        """Make the world what it was in a version. This is a change too, and can be undone."""
-        return _tag_view(await campaign_history.restore(identity, campaign_id, data.version))
+        """Restore the world's state of a version. The restore is a change that can be undone."""
+        return _tag_view(await campaign_changes.restore(identity, campaign_id, data.version))
 
 
 CONTROLLERS: tuple[type[Controller], ...] = (

@@ -1,7 +1,7 @@
 """Items of campaigns: `/campaigns/{campaign_id}/entities` and the like."""
 
 # pyright: reportUnknownParameterType=false
-# The views of items are made from their structs, which pyright does not follow.
+# The views of items are generated from their structs, which pyright cannot analyse.
 
 from typing import Annotated, Any
 from uuid import UUID
@@ -41,7 +41,7 @@ ITEM_PATHS: dict[Kind, str] = {
 
 
 def build_item_controller(kind: Kind) -> type[Controller]:
-    """The routes of one kind of item: all kinds have the same."""
+    """Build the controller of one kind of item. All kinds have the same routes."""
     struct, view, plural = STRUCTS[kind], VIEWS[kind], ITEM_PATHS[kind]
     one = struct.__name__
     names = plural.title()
@@ -55,7 +55,7 @@ def build_item_controller(kind: Kind) -> type[Controller]:
             operation_id=f"listCampaign{names}",
             summary=f"List {plural}",
         )
-        async def list_items(  # noqa: PLR0913, PLR0917  # the query is what can be asked
+        async def list_items(  # noqa: PLR0913, PLR0917  # one parameter for each filter of the query
             self,
             campaign_id: FromPath[UUID],
             identity: NamedDependency[Identity],
@@ -67,7 +67,7 @@ def build_item_controller(kind: Kind) -> type[Controller]:
             limit: PageSize = 100,
             after: FromQuery[UUID | None] = None,
         ) -> ItemPage:
-            """Items in the order they were made; `q` is looked for in names and texts."""
+            """List items, oldest first; `q` is searched in names and texts."""
             asked = ItemFilter(subkind, at, status, q)
             return await campaign_items.list_items(
                 identity, campaign_id, kind, asked, limit=limit, after=after
@@ -89,9 +89,9 @@ def build_item_controller(kind: Kind) -> type[Controller]:
             campaign_items: NamedDependency[ItemService],
             message_id: FromQuery[UUID | None] = None,
         ) -> Response[view]:  # type: ignore[valid-type]
-            """Add an item, as a change of the ledger.
+            """Create an item, as a change of the ledger.
 
-            With `message_id` it is there while that message is told.
+            With `message_id` it exists while that message is on the active path.
             """
             made = await campaign_items.create_item(
                 identity, campaign_id, kind, data, message_id=message_id
@@ -111,7 +111,7 @@ def build_item_controller(kind: Kind) -> type[Controller]:
             identity: NamedDependency[Identity],
             campaign_items: NamedDependency[ItemService],
         ) -> Response[view]:  # type: ignore[valid-type]
-            """An item as the changes that count leave it."""
+            """Return an item, folded from its active changes."""
             key = ItemKey(campaign_id, kind, item_id)
             return _tag_item(await campaign_items.get_item(identity, key))
 
@@ -139,9 +139,9 @@ def build_item_controller(kind: Kind) -> type[Controller]:
             campaign_items: NamedDependency[ItemService],
             message_id: FromQuery[UUID | None] = None,
         ) -> Response[view]:  # type: ignore[valid-type]
-            """Merge into an item; what differs is one change of the ledger.
+            """Merge a patch into an item, as one change of the ledger.
 
-            With `message_id` it counts while that message is told.
+            With `message_id` it is active while that message is on the active path.
             """
             key = ItemKey(campaign_id, kind, item_id)
             if_match = request.headers.get("if-match")
@@ -172,9 +172,9 @@ def build_item_controller(kind: Kind) -> type[Controller]:
             campaign_items: NamedDependency[ItemService],
             message_id: FromQuery[UUID | None] = None,
         ) -> None:
-            """Delete an item. It is a change of the ledger, and can be undone there.
+            """Delete an item, as a change of the ledger that can be undone.
 
-            With `message_id` it is gone while that message is told.
+            With `message_id` it is deleted while that message is on the active path.
             """
             key = ItemKey(campaign_id, kind, item_id)
             if_match = request.headers.get("if-match")

@@ -1,4 +1,4 @@
-"""Shapes of the campaigns' part of the API, beside the items' own."""
+"""Schemas of the campaign API, except those of items."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from backend.campaigns.ledger.items import (
 )
 from backend.campaigns.models import Actor, ProposalReason, ProposalState
 from backend.campaigns.rules.dice import DiceMode
+from backend.campaigns.rules.registry import DEFAULT_RULES
 from backend.http.schemas import MAX_INTEGER
 
 
 class Brief(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What every prompt says of the campaign: where it plays, what begins it, who takes part."""
+    """The part of a campaign that every prompt contains: setting, hook, roster and city."""
 
     setting: Text = ""
     hook: Text = ""
@@ -33,15 +34,14 @@ class Brief(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class CampaignSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How a campaign is remembered. Intervals count rounds.
+    """The settings of a campaign. Intervals are in rounds.
 
-    With `summaries`, its chats have a rolling summary, renewed every `memory_interval` rounds,
-    and its scenes are compressed, every `scene_beats` finished turns and at their end; the oldest
-    of more than `chapter_scenes` that are over become a chapter. Prompts tell the last chapters, in
-    at most `chapter_tokens`.
-    With `tools`, the model plays: it has the tools of the campaign's rules. `dice` says how dice
-    fall, where the rules know both ways: a `pool` that the player sees and spends from, or a roll
-    as in the `srd`.
+    With `summaries`, its chats have a rolling summary, renewed every `memory_interval` rounds. Its
+    scenes are compressed every `scene_beats` finished turns and when they close. If more than
+    `chapter_scenes` are closed, the oldest become a chapter. Prompts contain the last chapters,
+    with at most `chapter_tokens`. With `tools`, the model plays with the tools of the campaign's
+    rules. `dice` selects the dice of rules that support both: a `pool` that the player sees and
+    spends, or rolls as in the `srd`.
     """
 
     summaries: bool = True
@@ -58,23 +58,23 @@ class CampaignSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 
 class CampaignFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What can be changed about a campaign itself."""
+    """The fields of a campaign that can be changed."""
 
     name: Name
-    rules: Annotated[str, msgspec.Meta(max_length=50)] = "freeform"
+    rules: Annotated[str, msgspec.Meta(max_length=50)] = DEFAULT_RULES
     brief: Brief = msgspec.field(default_factory=Brief)
     settings: CampaignSettings = msgspec.field(default_factory=CampaignSettings)
 
 
 class NewCampaign(CampaignFields, kw_only=True):
-    """A campaign to make."""
+    """A new campaign."""
 
     day: Annotated[int, msgspec.Meta(ge=1, le=MAX_DAY)] = 1
     time_of_day: Line = ""
 
 
 class CampaignView(CampaignFields, kw_only=True):
-    """A campaign. `version` counts what changed in it, its state included."""
+    """A campaign. `version` counts the changes of its settings and state."""
 
     id: UUID
     day: int
@@ -88,10 +88,10 @@ class CampaignView(CampaignFields, kw_only=True):
 
 
 class WorldPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a campaign's patch may name."""
+    """The fields of a patch of a campaign."""
 
     name: Name = ""
-    rules: str = "freeform"
+    rules: str = DEFAULT_RULES
     brief: Brief = msgspec.field(default_factory=Brief)
     settings: CampaignSettings = msgspec.field(default_factory=CampaignSettings)
     day: Annotated[int, msgspec.Meta(ge=1, le=MAX_DAY)] = 1
@@ -102,9 +102,10 @@ class WorldPatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RulesView(msgspec.Struct, kw_only=True):
-    """A rules module: its name, and its moods with their variants. Play begins in the first."""
+    """A rule system, with the variants of each mood. Play begins in the first mood."""
 
     name: str
+    title: str
     moods: dict[str, list[str]]
 
 
@@ -116,7 +117,7 @@ class ItemPage(msgspec.Struct, kw_only=True):
 
 
 class ItemReference(msgspec.Struct, kw_only=True):
-    """What a change is about."""
+    """An item by kind, id and name."""
 
     kind: Kind
     id: UUID
@@ -124,9 +125,11 @@ class ItemReference(msgspec.Struct, kw_only=True):
 
 
 class ChangeView(msgspec.Struct, kw_only=True):
-    """A line of the ledger. `counts` is false while it is undone, or its message is not told.
+    """A line of the ledger.
 
-    `because` says why, where a compaction has made it.
+    `counts` is false while it is undone or its message is off the active path.
+
+    `because` is the reason for a change by a compaction.
     """
 
     id: UUID
@@ -146,16 +149,16 @@ class ChangeView(msgspec.Struct, kw_only=True):
 
 
 class ChangePage(msgspec.Struct, kw_only=True):
-    """A stretch of the ledger, newest first; `next` is the `before` of the following one."""
+    """A page of the ledger, newest first; `next` is the `before` of the following one."""
 
     items: list[ChangeView]
     next: int | None
 
 
 class Contradiction(msgspec.Struct, kw_only=True):
-    """A fact that a proposed one contradicts: its text when that was proposed, and now.
+    """A fact that a proposed one contradicts: its text at the time of the proposal, and now.
 
-    `now` is null where it is no longer in force.
+    `now` is null if it is no longer in force.
     """
 
     id: UUID
@@ -164,14 +167,13 @@ class Contradiction(msgspec.Struct, kw_only=True):
 
 
 class ProposalView(msgspec.Struct, kw_only=True):
-    """A change that was read out of a message and waits for its user's decision.
+    """A change that was read from a message and waits for the user's decision.
 
-    `then`, `now` and `proposed` hold the same fields: as they were when the change was proposed, as
-    they are, and as accepting would leave them; `then` and `now` are empty where an item is new.
-    `conflicts` says for each field who has the last word on it: its lock (`locked`), who changed it
-    (`user`, `tool`, `compactor`), or the user who took the change back (`undone`). Where it is not
-    clear which item a `mention` means, `candidates` are those that it may. `revision` is that of
-    what would change.
+    `then`, `now` and `proposed` contain the same fields: at the time of the proposal, now, and
+    after accepting it. `then` and `now` are empty for a new item. `conflicts` contains the
+    authority over each field: its lock (`locked`), the actor who changed it (`user`, `tool`,
+    `compactor`), or the user who undid the change (`undone`). If a `mention` is ambiguous,
+    `candidates` are the possible items. `revision` is the newest change of the items.
     """
 
     id: UUID
@@ -195,7 +197,7 @@ class ProposalView(msgspec.Struct, kw_only=True):
 
 
 class VersionView(msgspec.Struct, kw_only=True):
-    """Changes that were written together."""
+    """The changes that were written together."""
 
     version: int
     actor: Actor
@@ -211,7 +213,7 @@ class VersionPage(msgspec.Struct, kw_only=True):
 
 
 class ItemDifference(msgspec.Struct, kw_only=True):
-    """How an item of a version differs from what it is now."""
+    """An item that differs between a version and now."""
 
     target: ItemReference
     then: dict[str, Any] | None
@@ -219,7 +221,7 @@ class ItemDifference(msgspec.Struct, kw_only=True):
 
 
 class Comparison(msgspec.Struct, kw_only=True):
-    """What would change if a version were restored. `more` differ besides those shown."""
+    """The effects of restoring a version. `more` counts further items that differ."""
 
     version: int
     current: int
@@ -234,12 +236,11 @@ class Restore(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class StateView(msgspec.Struct, kw_only=True):
-    """The world as it is now. `scene` is the open one; null where none is.
+    """The present state of the world. `scene` is the open one, or null.
 
-    Long lists are cut: `more` says how many `entities`, `threads`, `clocks` and `echoes` there are
-    besides.
-    `locked` names what is locked of the day, the time of day, the flags and the attributes. Of the
-    attributes, `play` is how play stands: its mood, and what belongs to it.
+    Long lists are cut: `more` counts the `entities`, `threads`, `clocks` and `echoes` that are
+    missing. `locked` lists the locked keys among day, time of day, flags and attributes. The
+    attribute `play` is the play state.
     """
 
     version: int
@@ -258,7 +259,7 @@ class StateView(msgspec.Struct, kw_only=True):
 
 
 class CampaignContextView(msgspec.Struct, kw_only=True):
-    """Both forms of the situation as a turn would get it, which of them it would be, and why."""
+    """Both forms of the state block, the form that a turn would get, and the reason."""
 
     form: Literal["full", "light"]
     why: str
@@ -285,4 +286,4 @@ def _view(kind: Kind, struct: type[Item]) -> type[msgspec.Struct]:
 VIEWS: dict[Kind, type[msgspec.Struct]] = {
     kind: _view(kind, struct) for kind, struct in STRUCTS.items()
 }
-"""An item of each kind as the API shows it. `revision` is the number of its last change."""
+"""The API's format of each kind of item. `revision` is the number of its last change."""

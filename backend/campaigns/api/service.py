@@ -1,4 +1,4 @@
-"""Campaigns as wholes: listing, making, changing, deleting."""
+"""List, create, edit and delete campaigns."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import CampaignFields, CampaignView, NewCampaign, WorldPatch
-from backend.campaigns.errors import (
-    CampaignFullError,
-)
+from backend.campaigns.errors import CampaignFullError
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import Change, build_creation
 from backend.campaigns.ledger.items import World
@@ -26,9 +24,7 @@ from backend.campaigns.ledger.records import (
     open_reading,
     seal_campaign,
 )
-from backend.campaigns.models import (
-    Campaign,
-)
+from backend.campaigns.models import Campaign
 from backend.campaigns.rules.registry import check_rules
 from backend.chats.models import Chat
 from backend.chronicles.events import ChronicleFields
@@ -40,11 +36,11 @@ from backend.http.schemas import Page, check_revision, make_page, merge_patch, r
 from backend.memory.indexing.outbox import note_change
 
 MAX_CAMPAIGNS = 200
-"""Campaigns of one user."""
+"""Maximum number of campaigns of one user."""
 
 
 class CampaignService:
-    """What a user does with campaigns, by hand."""
+    """Creates and edits campaigns for their user."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -52,7 +48,7 @@ class CampaignService:
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None
     ) -> Page[CampaignView]:
-        """Campaigns, newest first."""
+        """Return campaigns, newest first."""
         query = select(Campaign).where(Campaign.user_id == identity.user_id)
         if after is not None:
             query = query.where(Campaign.id < after)
@@ -66,7 +62,7 @@ class CampaignService:
         return Page(items=views, next=following)
 
     async def create(self, identity: Identity, new: NewCampaign) -> CampaignView:
-        """Make a campaign without items, and its chronicle.
+        """Create a campaign without items, and its chronicle.
 
         Raises `CampaignFullError`, `ChronicleFullError`, `ValidationError`.
         """
@@ -78,7 +74,7 @@ class CampaignService:
         return view
 
     async def get(self, identity: Identity, campaign_id: UUID) -> CampaignView:
-        """Raises `CampaignNotFoundError`."""
+        """Raise `CampaignNotFoundError` if it does not exist."""
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             [view] = await build_campaign_views(session, identity.sealer, [campaign])
         return view
@@ -92,9 +88,9 @@ class CampaignService:
         if_match: str | None,
         message_id: UUID | None = None,
     ) -> CampaignView:
-        """Merge into a campaign. What is of its world goes through the ledger.
+        """Merge a patch into a campaign. Changes of its world are written to the ledger.
 
-        With `message_id` that counts while that message is told. Raises `CampaignNotFoundError`,
+        With `message_id` they are active while that message is. Raises `CampaignNotFoundError`,
         `PreconditionFailedError`, `MessageNotFoundError`, `ValidationError`.
         """
         reject_unknown(patch, WorldPatch)
@@ -125,7 +121,7 @@ class CampaignService:
     async def delete(self, identity: Identity, campaign_id: UUID, *, if_match: str | None) -> None:
         """Delete a campaign with its items and its ledger.
 
-        Its chats stay, as plain chats, and so does its chronicle, which they may use.
+        Its chats and its chronicle are kept.
 
         Raises `CampaignNotFoundError`, `PreconditionFailedError`.
         """
@@ -148,7 +144,7 @@ class CampaignService:
 
 
 async def make_campaign(session: AsyncSession, identity: Identity, new: NewCampaign) -> Campaign:
-    """Make a campaign without items, with a chronicle of its own that is named after it.
+    """Create a campaign without items, and a chronicle with the same name.
 
     Raises `CampaignFullError`, `ChronicleFullError`.
     """
@@ -176,7 +172,7 @@ async def make_campaign(session: AsyncSession, identity: Identity, new: NewCampa
 
 
 async def check_room(session: AsyncSession, identity: Identity) -> None:
-    """Raise `CampaignFullError` where an account has as many campaigns as it may."""
+    """Raise `CampaignFullError` if an account has the maximum number of campaigns."""
     count = select(func.count()).where(Campaign.user_id == identity.user_id)
     if (await session.scalar(count) or 0) >= MAX_CAMPAIGNS:
         raise CampaignFullError(

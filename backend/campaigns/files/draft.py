@@ -125,7 +125,7 @@ def settle(draft: CampaignDraft, *, told: Iterable[UUID] = ()) -> dict[UUID, tup
         settled[item_id] = state, lines[-1].seq if lines else 0
         if item_id in draft.states:
             operations = _leading_to(kind, state, draft.states[item_id])
-            if operations.fields() or not exists(state):
+            if operations.list_fields() or not exists(state):
                 needed[item_id] = operations
     for item_id in told:
         if item_id not in draft.states and exists(settled[item_id][0]):

@@ -1,4 +1,4 @@
-"""What became of a campaign: its ledger, its versions, undoing and restoring."""
+"""The change log of a campaign: changes, versions, undo and restore."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ from backend.campaigns.api.schemas import (
     VersionPage,
     VersionView,
 )
-from backend.campaigns.errors import (
-    CampaignChangeNotFoundError,
-    CampaignVersionNotFoundError,
-)
+from backend.campaigns.errors import CampaignChangeNotFoundError, CampaignVersionNotFoundError
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import DELETION, EXISTS, Change, State, compare_states, exists
@@ -35,12 +32,7 @@ from backend.campaigns.ledger.records import (
     open_reading,
 )
 from backend.campaigns.ledger.store import read_state
-from backend.campaigns.models import (
-    Campaign,
-    CampaignChange,
-    CampaignItem,
-    ChangeSource,
-)
+from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.state.viewpoints import check_viewpoint
 from backend.core.audience import GM, Viewpoint
 from backend.core.cpu_pool import iterate_in_slices
@@ -48,19 +40,19 @@ from backend.database.engine import Database
 from backend.vault.sealing import Sealer
 
 MAX_COMPARED = 500
-"""Items of a comparison that are shown; of others there is only a count."""
+"""Items that a comparison shows; further ones are only counted."""
 
 
 class ChangeLogService:
-    """Shows the ledger, and takes changes back.
+    """Shows the ledger, and undoes changes.
 
-    No prompt of a player contains the ledger, so from a player's viewpoint it is empty.
+    No prompt of a player contains the ledger, so it is empty from a player's viewpoint.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def changes(
+    async def list_changes(
         self,
         identity: Identity,
         campaign_id: UUID,
@@ -69,7 +61,7 @@ class ChangeLogService:
         before: int | None,
         viewpoint: Viewpoint = GM,
     ) -> ChangePage:
-        """The ledger, newest first. Raises `CampaignNotFoundError`, `ValidationError`."""
+        """Return the ledger, newest first. Raises `CampaignNotFoundError`, `ValidationError`."""
         query = (
             select(CampaignChange, CampaignItem)
             .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
@@ -87,7 +79,7 @@ class ChangeLogService:
             if viewpoint != GM:
                 return ChangePage(items=[], next=None)
             rows = [(row[0], row[1]) for row in await session.execute(query)]
-            sources = await _first_sources(session, [change.id for change, _ in rows])
+            sources = await _find_first_sources(session, [change.id for change, _ in rows])
         items = [
             _view_change(identity.sealer, change, item, sources.get(change.id))
             for change, item in rows[:limit]
@@ -95,7 +87,7 @@ class ChangeLogService:
         return ChangePage(items=items, next=items[-1].seq if len(rows) > limit else None)
 
     async def undo(self, identity: Identity, campaign_id: UUID, change_id: UUID) -> ChangeView:
-        """Let a change count no longer; where it was undone already, nothing changes.
+        """Undo one change. Later changes are kept. Idempotent.
 
         Raises `CampaignNotFoundError`, `CampaignChangeNotFoundError`.
         """
@@ -113,10 +105,10 @@ class ChangeLogService:
             await ledger_paths.undo_change(session, identity.sealer, campaign, change_id)
             await session.refresh(change)
             item = await session.get_one(CampaignItem, change.item_id, populate_existing=True)
-            sources = await _first_sources(session, [change.id])
+            sources = await _find_first_sources(session, [change.id])
             return _view_change(identity.sealer, change, item, sources.get(change.id))
 
-    async def versions(
+    async def list_versions(
         self,
         identity: Identity,
         campaign_id: UUID,
@@ -125,7 +117,7 @@ class ChangeLogService:
         before: int | None,
         viewpoint: Viewpoint = GM,
     ) -> VersionPage:
-        """Versions, newest first: changes that were written together.
+        """Return versions, newest first. A version is the changes that were written together.
 
         Raises `CampaignNotFoundError`, `ValidationError`.
         """
@@ -167,15 +159,17 @@ class ChangeLogService:
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign.id], owner_id=identity.user_id)
             differing = (
-                await _since(session, identity.sealer, campaign, version) if viewpoint == GM else []
+                await _find_differences(session, identity.sealer, campaign, version)
+                if viewpoint == GM
+                else []
             )
         items = [
             ItemDifference(
                 target=ItemReference(
                     kind=kind, id=item_id, name=get_item_name(kind, then, current)
                 ),
-                then=_public(then),
-                now=_public(current),
+                then=_strip_existence(then),
+                now=_strip_existence(current),
             )
             for kind, item_id, then, current in differing[:MAX_COMPARED]
         ]
@@ -187,14 +181,14 @@ class ChangeLogService:
         )
 
     async def restore(self, identity: Identity, campaign_id: UUID, version: int) -> CampaignView:
-        """Make of every item what it was in a version, by changes that can be undone.
+        """Restore all items to their state in a version, with changes that can be undone.
 
         Raises `CampaignNotFoundError`, `CampaignVersionNotFoundError`.
         """
         sealer = identity.sealer
         async with self._database.write() as session:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
-            differing = await _since(session, sealer, campaign, version)
+            differing = await _find_differences(session, sealer, campaign, version)
             changes = [
                 Change(kind, item_id, compare_states(current, then) if exists(then) else DELETION)
                 async for kind, item_id, then, current in iterate_in_slices(differing)
@@ -209,7 +203,7 @@ class ChangeLogService:
 async def build_change_views(
     session: AsyncSession, sealer: Sealer, change_ids: Sequence[UUID]
 ) -> list[ChangeView]:
-    """Changes of the sealer's user by their ids, as the API shows them, in order."""
+    """Return changes of the sealer's user in the API's format, in the order of the ids."""
     query = (
         select(CampaignChange, CampaignItem)
         .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
@@ -218,12 +212,14 @@ async def build_change_views(
         .execution_options(populate_existing=True)
     )
     rows = [(row[0], row[1]) for row in await session.execute(query)]
-    sources = await _first_sources(session, change_ids)
+    sources = await _find_first_sources(session, change_ids)
     return [_view_change(sealer, change, item, sources.get(change.id)) for change, item in rows]
 
 
-async def _first_sources(session: AsyncSession, change_ids: Sequence[UUID]) -> dict[UUID, UUID]:
-    """The message that made each change: of copies in forks, the oldest."""
+async def _find_first_sources(
+    session: AsyncSession, change_ids: Sequence[UUID]
+) -> dict[UUID, UUID]:
+    """Return the message that caused each change; of copies in forks, the oldest."""
     query = (
         select(ChangeSource.change_id, ChangeSource.message_id)
         .where(ChangeSource.change_id.in_(change_ids))
@@ -257,10 +253,10 @@ def _view_change(
     )
 
 
-async def _since(
+async def _find_differences(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, version: int
 ) -> list[tuple[Kind, UUID, State, State]]:
-    """Items that a later version changed: (kind, id, its state then, its state now)."""
+    """Return items that a later version changed: (kind, id, state then, state now)."""
     first = await session.scalar(
         select(CampaignChange.version)
         .where(CampaignChange.campaign_id == campaign.id)
@@ -268,11 +264,9 @@ async def _since(
         .limit(1)
     )
     if first is None or not first <= version <= campaign.version:
-        raise CampaignVersionNotFoundError(
-            f"The campaign has the versions {first} to {campaign.version}."
-        )
-    # Whatever a later version changed, it wrote the row. So did a swipe, which changed nothing that
-    # was written down: its items are the same then and now.
+        raise CampaignVersionNotFoundError(f"Choose a version from {first} to {campaign.version}.")
+    # Later versions, and swipes, wrote the rows of the items that they changed. If a swipe changed
+    # nothing in the ledger, its items are equal then and now.
     query = (
         select(CampaignItem.id, CampaignItem.kind, CampaignItem.sealed_state)
         .where(CampaignItem.campaign_id == campaign.id, CampaignItem.version > version)
@@ -290,7 +284,7 @@ async def _since(
     return found
 
 
-def _public(state: State) -> dict[str, Any] | None:
+def _strip_existence(state: State) -> dict[str, Any] | None:
     if not exists(state):
         return None
     return {key: value for key, value in state.items() if key != EXISTS}

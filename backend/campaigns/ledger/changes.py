@@ -1,17 +1,19 @@
-"""The ledger: changes of a campaign's items, and the state that they fold to.
+"""The ledger: changes of a campaign's items, and the fold of changes into states.
 
-A change holds operations on one item: `set` gives fields new values, `add` and `remove` put into
-lists and take out of them, and count numbers up and down. A key such as `attributes.hp` names a
-member of a field. An item exists from the change that creates it to the one that deletes it.
+A change contains operations on one item: `set` replaces fields; `add` and `remove` extend and
+shorten lists, and increase and decrease numbers. A key such as `attributes.hp` names a member of a
+field. An item exists between the changes that create and delete it.
 
-State is what the changes that count come to, in the order of their numbers, so a change can stop
-counting (its message is no longer on the active path, or a user has undone it) and count again.
+A state is the fold of the active changes in the order of their numbers. A change is inactive while
+its message is not on the active path, or after a user has undone it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
+from uuid import UUID
 
 import msgspec
 
@@ -26,30 +28,30 @@ Bounds = Mapping[str, tuple[int, int]]
 """The lowest and highest value of numbers, by their key."""
 
 MAX_SUFFIX = "_max"
-"""What the name of an attribute ends with that says how high another one may be."""
+"""The suffix of an attribute that limits another attribute: `hp_max` limits `hp`."""
 
 EXISTS = "exists"
-"""The member of a state that says whether the item was created, and not deleted since."""
+"""The member of a state that is True from the item's creation to its deletion."""
 
 
 class Operations(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one change does to its item, and, for people, why."""
+    """The operations of one change, and the reason for users."""
 
     set: dict[str, Any] = {}
     add: dict[str, Any] = {}
     remove: dict[str, Any] = {}
     because: str = ""
 
-    def fields(self) -> frozenset[str]:
-        """The fields that change, each without what follows its first dot."""
-        return frozenset(key.partition(".")[0] for key in self.touched())
+    def list_fields(self) -> frozenset[str]:
+        """Return the fields that change, without members: `attributes` for `attributes.hp`."""
+        return frozenset(key.partition(".")[0] for key in self.list_keys())
 
-    def touched(self) -> list[str]:
-        """The keys that it names, besides that an item is made or deleted."""
+    def list_keys(self) -> list[str]:
+        """Return the keys that change, except the one for creation and deletion."""
         return [key for key in (*self.set, *self.add, *self.remove) if key != EXISTS]
 
-    def only(self, keys: Collection[str]) -> Operations:
-        """What it does to some keys."""
+    def select(self, keys: Collection[str]) -> Operations:
+        """Return the operations on some of the keys."""
         put, added, removed = (
             {key: value for key, value in each.items() if key in keys}
             for each in (self.set, self.add, self.remove)
@@ -57,11 +59,19 @@ class Operations(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
         return Operations(set=put, add=added, remove=removed)
 
 
-def fold(kind: Kind, changes: Iterable[Operations], before: State | None = None) -> State:
-    """The state that `changes` lead to, in order, from `before` or from nothing.
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Operations on one item of a kind, before they are written to the ledger."""
 
-    One that would make of the item what its kind can't be changes nothing: what it built on may
-    have stopped counting.
+    kind: Kind
+    item_id: UUID
+    operations: Operations
+
+
+def fold(kind: Kind, changes: Iterable[Operations], before: State | None = None) -> State:
+    """Return the state after `changes`, in order, beginning with `before` or an empty state.
+
+    Skip changes that are no longer valid, for example because an earlier change was undone.
     """
     state = before or {}
     for change in changes:
@@ -74,10 +84,10 @@ def fold(kind: Kind, changes: Iterable[Operations], before: State | None = None)
 
 
 def apply_operations(kind: Kind, state: State, change: Operations) -> State:
-    """`state` after a change; `state` itself stays as it is.
+    """Return `state` after a change, without modifying `state`.
 
     Raises:
-        ValidationError: The item would have fields, or values, that its kind has not.
+        ValidationError: A field or value is not valid for the kind of item.
     """
     after = dict(state)
     for key, value in change.set.items():
@@ -95,17 +105,17 @@ def apply_operations(kind: Kind, state: State, change: Operations) -> State:
 
 
 def build_state(item: Item) -> State:
-    """The state of an item that exists, with all its fields."""
+    """Return the state of an existing item, with all its fields."""
     return {EXISTS: True, **msgspec.to_builtins(item)}
 
 
 def exists(state: State) -> bool:
-    """Whether there is such an item."""
+    """Return True if the item is created and not deleted."""
     return state.get(EXISTS) is True
 
 
 def get_value(state: State, key: str) -> Any:
-    """What a key names of a state: a field, or a member of one; None where it has none."""
+    """Return the value of a key in a state: a field or a member of one. None if there is none."""
     field, _, member = key.partition(".")
     value = state.get(field)
     if not member:
@@ -114,10 +124,10 @@ def get_value(state: State, key: str) -> Any:
 
 
 def build_item(kind: Kind, state: State) -> Item:
-    """The state as its struct.
+    """Return the struct of a state.
 
     Raises:
-        ValidationError: Its fields are not what that kind of item has.
+        ValidationError: The fields are not valid for the kind of item.
     """
     fields = {key: value for key, value in state.items() if key != EXISTS}
     try:
@@ -127,7 +137,7 @@ def build_item(kind: Kind, state: State) -> Item:
 
 
 def build_creation(item: Item) -> Operations:
-    """The change that makes an item."""
+    """Return the operations that create an item."""
     return Operations(set={EXISTS: True, **msgspec.to_builtins(item)})
 
 
@@ -135,10 +145,10 @@ DELETION = Operations(set={EXISTS: False})
 
 
 def compare_states(before: State, after: State) -> Operations:
-    """The change that leads from one state to another.
+    """Return the operations that lead from one state to another.
 
-    Lists are added to and removed from where that gives the same list, so that what others put in
-    and take out still counts beside it.
+    Use `add` and `remove` for lists if they give the same list, so that changes by others to the
+    same list are kept.
     """
     change = Operations()
     for key in sorted(before.keys() | after.keys()):
@@ -185,7 +195,7 @@ def _put(state: State, key: str, value: Any) -> None:
 
 
 def _as_list(value: Any) -> list[Any]:
-    """A list as it is, nothing as an empty one, anything else as a list of it."""
+    """Return a list of a value: a copy of a list, an empty one for None."""
     if isinstance(value, list):
         return list(cast("Any", value))
     return [] if value is None else [value]
@@ -211,7 +221,7 @@ def _remove(current: Any, value: Any) -> Any:
 
 
 def _as_hashable(value: Any) -> str | bytes:
-    """A value of JSON as something that sets hold: lists may have thousands of members."""
+    """Return a hashable form of a JSON value, because lists may have thousands of members."""
     return value if isinstance(value, str) else msgspec.json.encode(value, order="deterministic")
 
 
@@ -233,9 +243,9 @@ def _find_bounds(kind: Kind, state: State) -> Bounds:
 
 
 def _find_maximums(attributes: State) -> Bounds:
-    """An attribute that has one named `<its name>_max` beside it, say `hp`, is 0 to that."""
+    """Return the bounds of attributes that have a maximum: 0 to `hp_max` for `hp`."""
     return {
-        f"attributes.{name.removesuffix(MOST)}": (0, most)
+        f"attributes.{name.removesuffix(MAX_SUFFIX)}": (0, most)
         for name, most in attributes.items()
         if name.endswith(MAX_SUFFIX) and isinstance(most, int)
     }

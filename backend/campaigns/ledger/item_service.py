@@ -1,4 +1,4 @@
-"""Items of campaigns: listing, making, changing, deleting."""
+"""List, create, edit and delete the items of campaigns."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import ItemPage
-from backend.campaigns.errors import (
-    CampaignFullError,
-)
+from backend.campaigns.errors import CampaignFullError
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import DELETION, Change, build_creation, build_item
 from backend.campaigns.ledger.items import Item, Kind, Scene
@@ -28,9 +26,7 @@ from backend.campaigns.ledger.records import (
     open_item,
     open_reading,
 )
-from backend.campaigns.models import (
-    CampaignItem,
-)
+from backend.campaigns.models import CampaignItem
 from backend.campaigns.state.party import follow_scene
 from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import new_id
@@ -38,24 +34,24 @@ from backend.database.engine import Database
 from backend.http.schemas import check_revision
 
 MAX_ITEMS = 50_000
-"""Items in one campaign, deleted ones among them."""
+"""Maximum number of items in one campaign, including deleted ones."""
 
 SCAN_ROWS = 500
-"""Rows that are read and unsealed in one go."""
+"""Rows that are read and unsealed in one batch."""
 
 _SEARCHED = ("name", "title", "term", "text", "summary", "role")
 
 
 class ItemFilter(NamedTuple):
-    """Which items of a kind a list is to hold: all where nothing is said."""
+    """The filters of an item list. The default accepts all items of a kind."""
 
     kind: str | None = None
     at: UUID | None = None
     status: str | None = None
     text: str | None = None
 
-    def lets_in(self, item: Item) -> bool:
-        """Whether an item has the status, and the text in one of its names or texts."""
+    def accepts(self, item: Item) -> bool:
+        """Return True if an item has the status, and the text in one of its names or texts."""
         if self.status is not None and getattr(item, "status", None) != self.status:
             return False
         if not self.text:
@@ -66,7 +62,7 @@ class ItemFilter(NamedTuple):
 
 
 class ItemService:
-    """What a user does with the items of campaigns, by hand."""
+    """Creates and edits the items of campaigns for their user."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -81,7 +77,7 @@ class ItemService:
         limit: int,
         after: UUID | None,
     ) -> ItemPage:
-        """Items of a kind, oldest first. Raises `CampaignNotFoundError`."""
+        """Return items of a kind, oldest first. Raises `CampaignNotFoundError`."""
         query = select(CampaignItem).where(
             CampaignItem.campaign_id == campaign_id,
             CampaignItem.user_id == identity.user_id,
@@ -101,7 +97,7 @@ class ItemService:
                 rows = (await session.scalars(part.order_by(CampaignItem.id).limit(at_once))).all()
                 async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
                     item = open_item(identity.sealer, row)
-                    if asked.lets_in(item):
+                    if asked.accepts(item):
                         found.append(build_item_view(row, item))
                 if len(rows) < at_once:
                     break
@@ -118,9 +114,9 @@ class ItemService:
         *,
         message_id: UUID | None = None,
     ) -> msgspec.Struct:
-        """Add an item. With `message_id` it exists while that message is on the active path.
+        """Create an item. With `message_id` it exists while that message is on the active path.
 
-        An open scene takes the players' characters along to its place.
+        If it is an open scene, the players' characters move to its place.
 
         Raises `CampaignNotFoundError`, `CampaignFullError`, `MessageNotFoundError`,
         `ValidationError`.
@@ -141,7 +137,7 @@ class ItemService:
             return await _load_view(session, identity, ItemKey(campaign_id, kind, change.item_id))
 
     async def get_item(self, identity: Identity, key: ItemKey) -> msgspec.Struct:
-        """Raises `CampaignNotFoundError`, `CampaignItemNotFoundError`."""
+        """Raise `CampaignNotFoundError` or `CampaignItemNotFoundError` if it does not exist."""
         async with open_reading(self._database, identity, key.campaign_id) as (session, _):
             return await _load_view(session, identity, key)
 
@@ -154,7 +150,7 @@ class ItemService:
         if_match: str | None,
         message_id: UUID | None = None,
     ) -> msgspec.Struct:
-        """Merge into an item; what differs is one change of the ledger.
+        """Merge a patch into an item as one change of the ledger.
 
         Raises `CampaignItemNotFoundError`, `PreconditionFailedError`, `MessageNotFoundError`,
         `ValidationError`.
@@ -175,7 +171,7 @@ class ItemService:
         if_match: str | None,
         message_id: UUID | None = None,
     ) -> None:
-        """Delete an item, as a change that can be undone.
+        """Delete an item with a change that can be undone.
 
         Raises `CampaignItemNotFoundError`, `PreconditionFailedError`, `MessageNotFoundError`,
         `ValidationError`.

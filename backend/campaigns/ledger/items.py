@@ -1,7 +1,7 @@
-"""What a campaign is made of: the fields of each kind of item.
+"""The items of a campaign, and the fields of each kind.
 
-An item's state is a dictionary in JSON's types, as `ledger` folds it; these structs check it and
-give it its defaults.
+An item's state is a dictionary of JSON types, the result of `ledger.changes.fold`. These structs
+validate it and supply defaults.
 """
 
 from typing import Annotated, Literal
@@ -23,7 +23,7 @@ Lines = Annotated[list[Line], msgspec.Meta(max_length=200)]
 MAX_DAY = 1_000_000
 MAX_BEATS = 10_000
 MAX_SCENES = 200
-"""Scenes of one chapter."""
+"""Maximum number of scenes in one chapter."""
 
 MAX_MEMBERS = 200
 MAX_ATTRIBUTE_BYTES = 64_000
@@ -47,21 +47,21 @@ Attribute = (
     | Annotated[list[_Value], msgspec.Meta(max_length=MAX_MEMBERS)]
     | Annotated[dict[Name, _Value], msgspec.Meta(max_length=MAX_MEMBERS)]
 )
-"""A value of JSON that nests no deeper than a list of objects, as an inventory may be."""
+"""A JSON value that is nested at most as deep as a list of objects, for example an inventory."""
 
 Attributes = Annotated[dict[Name, Attribute], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class Item(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What all items have. A locked field is changed by users alone."""
+    """The fields that all items have. Only users can change a locked field."""
 
     locked: Annotated[list[Name], msgspec.Meta(max_length=50)] = []
 
 
 class World(Item, kw_only=True):
-    """When a campaign's story stands: its day and time, named switches, and what its rules count.
+    """The state of a campaign's world: day and time, flags, and numbers of the rules.
 
-    The attribute `play` is how its play stands.
+    The attribute `play` contains the play state.
     """
 
     day: Annotated[int, msgspec.Meta(ge=1, le=MAX_DAY)] = 1
@@ -70,7 +70,7 @@ class World(Item, kw_only=True):
     attributes: Attributes = {}
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` where the attributes are too long together."""
+        """Raise `ValueError` if the attributes are too large in total."""
         _check_size(self.attributes)
 
 
@@ -92,12 +92,12 @@ class Entity(Item, kw_only=True):
     audience: Audience = "public"
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` where the attributes are too long together."""
+        """Raise `ValueError` if the attributes are too large in total."""
         _check_size(self.attributes)
 
 
 class Relation(Item, kw_only=True):
-    """How `from_id` feels about `to_id`."""
+    """The feelings of `from_id` towards `to_id`."""
 
     from_id: UUID
     to_id: UUID
@@ -130,7 +130,7 @@ class Thread(Item, kw_only=True):
 
 
 class Clock(Item, kw_only=True):
-    """A clock of segments. Full, it is done, and stays."""
+    """A clock of segments. A full clock is done, and is kept."""
 
     name: Name
     segments: Literal[4, 6, 8] = 6
@@ -152,7 +152,7 @@ class Fact(Item, kw_only=True):
 
 
 class Scene(Item, kw_only=True):
-    """A stretch of the story at one place. The open one is where the story is now."""
+    """A part of the story at one place. The story is in the open scene."""
 
     title: Line = ""
     location_id: UUID | None = None
@@ -169,7 +169,7 @@ class Scene(Item, kw_only=True):
 
 
 class Chapter(Item, kw_only=True):
-    """Scenes that are over, told together."""
+    """A summary of several closed scenes."""
 
     title: Line = ""
     summary: Text = ""
@@ -178,7 +178,7 @@ class Chapter(Item, kw_only=True):
 
 
 class Echo(Item, kw_only=True):
-    """A cost that was paid, or a threat that still hangs over the players."""
+    """A cost that was paid, or a threat to the players that is not resolved."""
 
     text: Annotated[str, msgspec.Meta(min_length=1, max_length=1_000)]
     kind: Literal["cost", "threat"] = "cost"
@@ -187,7 +187,10 @@ class Echo(Item, kw_only=True):
 
 
 class Term(Item, kw_only=True):
-    """A coined word of the story. Approved ones stand in every prompt, `raw` ones as bare words."""
+    """A coined word of the story.
+
+    Prompts contain `approved` terms with their meaning, `raw` ones alone.
+    """
 
     term: Name
     definition: Line = ""
@@ -210,10 +213,10 @@ STRUCTS: dict[Kind, type[Item]] = {
 }
 
 PRESENT: tuple[Kind, ...] = ("entity", "fact", "thread")
-"""Kinds that tell how things are now."""
+"""Kinds that describe the present."""
 
 INDEXED: tuple[Kind, ...] = (*PRESENT, "scene", "chapter")
-"""Kinds that are found by meaning, and by the words in them; scenes once they are over."""
+"""Kinds that the memory index contains. A scene is indexed when it is closed."""
 
 _FEELINGS = (
     (75, "devoted"),
@@ -234,5 +237,5 @@ def _check_size(attributes: dict[str, Attribute]) -> None:
 
 
 def label_relation(score: int) -> str:
-    """What a relation's score (-100 to 100) is called."""
+    """Return the label of a relation's score (-100 to 100)."""
     return next((label for least, label in _FEELINGS if score >= least), "sworn enemy")

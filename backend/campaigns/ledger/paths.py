@@ -1,45 +1,46 @@
-"""Which changes of a ledger count: as the path goes, as the user undoes. Nothing here commits.
+"""Active changes of a ledger, as paths move and users undo, and messages already compacted.
 
-The caller has locked the campaign's row.
+The functions do not commit. The caller has locked the campaign's row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import and_, bindparam, select
+from sqlalchemy import and_, bindparam, func, insert, select
 from sqlalchemy import exists as any_row
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.changes import State, fold
 from backend.campaigns.ledger.items import Kind
 from backend.campaigns.ledger.store import read_operations, read_state, refold
-from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
-from backend.chats.models import Message
+from backend.campaigns.models import (
+    Campaign,
+    CampaignChange,
+    CampaignItem,
+    CampaignMark,
+    ChangeSource,
+)
+from backend.chats.models import Chat, Message
 from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import get_table, now, split_chunks
 from backend.vault.sealing import Sealer
 
 
 async def find_changed_items(session: AsyncSession, chat_id: UUID, *, above: int) -> set[UUID]:
-    """Items with changes that count and follow from a chat's messages from position `above` on."""
+    """Return the items with active changes that come from a chat's messages from `above` on."""
     return set(await session.scalars(_COUNTING, {"chat": chat_id, "above": above}))
 
 
 async def follow_path(
-    session: AsyncSession,
-    sealer: Sealer | None,
-    campaign: Campaign,
-    chat_id: UUID,
-    *,
-    above: int,
+    session: AsyncSession, sealer: Sealer | None, campaign: Campaign, chat_id: UUID, *, above: int
 ) -> None:
-    """Let changes count as the chat's active path now says, from position `above` on.
+    """Update which changes are active after a chat's path has moved from position `above` on.
 
-    Without a sealer the items are only marked: the next request that reads the campaign folds them.
+    Without a sealer, only mark the items: the next request that reads the campaign folds them.
     """
     place = {"chat": chat_id, "above": above, "campaign": campaign.id}
     rows = (await session.execute(_TOGGLED, place)).all()
@@ -54,13 +55,13 @@ async def follow_path(
 
 
 async def _resume_folds(sealer: Sealer, rows: Sequence[Any]) -> dict[UUID, tuple[State, int]]:
-    """States of items, some of whose changes begin to count, behind all that count already.
+    """Return states that are folded from their rows instead of from the first change.
 
-    Their folds go on from what their rows hold: see `fold_items`.
+    This is possible if only changes become active that come after all active ones.
 
     Args:
-        sealer: The owner's.
-        rows: Those of `_TOGGLED`, in the order of the ledger.
+        sealer: The owner's sealer.
+        rows: The rows of `_TOGGLED`, in the order of the ledger.
     """
     toggled: dict[UUID, list[Any]] = {}
     for row in rows:
@@ -85,7 +86,7 @@ async def _resume_folds(sealer: Sealer, rows: Sequence[Any]) -> dict[UUID, tuple
 async def undo_change(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, change_id: UUID
 ) -> None:
-    """Let a change of a campaign count no longer; where it was undone already, nothing changes."""
+    """Undo one change of a campaign. Later changes are kept. Idempotent."""
     asked = {"change": change_id, "campaign": campaign.id}
     row = (await session.execute(_NOT_UNDONE, asked)).one_or_none()
     if row is None:
@@ -105,10 +106,10 @@ async def detach_message(
     *,
     version: int,
 ) -> None:
-    """Let the changes of a version no longer follow from a message.
+    """Detach the changes of a version from a message.
 
-    They count on where they follow from a copy of it that is told. Without a sealer see
-    `follow_path`.
+    They stay active if they also come from a copy of it on an active path. For a missing sealer,
+    see `follow_path`.
     """
     asked = {"campaign": campaign.id, "version": version}
     await session.execute(_DETACH, {**asked, "message": message_id})
@@ -136,7 +137,7 @@ async def _refold_now(
 
 
 def _select_toggled() -> Any:
-    """Changes from a place of a chat on, of which the path says otherwise than they do."""
+    """Select the changes from a position of a chat on whose activity differs from the path."""
     any_source = get_table(ChangeSource).alias("any_source")
     on_path = any_row().where(
         and_(
@@ -171,7 +172,7 @@ def _select_toggled() -> Any:
     )
 
 
-# Built once: building a statement costs more than running it.
+# Built once: building a statement takes longer than running it.
 _ITEMS, _CHANGES = get_table(CampaignItem), get_table(CampaignChange)
 _MARK_STALE = (
     _ITEMS.update().where(_ITEMS.c.id.in_(bindparam("ids", expanding=True))).values(is_stale=True)
@@ -217,3 +218,135 @@ _COUNTING = (
         ChangeSource.position >= bindparam("above"),
     )
 )
+
+
+LOOK_BACK_MESSAGES = 400
+"""Number of last messages among which unread ones are searched."""
+
+IS_COMPACTED = (
+    select(CampaignMark.id)
+    .where(
+        CampaignMark.campaign_id == CampaignChange.campaign_id,
+        CampaignMark.version == CampaignChange.version,
+    )
+    .exists()
+)
+"""True for changes of a compaction; False for those of a scene's summary."""
+
+_IS_READ = select(CampaignMark.id).where(CampaignMark.id == Message.id).exists()
+_ON_PATH = (
+    Message.chat_id == bindparam("chat"),
+    Message.is_active,
+    ~Message.hidden,
+    Message.position > bindparam("after"),
+    Message.position <= bindparam("leaf"),
+)
+_FIRST_UNREAD = (
+    select(Message.position, (Message.path_tokens - Message.tokens).label("path_tokens"))
+    .where(*_ON_PATH, ~_IS_READ)
+    .order_by(Message.position)
+    .limit(1)
+)
+_LAST_READ = (
+    select(CampaignMark.position)
+    .join(Message, Message.id == CampaignMark.id)
+    .where(
+        CampaignMark.chat_id == bindparam("chat"),
+        CampaignMark.position <= bindparam("leaf"),
+        Message.is_active,
+    )
+    .order_by(CampaignMark.position.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_UNREAD_ROUNDS = select(func.count()).where(
+    *_ON_PATH, Message.role == "user", Message.position > func.coalesce(_LAST_READ, -1)
+)
+
+
+class UnreadStart(NamedTuple):
+    """The first unread message of a path, and the stored tokens before it."""
+
+    position: int
+    path_tokens: int
+
+
+async def find_first_unread(session: AsyncSession, leaf: Message, *, after: int) -> UnreadStart:
+    """Return the first unread message after position `after`, up to `leaf`.
+
+    If all are read, return the position after `leaf`.
+    """
+    place = {"chat": leaf.chat_id, "leaf": leaf.position}
+    row = (
+        await session.execute(
+            _FIRST_UNREAD, {**place, "after": max(after, leaf.position - LOOK_BACK_MESSAGES)}
+        )
+    ).one_or_none()
+    if row is None:
+        return UnreadStart(leaf.position + 1, leaf.path_tokens)
+    return UnreadStart(row.position, row.path_tokens)
+
+
+async def count_unread_rounds(session: AsyncSession, chat: Chat, leaf: Message) -> int:
+    """Return the number of the user's messages up to `leaf` since the last read one.
+
+    Messages from before the owner's opt-in are not counted.
+    """
+    query = _UNREAD_ROUNDS
+    if chat.chronicle_since is not None:
+        query = query.where(Message.created_at >= chat.chronicle_since)
+    place = {"chat": chat.id, "leaf": leaf.position, "after": leaf.position - LOOK_BACK_MESSAGES}
+    return await session.scalar(query, place) or 0
+
+
+async def clear_marks(session: AsyncSession, sealer: Sealer | None, message_id: UUID) -> None:
+    """Mark a message as unread after its text or audience has changed, and detach its changes.
+
+    The messages that were read together with it and come later are unread, too, because their
+    changes belong to the last one. Without a sealer, the next request that reads the campaign folds
+    it.
+    """
+    first = await session.get(CampaignMark, message_id)
+    if first is None:
+        return
+    campaign = await session.get_one(Campaign, first.campaign_id, with_for_update=True)
+    together = select(CampaignMark).where(
+        CampaignMark.campaign_id == first.campaign_id,
+        CampaignMark.version == first.version,
+        CampaignMark.chat_id == first.chat_id,
+        CampaignMark.position >= first.position,
+    )
+    for mark in (await session.scalars(together)).all():
+        await detach_message(session, sealer, campaign, mark.id, version=mark.version)
+        await session.delete(mark)
+
+
+async def copy_marks(
+    session: AsyncSession,
+    source_id: UUID,
+    fork_id: UUID,
+    copied: Mapping[UUID, UUID],
+    *,
+    campaign_id: UUID | None = None,
+) -> None:
+    """Mark the copies of read messages as read. `copied` maps messages to their copies.
+
+    In another campaign, given by `campaign_id`, no change comes from them.
+    """
+    for part in split_chunks(list(copied)):
+        query = select(CampaignMark).where(
+            CampaignMark.chat_id == source_id, CampaignMark.id.in_(part)
+        )
+        rows = [
+            {
+                "id": copied[mark.id],
+                "user_id": mark.user_id,
+                "campaign_id": campaign_id or mark.campaign_id,
+                "chat_id": fork_id,
+                "position": mark.position,
+                "version": 0 if campaign_id else mark.version,
+            }
+            for mark in await session.scalars(query)
+        ]
+        if rows:
+            await session.execute(insert(CampaignMark), rows)

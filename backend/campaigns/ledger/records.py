@@ -1,4 +1,4 @@
-"""Rows of campaigns and their items: found by owner, unsealed, shown, edited."""
+"""Rows of campaigns and items: find by owner, unseal, edit, and build API views."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import VIEWS, CampaignFields, CampaignView
-from backend.campaigns.errors import (
-    CampaignItemNotFoundError,
-    CampaignNotFoundError,
-)
+from backend.campaigns.errors import CampaignItemNotFoundError, CampaignNotFoundError
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import (
     EXISTS,
@@ -38,11 +35,7 @@ from backend.campaigns.ledger.items import (
     label_relation,
 )
 from backend.campaigns.ledger.store import read_state
-from backend.campaigns.models import (
-    CAMPAIGN,
-    Campaign,
-    CampaignItem,
-)
+from backend.campaigns.models import CAMPAIGN, Campaign, CampaignItem
 from backend.campaigns.scenes.chapters import narrow_chapters
 from backend.campaigns.state.party import follow_scene
 from backend.chats.models import Chat, Message
@@ -68,7 +61,7 @@ REFERENCES = (
 REFERENCE_LISTS = ("present", "scene_ids", "audience")
 
 
-# Each turn reads it: building a statement costs more than running it.
+# Each turn reads it, and building a statement takes longer than running it.
 _CAMPAIGN = select(Campaign).where(
     Campaign.id == bindparam("campaign"), Campaign.user_id == bindparam("owner")
 )
@@ -76,7 +69,7 @@ LOCKED = _CAMPAIGN.with_for_update()
 
 
 class ItemKey(NamedTuple):
-    """Which item is meant."""
+    """The campaign, kind and id of an item."""
 
     campaign_id: UUID
     kind: Kind
@@ -86,7 +79,7 @@ class ItemKey(NamedTuple):
 async def find_campaign(
     session: AsyncSession, sealer: Sealer, campaign_id: UUID, *, lock: bool = False
 ) -> Campaign | None:
-    """A campaign of the sealer's user, or None; see `get_campaign`."""
+    """Return a campaign of the sealer's user, or None; see `get_campaign`."""
     asked = {"campaign": campaign_id, "owner": sealer.user_id}
     campaign = await session.scalar(LOCKED if lock else _CAMPAIGN, asked)
     if lock and campaign is not None and campaign.is_stale:
@@ -97,9 +90,9 @@ async def find_campaign(
 async def get_campaign(
     session: AsyncSession, identity: Identity, campaign_id: UUID, *, lock: bool = False
 ) -> Campaign:
-    """Raises `CampaignNotFoundError`, both when absent and when someone else's.
+    """Raise `CampaignNotFoundError` both when absent and when someone else's.
 
-    `lock` lets one transaction at a time change the campaign, and folds what is stale.
+    `lock` serialises the writers of the campaign, and folds stale items.
     """
     campaign = await find_campaign(session, identity.sealer, campaign_id, lock=lock)
     if campaign is None:
@@ -111,7 +104,10 @@ async def get_campaign(
 async def open_reading(
     database: Database, identity: Identity, campaign_id: UUID
 ) -> AsyncGenerator[tuple[AsyncSession, Campaign]]:
-    """A session to read a campaign in, all its items folded. Raises `CampaignNotFoundError`."""
+    """Yield a session to read a campaign whose items are all folded.
+
+    Raises `CampaignNotFoundError`.
+    """
     async with database.read() as session:
         campaign = await get_campaign(session, identity, campaign_id)
         if not campaign.is_stale:
@@ -124,12 +120,12 @@ async def open_reading(
 
 
 def open_campaign(sealer: Sealer, campaign: Campaign) -> CampaignFields:
-    """What a campaign's row says."""
+    """Unseal the fields of a campaign."""
     return _FIELDS.decode(sealer.open_bytes(CAMPAIGN, campaign.id, campaign.sealed_campaign))
 
 
 def seal_campaign(sealer: Sealer, campaign: Campaign, fields: CampaignFields) -> None:
-    """Put what a campaign says of itself into its row."""
+    """Seal the fields of a campaign into its row."""
     campaign.rules = fields.rules
     campaign.sealed_campaign = sealer.seal_bytes(CAMPAIGN, campaign.id, msgspec.json.encode(fields))
 
@@ -137,7 +133,7 @@ def seal_campaign(sealer: Sealer, campaign: Campaign, fields: CampaignFields) ->
 async def build_campaign_views(
     session: AsyncSession, sealer: Sealer, campaigns: Sequence[Campaign]
 ) -> list[CampaignView]:
-    """Campaigns as the API shows them."""
+    """Return campaigns in the API's format."""
     ids = [campaign.id for campaign in campaigns]
     worlds = {
         row.id: row.sealed_state
@@ -176,7 +172,7 @@ async def build_campaign_views(
 
 
 def build_item_view(row: CampaignItem, item: Item) -> msgspec.Struct:
-    """An item as the API shows it."""
+    """Return an item in the API's format."""
     more: dict[str, Any] = {}
     if isinstance(item, Relation):
         more["label"] = label_relation(item.score)
@@ -193,12 +189,12 @@ def build_item_view(row: CampaignItem, item: Item) -> msgspec.Struct:
 
 
 def open_item(sealer: Sealer, row: CampaignItem) -> Item:
-    """The item of a row."""
+    """Unseal the item of a row."""
     return build_item(row.kind, read_state(sealer, row.id, row.sealed_state))
 
 
 def get_item_name(kind: Kind, *states: State) -> str:
-    """What an item is called, of the first state that says so."""
+    """Return the name of an item, from the first state that has one."""
     if kind == "world":
         return "world"
     for state in states:
@@ -211,7 +207,7 @@ def get_item_name(kind: Kind, *states: State) -> str:
 async def load_states(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, item_ids: Collection[UUID]
 ) -> dict[UUID, State]:
-    """Items of the campaign by their ids: those that are of another are not there."""
+    """Return the states of items by id. Items of other campaigns are ignored."""
     query = select(CampaignItem.id, CampaignItem.sealed_state).where(
         CampaignItem.id.in_(item_ids),
         CampaignItem.campaign_id == campaign.id,
@@ -223,7 +219,7 @@ async def load_states(
 
 
 async def get_item_row(session: AsyncSession, identity: Identity, key: ItemKey) -> CampaignItem:
-    """Raises `CampaignItemNotFoundError`: absent, deleted, elsewhere, or someone else's."""
+    """Raise `CampaignItemNotFoundError` if it is absent, deleted, elsewhere, or someone else's."""
     row = await session.scalar(
         select(CampaignItem)
         .where(
@@ -243,19 +239,21 @@ async def get_item_row(session: AsyncSession, identity: Identity, key: ItemKey) 
 async def find_cause(
     session: AsyncSession, identity: Identity, campaign: Campaign, message_id: UUID | None
 ) -> Message | None:
-    """The message that a change follows from: the change counts while that message is told.
+    """Return the message that causes a change. The change is active while the message is.
 
-    Raises `MessageNotFoundError`, and `ValidationError` where it is told in none of the campaign's
-    chats.
+    Raises `MessageNotFoundError`, and `ValidationError` if the message is not on the active path of
+    a chat of the campaign.
     """
     if message_id is None:
         return None
     message = await get_message(session, message_id, owner_id=identity.user_id)
     chat = await session.get_one(Chat, message.chat_id)
     if chat.campaign_id != campaign.id:
-        raise ValidationError("message_id belongs to a chat that is not in the campaign.")
+        raise ValidationError("`message_id` belongs to a chat outside of the campaign.")
     if not message.is_active:
-        raise ValidationError("message_id is on another branch. Activate that branch first.")
+        raise ValidationError(
+            "`message_id` is on another branch. Choose a message of the active path."
+        )
     return message
 
 
@@ -268,9 +266,9 @@ async def edit_item(
     *,
     cause: Message | None = None,
 ) -> None:
-    """Write a merge patch of an item as one change by the user.
+    """Append a merge patch of an item as one change by the user.
 
-    A scene that opens, or moves, takes the players' characters along.
+    If a scene opens or moves, the players' characters move with it.
     """
     struct = STRUCTS[key.kind]
     reject_unknown(patch, struct)
@@ -283,15 +281,15 @@ async def edit_item(
     item = merge_patch(build_item(key.kind, before), patch)
     await check_references(session, campaign.id, item)
     change = compare_states(before, {EXISTS: True, **msgspec.to_builtins(item)})
-    if change.fields():
+    if change.list_fields():
         more: list[Change] = []
         if "audience" in change.set and isinstance(item, Scene):
             told_to = {key.item_id: encode_audience(item.audience)}
             more = await narrow_chapters(session, sealer, campaign.id, told_to)
-        if isinstance(item, Scene) and change.fields() & {"location_id", "status"}:
+        if isinstance(item, Scene) and change.list_fields() & {"location_id", "status"}:
             more += await follow_scene(session, campaign.id, item)
         if isinstance(item, Term) and item.status == "rejected":
-            # For good: also when the reply that coined it is no longer told.
+            # Permanent, even if the message that coined it leaves the active path.
             change = build_creation(item)
         await ledger_store.append_changes(
             session,
@@ -304,7 +302,7 @@ async def edit_item(
 
 
 def find_references(item: Item) -> dict[str, list[UUID]]:
-    """The ids of other items that an item names, by field."""
+    """Return the ids of other items that an item refers to, by field."""
     named = {name: getattr(item, name, None) for name in REFERENCES}
     found: dict[str, list[UUID]] = {name: [each] for name, each in named.items() if each}
     for name in REFERENCE_LISTS:
@@ -315,7 +313,7 @@ def find_references(item: Item) -> dict[str, list[UUID]]:
 
 
 def keep_references(state: State, known: Collection[str]) -> State:
-    """Return a state without the ids of items that are not known."""
+    """Return a state without references to unknown items."""
     lost = {name for name in REFERENCES if state.get(name) and state[name] not in known}
     left = {name: value for name, value in state.items() if name not in lost}
     for name in REFERENCE_LISTS:
@@ -325,7 +323,7 @@ def keep_references(state: State, known: Collection[str]) -> State:
 
 
 def list_references(operations: Operations) -> list[UUID]:
-    """Items that a change points to."""
+    """Return the ids of the items that a change refers to."""
     found: list[UUID] = []
     for fields in (operations.set, operations.add):
         found += [UUID(str(fields[name])) for name in REFERENCES if fields.get(name)]
@@ -336,7 +334,7 @@ def list_references(operations: Operations) -> list[UUID]:
 
 
 async def check_references(session: AsyncSession, campaign_id: UUID, item: Item) -> None:
-    """Raise `ValidationError` where an item names one that its campaign has not."""
+    """Raise `ValidationError` if an item refers to one that is not in its campaign."""
     wanted = find_references(item)
     ids = {each for group in wanted.values() for each in group}
     if not ids:
@@ -347,4 +345,4 @@ async def check_references(session: AsyncSession, campaign_id: UUID, item: Item)
     missing = ids - set(await session.scalars(query))
     for name, group in wanted.items():
         if lost := [each for each in group if each in missing]:
-            raise ValidationError(f"`{name}` names {lost[0]}, which is not in the campaign.")
+            raise ValidationError(f"`{name}` refers to {lost[0]}, which is not in the campaign.")

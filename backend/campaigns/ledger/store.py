@@ -1,10 +1,9 @@
-"""The ledger in the database. Nothing here commits; the caller has locked the campaign's row."""
+"""The ledger in the database. The functions do not commit; the caller has locked the campaign."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -15,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.types import NullType
 
 from backend.campaigns.ledger.changes import (
+    Change,
     Operations,
     State,
     apply_operations,
@@ -53,15 +53,15 @@ from backend.vault.sealing import Sealer
 
 
 def read_state(sealer: Sealer, item_id: UUID, blob: bytes) -> State:
-    """The state of the item with this id."""
+    """Unseal the state of an item."""
     state: State = msgspec.json.decode(sealer.open_bytes(STATE, item_id, blob))
     return state
 
 
 def get_audience(state: State) -> str:
-    """Return who may know an item in this state, as its column has it.
+    """Return the audience of a state, in the format of its column.
 
-    A clock that is not visible is for the game master alone.
+    Only the game master knows a clock that is not visible.
     """
     if state.get("visible") is False:
         return GM
@@ -72,7 +72,7 @@ def get_audience(state: State) -> str:
 def build_item_row(
     sealer: Sealer, campaign: Campaign, item_id: UUID, kind: Kind, state: State, seq: int
 ) -> dict[str, Any]:
-    """The row of an item in a state, sealed; `seq` is its last change that counts."""
+    """Return the sealed row of an item in a state; `seq` is its last active change."""
     there = exists(state)
     columns: dict[str, Any] = {
         "subkind": "",
@@ -99,7 +99,7 @@ def build_item_row(
 
 
 def _build_columns(item: Item) -> dict[str, Any]:
-    """What queries ask about an item."""
+    """Return the unsealed columns of an item, for queries."""
     columns: dict[str, Any] = {"is_live": True}
     match item:
         case Entity():
@@ -128,19 +128,10 @@ def _build_columns(item: Item) -> dict[str, Any]:
 
 BATCH_ROWS = 500
 FOLD_BATCH_ROWS = 100
-"""Changes that are opened and folded before others have their turn."""
+"""Number of changes that are unsealed and folded before other tasks run."""
 MAX_VERSION = 2**31 - 1
 _FIXED = frozenset({"id", "user_id", "campaign_id", "kind"})
 _OPERATIONS = msgspec.json.Decoder(Operations)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Operations on one item, to be written down."""
-
-    kind: Kind
-    item_id: UUID
-    operations: Operations
 
 
 async def append_changes(
@@ -154,13 +145,13 @@ async def append_changes(
     sources: Sequence[Message] = (),
     turn_id: UUID | None = None,
 ) -> list[UUID]:
-    """Write changes down, at the end of the ledger, as one version: their ids.
+    """Append changes to the ledger as one version, and return their ids.
 
-    They count while `message` is on its chat's active path, or each while its own of `sources` is;
-    without one, always.
+    They are active while `message` is on its chat's active path, or each change while its own
+    message of `sources` is. Without messages they are always active.
 
     Raises:
-        ValidationError: What an item would become is not what its kind may be.
+        ValidationError: The result is not valid for the kind of item or the campaign's rules.
     """
     campaign.version += 1
     campaign.updated_at = now()
@@ -225,7 +216,7 @@ async def append_changes(
 
 
 async def refold_stale(session: AsyncSession, sealer: Sealer, campaign: Campaign) -> None:
-    """Fold what was marked while no key was at hand."""
+    """Fold the items that were marked while no sealer was available."""
     query = select(CampaignItem.id, CampaignItem.kind).where(
         CampaignItem.campaign_id == campaign.id, CampaignItem.is_stale
     )
@@ -241,11 +232,11 @@ async def refold(
     kinds: Mapping[UUID, Kind],
     known: Mapping[UUID, tuple[State, int]] = MappingProxyType({}),
 ) -> None:
-    """Fold items, each of a kind, again from their changes that count.
+    """Fold items again from their active changes.
 
-    Of those that are `known`, what `fold_items` would give.
+    `known` are results of `fold_items` that the caller has already.
     """
-    # All writers take the rows in one order, so that no two wait for each other.
+    # All writers lock the rows in one order, to avoid deadlocks.
     for part in split_chunks(sorted(kinds), BATCH_ROWS):
         unknown: dict[UUID, Kind] = {each: kinds[each] for each in part if each not in known}
         folded = {each: known[each] for each in part if each in known}
@@ -260,9 +251,10 @@ async def refold(
 async def fold_items(
     session: AsyncSession, sealer: Sealer, kinds: Mapping[UUID, Kind], *, through: int | None = None
 ) -> dict[UUID, tuple[State, int]]:
-    """What the changes of items that count come to, each with the number of its last one.
+    """Return the folded states of items, each with the number of its last active change.
 
-    An item without one has an empty state and 0. `through` leaves out changes of later versions.
+    An item without active changes has an empty state and 0. Changes of versions after `through` are
+    ignored.
     """
     found: dict[UUID, tuple[State, int]] = dict.fromkeys(kinds, ({}, 0))
     for part in split_chunks(list(kinds), BATCH_ROWS):
@@ -285,12 +277,12 @@ async def has_changes(session: AsyncSession, message_id: UUID) -> bool:
 
 
 def _as_bytes(row_id: bytes | UUID) -> bytes:
-    """An id that was read without its type: SQLite's driver gives bytes, PostgreSQL's a UUID."""
+    """Return a raw id as bytes: SQLite's driver returns bytes, PostgreSQL's a UUID."""
     return row_id if isinstance(row_id, bytes) else row_id.bytes
 
 
 def read_operations(sealer: Sealer, change_id: UUID, blob: bytes) -> Operations:
-    """What the change with this id does."""
+    """Unseal the operations of a change."""
     return _OPERATIONS.decode(sealer.open_bytes(OPERATIONS, change_id, blob))
 
 
@@ -308,7 +300,7 @@ async def _load_states(
 async def _write(
     session: AsyncSession, changed: Sequence[dict[str, Any]], made: Sequence[dict[str, Any]]
 ) -> None:
-    """Store rows of one campaign's items, and tell the index."""
+    """Insert and update item rows of one campaign, and queue them for the index."""
     for part in split_chunks(made, BATCH_ROWS):
         await session.execute(_ADD_ITEMS, list(part))
     for part in split_chunks(changed, BATCH_ROWS):
@@ -324,17 +316,17 @@ async def _write(
 
 
 def _is_indexed(row: dict[str, Any]) -> bool:
-    """Whether the index is told of a row. Not of each beat of a scene that goes on."""
+    """True if the index contains the row. An open scene is indexed only once it is closed."""
     return row["kind"] in INDEXED and not (row["kind"] == "scene" and row["is_live"])
 
 
 def _build_update(row: dict[str, Any]) -> dict[str, Any]:
-    """The values of `_CHANGE_ITEM`: what never changes of an item stays out of its indexes' way."""
+    """Return the parameters of `_CHANGE_ITEM`, without columns that never change."""
     changing = {name: value for name, value in row.items() if name not in _FIXED}
     return {"item_id": row["id"], **changing}
 
 
-# Built once, and of tables: what the ORM adds to a statement of rows takes longer than the rows.
+# Built once, and from tables: the ORM takes longer than the rows for statements of this size.
 _ITEMS, _CHANGES = get_table(CampaignItem), get_table(CampaignChange)
 _ADD_ITEMS, _ADD_CHANGES = _ITEMS.insert(), _CHANGES.insert()
 _ADD_SOURCES = get_table(ChangeSource).insert()
@@ -346,7 +338,7 @@ _IS_SOURCE = (
     select(ChangeSource.change_id).where(ChangeSource.message_id == bindparam("message")).limit(1)
 )
 _COUNTED = (
-    # Thousands of rows: without a type SQLAlchemy hands on what the driver gives, untouched.
+    # Thousands of rows: without types, SQLAlchemy returns the driver's values unconverted.
     select(
         type_coerce(_CHANGES.c.item_id, NullType()).label("item_id"),
         type_coerce(_CHANGES.c.id, NullType()).label("id"),

@@ -1,20 +1,18 @@
-"""Clocks that tick, and echoes: the costs and threats that a story goes on hearing."""
+"""Clocks, and echoes: the unresolved costs and threats of a story."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 from uuid import UUID
 
 from backend.campaigns.ledger.changes import Operations, State
 from backend.campaigns.ledger.items import Echo
 from backend.campaigns.ledger.store import get_audience
 from backend.campaigns.play.references import get_name
+from backend.campaigns.play.table import Table
 from backend.campaigns.rules.protocol import ToolRefusedError
 from backend.campaigns.rules.state import Happened
 from backend.core.audience import PUBLIC, Audience, decode_audience
-
-if TYPE_CHECKING:
-    from backend.campaigns.play.table import Table
 
 MAX_COSTS = 3
 MAX_THREATS = 5
@@ -25,16 +23,16 @@ EchoKind = Literal["cost", "threat"]
 
 
 def list_echoes(table: Table, kind: EchoKind) -> list[tuple[UUID, str]]:
-    """Unresolved echoes of a kind, each with its id, the newest last."""
+    """Return unresolved echoes of a kind with their ids, the newest last."""
     return [
         (item_id, state["text"])
-        for item_id, state in table.of_kind("echo").items()
+        for item_id, state in table.list_items("echo").items()
         if state.get("kind", "cost") == kind and not state.get("resolved")
     ]
 
 
 def add_echo(table: Table, kind: EchoKind, text: str, audience: Audience = PUBLIC) -> None:
-    """Let a cost or a threat echo; what goes beyond their number is resolved, the oldest first."""
+    """Add a cost or a threat. If there are too many, resolve the oldest."""
     table.create(Echo(text=text[:MAX_ECHO], kind=kind, audience=audience))
     most = MAX_COSTS if kind == "cost" else MAX_THREATS
     for item_id, _ in list_echoes(table, kind)[:-most]:
@@ -43,7 +41,7 @@ def add_echo(table: Table, kind: EchoKind, text: str, audience: Audience = PUBLI
 
 
 def find_echo(table: Table, said: str) -> UUID:
-    """Return the unresolved cost or threat of a text, or of a part of it that no other has.
+    """Return the unresolved cost or threat with a text, or the only one that contains it.
 
     Raises:
         ToolRefusedError: There is none, or more than one. The text lists them.
@@ -61,19 +59,19 @@ def find_echo(table: Table, said: str) -> UUID:
 
 
 def is_full(clock: State) -> bool:
-    """Whether all segments of a clock are filled: it is done."""
+    """True if all segments of a clock are filled, so that it is done."""
     return cast("int", clock.get("filled", 0)) >= cast("int", clock.get("segments", 6))
 
 
 def is_visible(clock: State) -> bool:
-    """Return True if the players may know of a clock."""
+    """True if the players may know of a clock."""
     return clock.get("visible") is not False
 
 
 def tick(table: Table, clock_id: UUID, segments: int) -> State:
-    """Fill segments of a clock, or empty some. One that is full becomes an event and an echo.
+    """Fill or empty segments of a clock. A full clock becomes an event and an echo.
 
-    Those who may know the clock may know both: of a hidden one, the game master alone.
+    Both have the clock's audience; those of a hidden clock are for the game master.
 
     Raises `ToolRefusedError` for a clock that is done.
     """

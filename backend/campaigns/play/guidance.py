@@ -1,9 +1,9 @@
-"""What a model is told of the mood it plays in: the mood's own text, and what lies on the table."""
+"""The guidance of a mood in a prompt: the mood's own text, and the state of the table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -12,15 +12,12 @@ from backend.campaigns.ledger.changes import EXISTS, State
 from backend.campaigns.ledger.items import Entity, World
 from backend.campaigns.play.echoes import MAX_COSTS, MAX_THREATS, EchoKind, is_full, list_echoes
 from backend.campaigns.play.references import get_name
+from backend.campaigns.play.table import Table
 from backend.campaigns.rules.attributes import read_mapping
-from backend.campaigns.rules.blades import POOL
 from backend.campaigns.rules.state import PLAY, ROLL
 from backend.campaigns.state.state_block import render_flags, render_name, render_value
 from backend.core.audience import GM
 from backend.prompts import PromptLibrary
-
-if TYPE_CHECKING:
-    from backend.campaigns.play.table import Table
 
 MAX_PEOPLE = 8
 MAX_CLOCKS = 12
@@ -28,14 +25,11 @@ MAX_WANTS = 200
 MAX_LINE = 300
 MAX_CHANGED = 12
 
-_OWN = frozenset({PLAY, POOL, ROLL})
-"""Attributes of the world that the guidance renders elsewhere, or that only the server reads."""
 
+def render_guidance(table: Table, prompts: PromptLibrary) -> str:
+    """Return the guidance of the mood that a table is in.
 
-def render(table: Table, prompts: PromptLibrary) -> str:
-    """The guidance of the mood that a table is in.
-
-    A mood's file is given those of the values below that its header names.
+    The mood's prompt file receives the values that its header names.
     """
     if table.state.is_private:
         return prompts["moods/private"].render()
@@ -51,16 +45,15 @@ def render(table: Table, prompts: PromptLibrary) -> str:
         "people": _render_people(table),
         "changed": _render_changes(table),
         "players": _render_players(table),
-        "stakes": play.stakes or table.mark(scene.get("stakes", ""), scene),
+        "stakes": table.mark(scene.get("stakes", ""), scene),
         "dice": table.state.dice,
-        "pool": table.pool,
-        "committed": table.state.committed,
         "is_last": table.is_last_phase,
+        **table.rules.prompt_values(table),
     }
     name, shared, own = f"moods/{table.state.rules}/{play.mood}", prompts["moods/table"], ""
     if name in prompts:
         own = prompts[name].rendered(values)
-        # The mood's own text has said these.
+        # The mood's own text contains these already.
         values |= dict.fromkeys(prompts[name].inputs & shared.inputs, "")
     return "\n\n".join(filter(None, [own or table.mood.prompt, shared.rendered(values)]))
 
@@ -106,7 +99,7 @@ def _render_players(table: Table) -> list[str]:
 
 def _render_clocks(table: Table) -> list[str]:
     lines: list[str] = []
-    for state in table.of_kind("clock").values():
+    for state in table.list_items("clock").values():
         line = f"{get_name(state)} {state.get('filled', 0)}/{state.get('segments', 6)}"
         line += " (done)" if is_full(state) else ""
         line += f": {text}" if (text := state.get("consequence")) else ""
@@ -123,7 +116,7 @@ def _render_people(table: Table) -> list[str]:
         return []
     place, present = table.place, set(table.scene.get("present", ()))
     lines: list[str] = []
-    for item_id, state in table.of_kind("entity").items():
+    for item_id, state in table.list_items("entity").items():
         is_here = str(item_id) in present or (place and state.get("location_id") == place)
         if state["kind"] == "npc" and is_here:
             wants = state.get("wants", "")[:MAX_WANTS]
@@ -137,24 +130,25 @@ def _render_changes(table: Table) -> list[str]:
     touched: dict[UUID, dict[str, None]] = {}
     for change in table.state.changes:
         if change.kind in {"world", "entity", "thread"} and EXISTS not in change.operations.set:
-            keys = dict.fromkeys(change.operations.touched())
-            if change.kind == "world":  # the guidance renders the others by themselves
+            keys = dict.fromkeys(change.operations.list_keys())
+            if change.kind == "world":  # the guidance renders the others separately
                 keys = {key: None for key in keys if key in {"day", "time_of_day"}}
             touched.setdefault(change.item_id, {}).update(keys)
     lines: list[str] = []
+    hidden = {PLAY, ROLL} | table.rules.hidden_attributes
     for item_id, named in touched.items():
         state = table.get(item_id)
-        values = filter(None, (_render_field(state, key) for key in named))
+        values = filter(None, (_render_field(state, key, hidden) for key in named))
         if text := ", ".join(values):
             line = f"{get_name(state)}: {text}" if get_name(state) else text
             lines.append(_shorten(table.mark(line, state)))
     return lines[-MAX_CHANGED:]
 
 
-def _render_field(state: State, key: str) -> str:
-    """Render a field by its key; empty if it is no part of the story."""
+def _render_field(state: State, key: str, hidden: Collection[str]) -> str:
+    """Render a field by its key; empty if it is not a part of the story."""
     name = key.removeprefix("attributes.")
-    if name in _OWN or name.endswith(("_max", "_id")):
+    if name in hidden or name.endswith(("_max", "_id")):
         return ""
     value: Any = state
     for part in key.split("."):

@@ -1,4 +1,4 @@
-"""Items in play, and which of them a model means by a name."""
+"""Resolves the names in tool calls to items in play."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from difflib import get_close_matches
 from typing import NamedTuple
 from uuid import UUID
 
-import msgspec
-
 from backend.campaigns.ledger.changes import State, exists
 from backend.campaigns.ledger.items import Kind
 from backend.campaigns.ledger.store import get_audience
 from backend.campaigns.names.mentions import slug
 from backend.campaigns.names.roster import Member, Roster
 from backend.campaigns.rules.protocol import ToolRefusedError
+from backend.campaigns.rules.state import ItemState
 from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.core.audience import GM, PUBLIC, AudienceMarks, put_mark
 
 REF_LENGTH = 6
-"""Of an item's id, the last digits: its short reference."""
+"""Length of an item's short reference: the last digits of its id."""
 
 MAX_SAID = 60
-"""Characters of a name that are compared with others."""
+"""Maximum length of a name that is compared with others."""
 
 MAX_NEAR = 5
 
@@ -31,15 +30,8 @@ ENTITY_KINDS = frozenset({"pc", "npc", "location", "item", "faction", "ability"}
 _NAMED: frozenset[Kind] = frozenset({"entity", "thread", "clock"})
 
 
-class Held(msgspec.Struct, frozen=True):
-    """An item in play, as the turn's changes leave it."""
-
-    kind: Kind
-    state: State
-
-
 class Reference(NamedTuple):
-    """An item that a call names. `state` is None for an entity that is not in play."""
+    """An item in a call. `state` is None for an entity that is not in play."""
 
     id: UUID
     name: str
@@ -47,14 +39,14 @@ class Reference(NamedTuple):
 
 
 class ItemResolver:
-    """The items that a turn may name: those in play, and entities of the campaign by name.
+    """Finds the items in tool calls: items in play, and entities of the campaign by name.
 
     `secrets` collects who knows each found item with a limited audience, by the item's name.
     """
 
     def __init__(
         self,
-        items: Mapping[UUID, Held],
+        items: Mapping[UUID, ItemState],
         names: CampaignSnapshot | None,
         secrets: MutableMapping[str, str] | None = None,
     ) -> None:
@@ -63,23 +55,23 @@ class ItemResolver:
         self._secrets = {} if secrets is None else secrets
         self._marks = AudienceMarks(self._find_name)
 
-    def words(self, state: State) -> str:
+    def render_audience(self, state: State) -> str:
         """Return who knows an item; empty if it is for everyone."""
         return self._marks.words(get_audience(state))
 
     def mark(self, text: str, state: State) -> str:
         """Return a text about an item, with who knows the item if it is not for everyone."""
-        return put_mark(text, self.words(state)) if text else text
+        return put_mark(text, self.render_audience(state)) if text else text
 
     def find(self, said: str, kinds: Collection[str] = ()) -> Reference:
-        """The item of a name, an alias, a short reference, or whatever else may mean it alone.
+        """Return the item with a name, alias, short reference or similar unambiguous name.
 
         Args:
-            said: What the model calls it.
-            kinds: Kinds of entities, `thread` or `clock`; any where empty.
+            said: The name in the model's call.
+            kinds: Kinds of entities, `thread` or `clock`; empty for all.
 
         Raises:
-            ToolRefusedError: There is none, or more than one; the text lists what there is.
+            ToolRefusedError: There is none, or more than one; the text lists the candidates.
         """
         found = self._find(said, kinds)
         audience: str = PUBLIC
@@ -112,15 +104,15 @@ class ItemResolver:
                 for i in found
             )
             raise ToolRefusedError(f"More than one is get_name {said[:MAX_SAID]}: {each}.")
-        if elsewhere := self._elsewhere(wanted, kinds):
+        if elsewhere := self._find_elsewhere(wanted, kinds):
             return elsewhere
         shown = {
             get_name(state): self.mark(get_name(state), state) for state in candidates.values()
         }
         raise ToolRefusedError(_render_unknown(said, shown))
 
-    def in_play(self, said: str, kinds: Collection[str] = ()) -> Reference:
-        """`find`, of items whose state is known. Raises `ToolRefusedError`."""
+    def find_in_play(self, said: str, kinds: Collection[str] = ()) -> Reference:
+        """Find an item whose state is known. Raises `ToolRefusedError`."""
         found = self.find(said, kinds)
         if found.state is None:
             raise ToolRefusedError(f"{found.name} is not here now, and does not change.")
@@ -132,8 +124,8 @@ class ItemResolver:
             return get_name(held.state)
         return self._names.find_name(entity_id, GM) if self._names is not None else None
 
-    def _elsewhere(self, wanted: str, kinds: Collection[str]) -> Reference | None:
-        """An entity by its whole name. What kind it is of is not known, so none may be asked."""
+    def _find_elsewhere(self, wanted: str, kinds: Collection[str]) -> Reference | None:
+        """Return an entity by its full name. Its kind is unknown, so no kind may be required."""
         if self._names is None or (kinds and not ENTITY_KINDS.issuperset(kinds)):
             return None
         found = [
@@ -148,11 +140,11 @@ class ItemResolver:
 
 
 def get_name(state: State) -> str:
-    """What an item is called."""
+    """Return the name, title or text of an item."""
     return str(state.get("name") or state.get("title") or state.get("text") or "")
 
 
-def _is_of_kind(held: Held, kinds: Collection[str]) -> bool:
+def _is_of_kind(held: ItemState, kinds: Collection[str]) -> bool:
     if held.kind not in _NAMED or not exists(held.state):
         return False
     kind = held.state["kind"] if held.kind == "entity" else held.kind
@@ -164,8 +156,8 @@ def _list_names(state: State) -> set[str]:
     return {form for name in names for form in (name.casefold(), slug(name))}
 
 
-def _build_roster(candidates: Mapping[UUID, State], items: Mapping[UUID, Held]) -> Roster:
-    """Items by all that they may be called. Where each is does not count: they are in play."""
+def _build_roster(candidates: Mapping[UUID, State], items: Mapping[UUID, ItemState]) -> Roster:
+    """Return a roster of items by their names. Places are omitted, because all are in play."""
     return Roster(
         Member(
             id=item_id,

@@ -1,4 +1,4 @@
-"""A table and the database: from what a prompt has read of the campaign, into its ledger."""
+"""Builds a table from a campaign, and writes its changes to the ledger."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def build_table(
     turn.
     """
     fields = layers.fields
-    if not fields.settings.tools or not find_rules(fields.rules).moods():
+    if not fields.settings.tools or not find_rules(fields.rules).moods:
         return None
     table = Table.new(
         layers.campaign_id,
         rules=fields.rules,
         dice=fields.settings.dice,
         items=layers.now.in_play,
-        states=layers.names.states(layers.now.in_play),
+        states=layers.names.get_states(layers.now.in_play),
         names=layers.names,
         is_private=is_private,
     )
@@ -62,9 +62,9 @@ def build_table(
 async def load_table(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, names: CampaignSnapshot
 ) -> Table:
-    """A table outside of a turn, of what is in play now, for what the player does by themselves."""
+    """Return a table outside of a turn, with the items that are in play now."""
     reader = SituationReader(session, sealer, campaign)
-    situation = await reader.situation(names, line="", recent=())
+    situation = await reader.load_situation(names, line="", recent=())
     fields = open_campaign(sealer, campaign)
     return Table.new(
         campaign.id,
@@ -83,7 +83,7 @@ async def commit_table(
     message: Message | None = None,
     turn_id: UUID | None = None,
 ) -> list[dict[str, Any]]:
-    """Write a table's changes, and return them as `GET .../changes` shows them."""
+    """Write a table's changes, and return them in the API's format."""
     change_ids = await record_table(session, sealer, campaign, table, message, turn_id)
     return await view_changes(session, sealer, change_ids)
 
@@ -98,10 +98,9 @@ async def record_table(
 ) -> list[UUID]:
     """Write a table's changes that are not stored, and return their ids.
 
-    With a message they belong to a turn, and count while the message is on the active path. Without
-    one they are the user's. The caller has locked the campaign's row. A change that is not possible
-    any more is left out: the user has locked or deleted its item, or a number would be out of its
-    bounds.
+    With a message they belong to a turn, and are active while the message is. Without one they are
+    the user's. The caller has locked the campaign. Skip changes that are no longer possible because
+    the user has locked or deleted an item, or a number would exceed its bounds.
     """
     audience = message.audience if message else PUBLIC
     wanted = [_restrict_audience(change, audience) for change in table.ledger]
@@ -135,7 +134,7 @@ async def view_changes(
 async def _filter_possible(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, changes: Sequence[Change]
 ) -> list[Change]:
-    """Those changes that can be, with the state as it is now."""
+    """Return the changes that are possible in the present state."""
     made = {change.item_id for change in changes if exists(change.operations.set)}
     try:
         if made:
@@ -166,7 +165,7 @@ async def _filter_possible(
 
 
 def _restrict_audience(change: Change, column: str) -> Change:
-    """A change which makes an item: of a reply that is not public, neither is what it makes."""
+    """Restrict an item's creation to the audience of its reply."""
     operations = change.operations
     if column == PUBLIC or operations.set.get("audience") != PUBLIC:
         return change
@@ -176,13 +175,9 @@ def _restrict_audience(change: Change, column: str) -> Change:
 
 
 async def _record_events(
-    session: AsyncSession,
-    sealer: Sealer,
-    campaign: Campaign,
-    table: Table,
-    message: Message | None,
+    session: AsyncSession, sealer: Sealer, campaign: Campaign, table: Table, message: Message | None
 ) -> None:
-    """Write what happened into the chronicle of the chat, or else of the campaign."""
+    """Write the turn's events into the chronicle of the chat, or else of the campaign."""
     if not table.happened:
         return
     chat = await session.get_one(Chat, message.chat_id) if message else None

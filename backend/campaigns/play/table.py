@@ -1,26 +1,19 @@
-"""The table that a turn is played at: what its tools see and change. Nothing here reads or writes.
+"""The table of a turn: the items that its tools read and change. No function does I/O.
 
-A table begins with what was read of the campaign, and gathers changes of it, which `play.store`
-writes down with the reply. It can be saved while the turn waits for its player.
+A table begins with the campaign's items, and collects changes, which `play.store` writes with the
+reply. It can be saved while the turn waits for its player.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import msgspec
-from msgspec import Meta
-
-from backend.campaigns.rules.dice import parse_notation
-from backend.campaigns.rules.protocol import PlayTool, ToolOutcome, make_answer
-
-if TYPE_CHECKING:
-    pass
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 from uuid import UUID
+
+import msgspec
+from msgspec import Meta
 
 from backend.campaigns.ledger.changes import (
     Change,
@@ -31,15 +24,16 @@ from backend.campaigns.ledger.changes import (
     exists,
 )
 from backend.campaigns.ledger.items import STRUCTS, Item, Kind
-from backend.campaigns.play import guidance
 from backend.campaigns.play.references import ItemResolver
-from backend.campaigns.rules.blades import POOL
-from backend.campaigns.rules.dice import DiceMode, new_seed, roll
+from backend.campaigns.rules.dice import DiceMode, new_seed, parse_notation, roll
 from backend.campaigns.rules.protocol import (
     Event,
     Mood,
+    PlayTool,
     RuleSystem,
+    ToolOutcome,
     ToolRefusedError,
+    make_answer,
     make_refusal,
     read_play,
 )
@@ -62,14 +56,13 @@ from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.campaigns.state.state_block import Form
 from backend.core.audience import GM, Viewpoint
 from backend.database.base import new_id
-from backend.errors import ValidationError
+from backend.errors import ConflictError, ValidationError
 from backend.generation.model import Tool, ToolCall
 from backend.generation.tools.arguments import InvalidCallError, read_arguments
-from backend.prompts import PromptLibrary
 
 
 class RollDice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Roll dice when something may fail. The server rolls, and the result is what happens."""
+    """Roll dice when something may fail. The server rolls, and its result is final."""
 
     dice: Annotated[str, Meta(min_length=2, max_length=12, description="Such as 1d20 or 2d6+3.")]
     because: Annotated[str, Meta(max_length=1_000)] = ""
@@ -93,24 +86,28 @@ FINISH = "finish_turn"
 _KIND_BY_STRUCT: dict[type[Item], Kind] = {struct: kind for kind, struct in STRUCTS.items()}
 
 
+class _SavedRules(msgspec.Struct):
+    rules: str
+
+
 class NoSuchOptionError(ValidationError):
     """The turn does not offer this option."""
 
 
 class Table:
-    """A turn that is played. Each tool call of the model is checked here.
+    """A turn in play. It validates and executes each tool call of the model.
 
     Attributes:
-        state: All of it that is saved.
-        names: The campaign's items that are kept in memory.
-        viewpoint: What it may not know does not come to the table.
+        state: The saved part.
+        names: The campaign's snapshot.
+        viewpoint: The table contains only items that it may know.
     """
 
-    def __init__(self, state: TableState, names: CampaignSnapshot | None = None) -> None:
+    def __init__(self, state: TableState[Any], names: CampaignSnapshot | None = None) -> None:
         self.state = state
         self.names = names
         self.viewpoint: Viewpoint = GM
-        self.rules: RuleSystem = find_rules(state.rules)
+        self.rules: RuleSystem[Table] = find_rules(state.rules)
         self._secrets: dict[str, str] = {}
 
     @classmethod
@@ -126,17 +123,18 @@ class Table:
         seed: str = "",
         is_private: bool = False,
     ) -> Table:
-        """A table for one turn. `items` are those in play, the campaign's world among them.
+        """Create the table of a turn. `items` are those in play, including the campaign's world.
 
-        `states` are theirs, as far as they are known already. A turn that `is_private` is not for
-        everyone: its dice are rolled, and it changes nothing.
+        `states` are their states, if they are known. If it `is_private`, not everyone may know the
+        turn: it rolls dice but changes nothing.
         """
         held = {
             item_id: ItemState(get_kind(item), states.get(item_id) or build_state(item))
             for item_id, item in items.items()
         }
-        play = read_play(held[campaign_id].state, find_rules(rules))
-        state = TableState(
+        system = find_rules(rules)
+        play = read_play(held[campaign_id].state, system)
+        state = system.state_type(
             campaign_id=campaign_id,
             rules=rules if rules in load_rules() else DEFAULT_RULES,
             dice=dice,
@@ -149,32 +147,34 @@ class Table:
         return cls(state, names)
 
     def save(self) -> bytes:
-        """The table as JSON, for `load`."""
+        """Return the table as JSON, for `load`."""
         return msgspec.json.encode(self.state)
 
     @classmethod
     def load(cls, data: bytes, names: CampaignSnapshot | None = None) -> Table:
-        """A table that was saved."""
-        return cls(msgspec.json.decode(data, type=TableState), names)
+        """Load a saved table."""
+        rules = find_rules(msgspec.json.decode(data, type=_SavedRules).rules)
+        return cls(msgspec.json.decode(data, type=rules.state_type), names)
 
     @property
     def play(self) -> PlayState:
-        """The mood, its variant, position, effect, and what a die has fixed."""
-        return self.state.play
+        """The play state: the mood, its variant, and fields of the rules."""
+        play: PlayState = self.state.play
+        return play
 
     @property
-    def mood(self) -> Mood:
-        """The mood that the turn is in."""
-        return self.rules.moods()[self.play.mood]
+    def mood(self) -> Mood[Table]:
+        """The mood of the turn."""
+        return next(mood for mood in self.rules.moods if mood.name == self.play.mood)
 
     @property
     def waiting(self) -> Waiting | None:
-        """What the turn waits for."""
+        """The question that the turn waits for."""
         return self.state.pending.waiting if self.state.pending else None
 
     @property
     def suggestions(self) -> Sequence[str]:
-        """What the player might do next."""
+        """Suggestions for the player's next action."""
         return self.state.suggestions
 
     @property
@@ -184,9 +184,9 @@ class Table:
 
     @property
     def is_decided(self) -> bool:
-        """True if a die has fixed an outcome, and the turn has not gone on to it."""
+        """True if a die has fixed an outcome, and the turn has not continued to it."""
         is_open = self.mood.is_unsettled and self.mood.leave is not None
-        return bool(self.play.tier) and is_open and not self.state.is_private
+        return is_open and self.rules.is_decided(self.play) and not self.state.is_private
 
     @property
     def needs_calls(self) -> bool:
@@ -195,34 +195,34 @@ class Table:
 
     @property
     def is_over(self) -> bool:
-        """Whether the model has finished the turn."""
+        """True if the model has finished the turn."""
         return self.state.is_over
 
     @property
     def references(self) -> ItemResolver:
-        """The items that a call may name."""
+        """The resolver of items in calls."""
         names = self.names if self.viewpoint == GM else None
         return ItemResolver(self.state.items, names, self._secrets)
 
     def mark(self, text: str, state: State) -> str:
-        """Return a text about an item, with who knows the item if it is not for everyone."""
+        """Return a text about an item, with its audience mark if it is not for everyone."""
         return self.references.mark(text, state)
 
     @property
     def ledger(self) -> list[Change]:
-        """The changes of the turn that are not stored, in order. A private turn has none."""
+        """The changes of the turn that are not stored, in order; empty for a private turn."""
         if self.state.is_private:
             return []
-        return [*self.state.changes[self.state.stored.changes :], *self._play_changes()]
+        return [*self.state.changes[self.state.stored.changes :], *self._build_play_changes()]
 
-    def _play_changes(self) -> list[Change]:
+    def _build_play_changes(self) -> list[Change]:
         """Return the changes of the play state: in the world, and in the open scene."""
         state, play = self.state, self.state.play
         world, changes = Operations(), list[Change]()
         if play != state.before:
             world.set[f"attributes.{PLAY}"] = msgspec.to_builtins(play)
         if len(state.rolls) > state.stored.rolls:
-            world.set[f"attributes.{ROLL}"] = state.last_dice()
+            world.set[f"attributes.{ROLL}"] = state.list_last_dice()
         if world.set:
             changes.append(Change("world", state.campaign_id, world))
         shown = {"mood": play.mood, "variant": play.variant}
@@ -231,12 +231,12 @@ class Table:
         return changes
 
     def note_stored(self, change_ids: Sequence[UUID], *, left_out: int) -> None:
-        """Note that the changes of `ledger` are stored while the turn goes on.
+        """Record that the changes of `ledger` were stored during the turn.
 
-        `change_ids` are those of the written changes, `left_out` counts the others.
+        `change_ids` are those of the written changes, `left_out` is the number of the others.
         """
         state = self.state
-        for change in self._play_changes():
+        for change in self._build_play_changes():
             held = state.items[change.item_id]
             after = apply_operations(held.kind, held.state, change.operations)
             state.items[change.item_id] = ItemState(held.kind, after)
@@ -251,32 +251,22 @@ class Table:
         )
 
     @property
-    def pool(self) -> list[int]:
-        """The dice that the player sees and may spend."""
-        attributes: State = self.world.get("attributes") or {}
-        return attributes.get(POOL) or []
-
-    @property
     def is_last_phase(self) -> bool:
-        """Whether the mood has changed as often as it may in one turn."""
+        """True if the mood has changed as often as one turn allows."""
         return self.state.breaks >= MAX_BREAKS
 
     def show(self, place_id: UUID | None, form: Form) -> None:
-        """Note the place and the form of the prompt's state block."""
+        """Set the place and the form of the prompt's state block."""
         self.state.shown_place = str(place_id) if place_id else None
         self.state.shows_people = form == "full"
 
-    def guidance(self, prompts: PromptLibrary) -> str:
-        """What the model is told of the mood."""
-        return guidance.render(self, prompts)
-
-    def offered(self, *, may_wait: bool = True) -> list[Tool]:
-        """Return the tools that the model has now; unless it `may_wait`, those that ask nothing."""
-        return [tool.offer for tool in self._tools(may_wait=may_wait)]
+    def list_tools(self, *, may_wait: bool = True) -> list[Tool]:
+        """Return the tools that the model has now; without `may_wait`, those that ask nothing."""
+        return [tool.offer for tool in self._list_tools(may_wait=may_wait)]
 
     async def use(self, call: ToolCall, *, may_wait: bool = True) -> ToolOutcome:
-        """Return the outcome of a call. If the call is wrong, it is an answer with an `error`."""
-        tools = {tool.name: tool for tool in self._tools(may_wait=may_wait)}
+        """Return the outcome of a call. A wrong call is an answer with an `error`."""
+        tools = {tool.name: tool for tool in self._list_tools(may_wait=may_wait)}
         if self.waiting is not None:
             return make_refusal("The turn waits for its player.")
         self.state.calls += 1
@@ -284,16 +274,16 @@ class Table:
             if self.is_over:
                 return ToolOutcome(kind="end", result={"error": "The turn is over."})
             return make_refusal("There are no more calls in this turn: write the narration.")
-        if call.problem:  # of a call of which nothing can be read, not even the name is known
+        if call.problem:  # An unreadable call has no name either.
             return make_refusal(f"The call can't be read: {call.problem}")
         tool = tools.get(call.name)
         if tool is None:
             return make_refusal(f"There is no such tool now. There are {', '.join(tools)}.")
         return self._run(tool, call)
 
-    def _run(self, tool: PlayTool, call: ToolCall) -> ToolOutcome:
-        """What a tool does; one that refuses leaves everything as it was."""
-        before = self.state.copied()
+    def _run(self, tool: PlayTool[Table], call: ToolCall) -> ToolOutcome:
+        """Execute a tool call. A refused call changes nothing."""
+        before = self.state.copy()
         self._secrets.clear()
         try:
             arguments = read_arguments(call.arguments, tool.arguments, tool.schema)
@@ -309,22 +299,22 @@ class Table:
         self.state.is_over = outcome.kind == "end"
         events: list[Event] = [
             ("tool.used", {"name": tool.name, "summary": outcome.summary}),
-            *self._mood_changed(before.play),
+            *self._build_mood_events(before.play),
             *outcome.events,
         ]
         return replace(outcome, events=events)
 
     def move_on(self) -> ToolOutcome:
-        """Go on to the outcome that a die has fixed, for a model that does not."""
+        """Continue to the outcome that a die has fixed, if the model does not."""
         before = self.play
         self._leave_mood()
         self.state.breaks += 1
-        return ToolOutcome(kind="break", events=self._mood_changed(before))
+        return ToolOutcome(kind="break", events=self._build_mood_events(before))
 
     def end_turn(self) -> list[Event]:
-        """End a mood that would stay open, and return the events of that.
+        """Leave a mood that must not stay open, and return the events.
 
-        A mood ends if a die has decided it, or if it has lasted for `Mood.max_turns` turns.
+        A mood is left if a die has decided it, or if it has lasted for `Mood.max_turns` turns.
         """
         before = self.play
         if self.mood.leave is None or self.state.is_private:
@@ -334,16 +324,16 @@ class Table:
             self._leave_mood()
         else:
             self.state.play = msgspec.structs.replace(before, turns=turns)
-        return self._mood_changed(before)
+        return self._build_mood_events(before)
 
     def _leave_mood(self) -> None:
         if self.mood.leave is not None:
             self.mood.leave(self)
 
     def choose(self, option_id: str, text: str = "") -> Any:
-        """Return the result of the call that waits for the player: the one that was chosen.
+        """Return the result of the waiting call for the player's choice.
 
-        `text` is an answer in the player's own words; it goes with the option `Waiting.own`.
+        `text` is an answer in the player's own words; it requires the option `Waiting.own`.
 
         Raises:
             NoSuchOptionError: The turn does not wait for this option.
@@ -363,7 +353,7 @@ class Table:
             )
         result: Any = {"answered": said}
         if not is_own:
-            tool, index = self._tool(pending.tool), ids.index(option_id)
+            tool, index = self._find_tool(pending.tool), ids.index(option_id)
             result = tool.choose(self, index) if tool.choose else waiting.options[index].label
         self.state.pending = None
         return result
@@ -372,9 +362,9 @@ class Table:
         self, tool: str, kind: Literal["question", "die"], prompt: str, options: Sequence[Option],
         data: Any = None,
     ) -> ToolOutcome:  # fmt: skip
-        """Suspend the turn until the player chooses. The options get their ids here.
+        """Suspend the turn until the player chooses, and assign ids to the options.
 
-        A question can be answered in the player's own words, too.
+        A question can also be answered in the player's own words.
         """
         self.state.waits += 1
         numbered = [
@@ -387,11 +377,11 @@ class Table:
         return ToolOutcome(kind="wait", summary=prompt)
 
     def get(self, item_id: UUID) -> State:
-        """An item in play, as the turn's changes leave it."""
+        """Return the state of an item in play, with the turn's changes."""
         return self.state.items[item_id].state
 
-    def of_kind(self, kind: Kind) -> dict[UUID, State]:
-        """Items in play of a kind that exist, the oldest first."""
+    def list_items(self, kind: Kind) -> dict[UUID, State]:
+        """Return the existing items in play of a kind, the oldest first."""
         found = [
             (item_id, each.state)
             for item_id, each in self.state.items.items()
@@ -406,7 +396,7 @@ class Table:
 
     @property
     def place(self) -> str | None:
-        """The id of the place where the story is, as text."""
+        """The id of the story's place, as text."""
         where: str | None = find_story_place(
             state.get("location_id") for state in self.players.values()
         )
@@ -414,13 +404,13 @@ class Table:
 
     @property
     def open_scenes(self) -> dict[UUID, State]:
-        """The scenes that are not over, the oldest first."""
-        scenes = self.of_kind("scene").items()
+        """The open scenes, the oldest first."""
+        scenes = self.list_items("scene").items()
         return {one: state for one, state in scenes if state.get("status", "open") == "open"}
 
     @property
     def scene_id(self) -> UUID | None:
-        """The scene that the story is in."""
+        """The id of the scene at the story's place."""
         place: str | None = find_story_place(
             state.get("location_id") for state in self.players.values()
         )
@@ -430,19 +420,19 @@ class Table:
 
     @property
     def scene(self) -> State:
-        """The scene that the story is in; an empty state where there is none."""
+        """The scene at the story's place; an empty state if there is none."""
         return self.get(self.scene_id) if self.scene_id else {}
 
     @property
     def players(self) -> dict[UUID, State]:
-        """The players' characters, the one whom the story follows first."""
-        found = [each for each in self.of_kind("entity").items() if each[1]["kind"] == "pc"]
+        """The players' characters; the one whom the story follows is the first."""
+        found = [each for each in self.list_items("entity").items() if each[1]["kind"] == "pc"]
         return dict(sorted(found, key=lambda each: each[0] != self.state.lead_id))
 
     def change(self, item_id: UUID, operations: Operations) -> State:
-        """Change an item in play, and give what it is then.
+        """Change an item in play, and return its new state.
 
-        Raises `ToolRefusedError` for a locked field, `ValidationError` for what can't be.
+        Raises `ToolRefusedError` for a locked field, `ValidationError` for an invalid state.
         """
         held = self.state.items[item_id]
         if locked := find_locked_fields(held.state, operations):
@@ -454,7 +444,7 @@ class Table:
         return after
 
     def create(self, item: Item) -> UUID:
-        """Add an item. Raises `ValidationError` for what can't be."""
+        """Create an item, and return its id. Raises `ValidationError` for an invalid state."""
         kind, item_id = get_kind(item), new_id()
         made = Operations(set=build_state(item))
         after = apply_operations(kind, {}, made)
@@ -463,23 +453,23 @@ class Table:
         self.state.changes.append(Change(kind, item_id, made))
         return item_id
 
-    def turn_to(self, mood: str, **fields: str) -> None:
-        """Go into a mood. What is not named of `PlayState` is forgotten."""
-        if mood not in self.rules.moods():
+    def enter_mood(self, mood: str, **fields: Any) -> None:
+        """Enter a mood with a new play state."""
+        if self.rules.find_mood(mood) is None:
             raise ToolRefusedError(f"There is no mood {mood}.")
-        self.state.play = msgspec.structs.replace(PlayState(mood=mood), **fields)
+        self.state.play = self.rules.play_type(mood=mood, **fields)
 
     def roll(self, count: int, *, sides: int = 6) -> list[int]:
-        """Dice of this turn, 1 to `sides` each."""
+        """Roll dice of this turn, 1 to `sides` each."""
         first = sum(len(each.dice) for each in self.state.rolls)
         dice = roll(self.state.seed, first, count, sides=sides)
         self.state.rolls.append(Roll(sides, dice))
         return dice
 
-    def _tools(self, *, may_wait: bool) -> list[PlayTool]:
+    def _list_tools(self, *, may_wait: bool) -> list[PlayTool[Table]]:
         if self.is_over or self.waiting is not None or self.state.calls >= MAX_CALLS:
             return []
-        tools = self.rules.tools(self.play.mood)
+        tools = self.mood.tools
         if self.state.is_private:
             tools = [*(tool for tool in tools if tool.is_private), ROLL_DICE]
             return [tool for tool in tools if may_wait or tool.choose is None]
@@ -487,26 +477,20 @@ class Table:
             return [tool for tool in tools if tool.name == FINISH]
         return [tool for tool in tools if may_wait or tool.choose is None]
 
-    def _tool(self, name: str) -> PlayTool:
-        return next(tool for tool in self.rules.tools(self.play.mood) if tool.name == name)
+    def _find_tool(self, name: str) -> PlayTool[Table]:
+        return next(tool for tool in self.mood.tools if tool.name == name)
 
-    def _mood_changed(self, before: PlayState) -> list[Event]:
-        now = self.play
-        shown = {"mood": now.mood, "variant": now.variant}
-        shown |= {
-            name: value for name in ("position", "effect") if (value := getattr(now, name, ""))
-        }
-        told = (before.mood, before.variant, before.position, before.effect)
-        same = told == (now.mood, now.variant, now.position, now.effect)
-        return [] if same else [("mood.changed", shown)]
+    def _build_mood_events(self, before: PlayState) -> list[Event]:
+        shown = self.rules.describe_play(self.play)
+        return [] if shown == self.rules.describe_play(before) else [("mood.changed", shown)]
 
 
 def find_locked_fields(state: State, operations: Operations) -> list[str]:
-    """The keys of a change that the item's user has locked."""
+    """Return the keys of a change that the user has locked."""
     locked: set[str] = set(state.get("locked", ()))
     return [
         key
-        for key in operations.touched()
+        for key in operations.list_keys()
         if key in locked
         or key.partition(".")[0] in locked
         or any(each.startswith(f"{key}.") for each in locked)
@@ -514,5 +498,45 @@ def find_locked_fields(state: State, operations: Operations) -> list[str]:
 
 
 def get_kind(item: Item) -> Kind:
-    """Which kind of item a struct is."""
+    """Return the kind of a struct."""
     return _KIND_BY_STRUCT[type(item)]
+
+
+DOWNTIME = "downtime"
+
+
+class DowntimeError(ConflictError):
+    """Downtime has begun already, or has not begun."""
+
+    slug, title = "downtime", "Downtime is not possible now"
+
+
+def enter_downtime(table: Table, activity: str, target: str = "") -> dict[str, Any]:
+    """Begin downtime with an activity, and return a description of its effects.
+
+    The table's ledger contains the changes, including the dice. `target` is the name of a character
+    or clock, for activities that need one.
+
+    Raises:
+        DowntimeError: It has begun, or the turn before it is not over.
+        ValidationError: The rules have no downtime, or no such activity or target.
+    """
+    mood = table.rules.find_mood(DOWNTIME)
+    if mood is None:
+        raise ValidationError("These rules have no downtime.")
+    if activity not in mood.variants:
+        raise ValidationError(f"`activity` is one of {', '.join(mood.variants)}.")
+    if table.play.mood == DOWNTIME:
+        raise DowntimeError("Downtime has begun already.")
+    if table.play.mood != table.rules.moods[0].name:
+        raise DowntimeError("Finish the current mood before downtime.")
+    result = table.rules.spend_downtime(table, activity, target)
+    table.enter_mood(DOWNTIME, variant=activity)
+    return result
+
+
+def leave_downtime(table: Table) -> None:
+    """Return to the mood in which play begins. Raises `DowntimeError` outside of downtime."""
+    if table.play.mood != DOWNTIME:
+        raise DowntimeError("Downtime has not begun.")
+    table.enter_mood(table.rules.moods[0].name)

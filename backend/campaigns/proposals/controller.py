@@ -27,7 +27,7 @@ AnyRequest = Request[Any, Any, Any]
 
 
 class ProposalController(Controller):
-    """What was read out of the story, and waits for its user's decision."""
+    """Proposals: changes that were read from the story and wait for the user's decision."""
 
     path = "/campaigns/{campaign_id:uuid}/proposals"
     tags = ("Campaigns",)
@@ -47,11 +47,10 @@ class ProposalController(Controller):
         limit: PageSize = 100,
         after: FromQuery[UUID | None] = None,
     ) -> Page[ProposalView]:
-        """Changes that wait for a decision while their line is told, oldest first, with both sides.
+        """List proposals whose message is on an active path, oldest first, with both sides.
 
-        What has come true by itself, or is about something that is gone, is left out, so a page may
-        hold fewer than `limit`. `viewpoint` leaves out what `public`, or an entity of the campaign,
-        may not know.
+        Proposals that would have no effect are omitted, so a page may have fewer than `limit`.
+        `viewpoint` omits proposals that `public`, or an entity of the campaign, may not know.
         """
         return await campaign_proposals.list_page(
             identity,
@@ -88,10 +87,10 @@ class ProposalController(Controller):
         campaign_proposals: NamedDependency[ProposalService],
         item_id: FromQuery[UUID | None] = None,
     ) -> ProposalView:
-        """Write what is proposed, as a change of the user's that counts while its line is told.
+        """Write a proposal as a change of the user. It is active while its message is.
 
-        Locks stay. `item_id` says which of the candidates is meant, where that is not clear.
-        `If-Match` may name the proposal's `revision`.
+        Locks are kept. `item_id` chooses one of the candidates. `If-Match` may contain the
+        proposal's `revision`.
         """
         if_match = request.headers.get("if-match")
         return await campaign_proposals.accept(
@@ -112,5 +111,5 @@ class ProposalController(Controller):
         identity: NamedDependency[Identity],
         campaign_proposals: NamedDependency[ProposalService],
     ) -> ProposalView:
-        """Turn a proposal down. The same is not proposed again from the same line."""
+        """Refuse a proposal. It is not proposed again from the same message."""
         return await campaign_proposals.refuse(identity, campaign_id, proposal_id)

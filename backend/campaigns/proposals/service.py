@@ -1,4 +1,4 @@
-"""Proposals as their user sees and decides them."""
+"""List and decide proposals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from backend.campaigns.ledger.changes import (
 from backend.campaigns.ledger.item_service import check_item_room
 from backend.campaigns.ledger.records import check_references, get_campaign, open_reading
 from backend.campaigns.models import Campaign, CampaignProposal, ChangeSource, ProposalState
-from backend.campaigns.proposals.store import Proposal, is_on_path, load_proposals
+from backend.campaigns.proposals.store import StoredProposal, is_on_path, load_proposals
 from backend.campaigns.state.viewpoints import check_viewpoint
 from backend.chats.models import Message
 from backend.core.audience import Viewpoint, filter_known_to
@@ -38,7 +38,7 @@ from backend.vault.sealing import Sealer
 
 
 class ProposalService:
-    """Lists proposals, and does what their user decides."""
+    """Lists proposals, and executes the user's decisions."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -53,10 +53,10 @@ class ProposalService:
         limit: int,
         after: UUID | None,
     ) -> Page[ProposalView]:
-        """Proposals whose messages are told, oldest first, as a viewpoint may know them.
+        """Return proposals whose messages are on an active path, oldest first, for a viewpoint.
 
-        An open one is left out where there is nothing to decide any more, so a page may hold fewer
-        than `limit`. Raises `CampaignNotFoundError`, `ValidationError`.
+        Open proposals without effect are omitted, so a page may have fewer than `limit`. Raises
+        `CampaignNotFoundError`, `ValidationError`.
         """
         query = (
             select(CampaignProposal)
@@ -92,12 +92,12 @@ class ProposalService:
         item_id: UUID | None,
         if_match: str | None,
     ) -> ProposalView:
-        """Write what is proposed as the user's change; it counts while its message is told.
+        """Write a proposal as the user's change, which is active while its message is.
 
-        `item_id` says which of the candidates is meant. Accepting again changes nothing. Raises
-        `CampaignNotFoundError`, `ProposalNotFoundError`, `ProposalDecidedError`,
-        `ProposalNotToldError`, `ProposalTargetGoneError`, `PreconditionFailedError`,
-        `CampaignFullError`, `ValidationError`.
+        `item_id` is the chosen candidate. Idempotent. Raises `CampaignNotFoundError`,
+        `ProposalNotFoundError`, `ProposalDecidedError`, `ProposalNotToldError`,
+        `ProposalTargetGoneError`, `PreconditionFailedError`, `CampaignFullError`,
+        `ValidationError`.
         """
         async with self._database.write() as session:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
@@ -114,10 +114,9 @@ class ProposalService:
     async def refuse(
         self, identity: Identity, campaign_id: UUID, proposal_id: UUID
     ) -> ProposalView:
-        """Turn a proposal down: the same is not proposed again from the same line.
+        """Refuse a proposal, so that it is not proposed again from the same message. Idempotent.
 
-        Refusing again changes nothing. Raises `CampaignNotFoundError`, `ProposalNotFoundError`,
-        `ProposalDecidedError`.
+        Raises `CampaignNotFoundError`, `ProposalNotFoundError`, `ProposalDecidedError`.
         """
         async with self._database.write() as session:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
@@ -134,8 +133,8 @@ async def _find(
     proposal_id: UUID,
     *,
     unless: ProposalState,
-) -> Proposal:
-    """Raises `ProposalNotFoundError`, and `ProposalDecidedError` if it is in the state `unless`."""
+) -> StoredProposal:
+    """Raise `ProposalNotFoundError`, or `ProposalDecidedError` if its state is `unless`."""
     row = await session.scalar(
         select(CampaignProposal).where(
             CampaignProposal.id == proposal_id,
@@ -146,7 +145,7 @@ async def _find(
     if row is None:
         raise ProposalNotFoundError
     if row.state == unless:
-        raise ProposalDecidedError(f"It was {unless}.")
+        raise ProposalDecidedError(f"The proposal was {unless} before.")
     [proposal] = await load_proposals(session, identity.sealer, campaign, [row])
     return proposal
 
@@ -160,10 +159,14 @@ async def _load_view(
 
 
 async def _write(
-    session: AsyncSession, sealer: Sealer, campaign: Campaign, proposal: Proposal, change: Change
+    session: AsyncSession,
+    sealer: Sealer,
+    campaign: Campaign,
+    proposal: StoredProposal,
+    change: Change,
 ) -> None:
-    """Write an accepted change, with all lines of its proposal as its sources."""
-    before = proposal.state_of(change.item_id)
+    """Write an accepted change, with all messages of its proposal as its sources."""
+    before = proposal.get_state(change.item_id)
     if exists(change.operations.set):
         await check_item_room(session, campaign.id)
     elif not exists(before):

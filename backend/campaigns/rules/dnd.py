@@ -1,4 +1,4 @@
-"""Rules in the manner of the game with a twenty-sided die: checks, attacks, hit points, combat.
+"""Rules with a twenty-sided die: checks, attacks, hit points, combat.
 
 The server rolls every die. The rules' text is our own.
 """
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from backend.campaigns.ledger.changes import Operations, State
-from backend.campaigns.ledger.items import Entity, Kind, World
+from backend.campaigns.ledger.items import Kind
 from backend.campaigns.play.references import get_name
 from backend.campaigns.play.story_tools import (
     ADVANCE_TIME,
@@ -46,7 +46,6 @@ from backend.campaigns.rules.protocol import (
     ToolRefusedError,
     make_answer,
 )
-from backend.campaigns.state.state_block import render_player_line
 from backend.errors import ValidationError
 
 MAX_HP = 10_000
@@ -58,7 +57,7 @@ QUIET_TURNS = 3
 """Turns in a row without a roll after which a fight is over."""
 
 DEFAULT_SCORE = 10
-"""An ability, or an armour class, that nothing is said of."""
+"""Default of abilities and armour class."""
 
 D20 = 20
 
@@ -79,7 +78,7 @@ Dice = Annotated[str, Meta(min_length=2, max_length=12, description="Such as 2d6
 
 
 class AbilityCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Somebody tries what may fail: the server rolls a check against a difficulty."""
+    """A character tries something that may fail: the server rolls a check against a difficulty."""
 
     character: Who
     ability: Ability
@@ -90,7 +89,7 @@ class AbilityCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Attack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Somebody attacks: the server rolls against armour class, and takes the damage off."""
+    """A character attacks: the server rolls against armour class, and subtracts the damage."""
 
     attacker: Who
     target: Who
@@ -100,7 +99,7 @@ class Attack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Harm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Damage without an attack, a fall say: the server rolls it, and takes it off."""
+    """Damage without an attack, for example a fall: the server rolls and subtracts it."""
 
     target: Who
     damage: Dice
@@ -108,7 +107,7 @@ class Harm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Heal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hit points come back: the server rolls how many."""
+    """Hit points are restored: the server rolls how many."""
 
     target: Who
     healing: Dice
@@ -116,7 +115,7 @@ class Heal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class SetCondition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Somebody comes under a condition, or it ends."""
+    """Add a condition to a character, or end it."""
 
     target: Who
     condition: Condition
@@ -124,20 +123,20 @@ class SetCondition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class StartCombat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fight breaks out: what you said is dropped, and the turn goes on as a fight."""
+    """A fight begins: your text is dropped, and the turn continues as a fight."""
 
     because: Short = ""
 
 
 class EndCombat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fight is over: what you said is dropped, and the turn goes on without it."""
+    """The fight is over: your text is dropped, and the turn continues without it."""
 
     because: Short = ""
 
 
 def check(table: Table, asked: AbilityCheck) -> ToolOutcome:
-    """A check of an ability."""
-    who = table.references.in_play(asked.character, _PEOPLE)
+    """Roll a check of an ability."""
+    who = table.references.find_in_play(asked.character, _PEOPLE)
     state = table.get(who.id)
     bonus = _get_modifier(state, asked.ability) + (
         _get_proficiency(state) if asked.proficient else 0
@@ -151,9 +150,9 @@ def check(table: Table, asked: AbilityCheck) -> ToolOutcome:
 
 
 def attack(table: Table, asked: Attack) -> ToolOutcome:
-    """An attack, and its damage: a 20 always hits, with twice the dice; a 1 never does."""
-    attacker = table.references.in_play(asked.attacker, _PEOPLE)
-    target = table.references.in_play(asked.target, _PEOPLE)
+    """Roll an attack and its damage. A 20 always hits with double dice; a 1 always misses."""
+    attacker = table.references.find_in_play(asked.attacker, _PEOPLE)
+    target = table.references.find_in_play(asked.target, _PEOPLE)
     count, sides, more = parse_notation(asked.damage)
     state = table.get(attacker.id)
     bonus = _get_modifier(state, asked.ability) + _get_proficiency(state)
@@ -171,16 +170,16 @@ def attack(table: Table, asked: Attack) -> ToolOutcome:
 
 
 def harm(table: Table, asked: Harm) -> ToolOutcome:
-    """Damage without an attack."""
-    target = table.references.in_play(asked.target, _PEOPLE)
+    """Roll damage without an attack."""
+    target = table.references.find_in_play(asked.target, _PEOPLE)
     damage = max(0, _roll(table, asked.damage))
     result = {"damage": damage, **_take_damage(table, target.id, damage)}
     return make_answer(result, f"{target.name} takes {damage}")
 
 
 def heal(table: Table, asked: Heal) -> ToolOutcome:
-    """Hit points come back, up to the most that there are."""
-    target = table.references.in_play(asked.target, _PEOPLE)
+    """Restore hit points, up to the maximum."""
+    target = table.references.find_in_play(asked.target, _PEOPLE)
     state = table.get(target.id)
     _require_points(state)
     healing = max(0, _roll(table, asked.healing))
@@ -197,8 +196,8 @@ def heal(table: Table, asked: Heal) -> ToolOutcome:
 
 
 def set_condition(table: Table, asked: SetCondition) -> ToolOutcome:
-    """A condition begins or ends."""
-    target = table.references.in_play(asked.target, _PEOPLE)
+    """Add or remove a condition."""
+    target = table.references.find_in_play(asked.target, _PEOPLE)
     named = {"attributes.conditions": [asked.condition]}
     after = table.change(
         target.id, Operations(remove=named) if asked.ends else Operations(add=named)
@@ -208,12 +207,12 @@ def set_condition(table: Table, asked: SetCondition) -> ToolOutcome:
 
 
 def start_combat(table: Table, asked: StartCombat) -> ToolOutcome:
-    """Into a fight."""
+    """Enter a fight."""
     return _change_mood(table, "combat", asked.because or "A fight")
 
 
 def end_combat(table: Table, asked: EndCombat) -> ToolOutcome:
-    """Out of it."""
+    """Leave a fight."""
     return _change_mood(table, "explore", asked.because or "The fight is over")
 
 
@@ -224,7 +223,7 @@ def leave_fight(table: Table) -> None:
 
 def _change_mood(table: Table, mood: str, summary: str) -> ToolOutcome:
     table.change(table.state.campaign_id, Operations(set={"flags.combat": mood == "combat"}))
-    table.turn_to(mood)
+    table.enter_mood(mood)
     return ToolOutcome(kind="break", result={"mood": mood}, summary=summary)
 
 
@@ -254,7 +253,7 @@ def _require_points(state: State) -> None:
 
 
 def _take_damage(table: Table, target_id: UUID, damage: int) -> dict[str, Any]:
-    """Take hit points off; at none, somebody is unconscious."""
+    """Remove hit points. At 0, the target is unconscious."""
     state = table.get(target_id)
     _require_points(state)
     lost = min(damage, get_number(state, "hp"))
@@ -276,28 +275,44 @@ SET_CONDITION = PlayTool("set_condition", SetCondition, set_condition)
 START_COMBAT = PlayTool("start_combat", StartCombat, start_combat)
 END_COMBAT = PlayTool("end_combat", EndCombat, end_combat)
 
-_MOODS = {
-    "explore": Mood("explore", needs_calls=True),
-    "combat": Mood(
-        "combat", is_unsettled=True, needs_calls=True, leave=leave_fight, max_turns=QUIET_TURNS
+_COMMON = (CHECK, HARM, HEAL, SET_CONDITION)
+_MOODS: Sequence[Mood[Table]] = (
+    Mood(
+        "explore",
+        (
+            THINK,
+            SPEAK,
+            ASK,
+            SET_SCENE,
+            ADVANCE_TIME,
+            TICK_CLOCK,
+            *_COMMON,
+            START_COMBAT,
+            FINISH_TURN,
+        ),
+        needs_calls=True,
     ),
-}
-_DICE = (CHECK, HARM, HEAL, SET_CONDITION)
-_TOOLS: Mapping[str, Sequence[PlayTool]] = {
-    "explore": (
-        THINK, SPEAK, ASK, SET_SCENE, ADVANCE_TIME, TICK_CLOCK, *_DICE, START_COMBAT, FINISH_TURN,
+    Mood(
+        "combat",
+        (THINK, SPEAK, ASK, TICK_CLOCK, *_COMMON, ATTACK, END_COMBAT, FINISH_TURN),
+        is_unsettled=True,
+        needs_calls=True,
+        leave=leave_fight,
+        max_turns=QUIET_TURNS,
     ),
-    "combat": (THINK, SPEAK, ASK, TICK_CLOCK, *_DICE, ATTACK, END_COMBAT, FINISH_TURN),
-}  # fmt: skip
+)
 
 
-class Dnd(RuleSystem):
+class Dnd(RuleSystem[Table]):
     """Abilities, armour class, hit points, and fights."""
 
+    title = "Fantasy: hit points and d20"
+    moods = _MOODS
+
     def schema(self, kind: Kind) -> dict[str, Any]:
-        """Hit points, armour class, level, abilities, conditions and gold of people."""
+        """Return the schema of people's hit points, armour class, level and abilities."""
         if kind != "entity":
-            return {"type": "object", "title": f"Attributes of a {kind}"}
+            return super().schema(kind)
         ability = {"type": "integer", "minimum": 1, "maximum": MAX_ABILITY}
         return {
             "type": "object",
@@ -332,34 +347,12 @@ class Dnd(RuleSystem):
         if unknown := read_mapping(get_attributes(after).get("abilities")).keys() - {
             *get_args(Ability)
         }:
-            raise ValidationError(f"`attributes.abilities`: unknown ability {min(unknown)[:50]}.")
+            raise ValidationError(f"`attributes.abilities` has no {min(unknown)[:50]}.")
 
     def changeable(self, kind: Kind, state: State) -> Mapping[str, AttributeType]:
-        """What players carry. Hit points and conditions change by tools of their own."""
+        """Return the players' possessions. Tools change hit points and conditions."""
         is_player = kind == "entity" and state["kind"] == "pc"
         return {"inventory": "list", "gold": "number"} if is_player else {}
-
-    def moods(self) -> Mapping[str, Mood]:
-        """Exploring, and fighting."""
-        return _MOODS
-
-    def tools(self, mood: str) -> Sequence[PlayTool]:
-        """The mood's own."""
-        return _TOOLS[mood]
-
-    def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any] | None:
-        """Nothing but hit points, which are shown."""
-        del players, world
-        return None
-
-    def light_line(self, player: Entity) -> str:
-        """Name and hit points."""
-        return render_player_line(player)
-
-    def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
-        """There is no downtime."""
-        del table, target
-        raise ValidationError(f"Unknown activity {activity}.")
 
 
 RULES = Dnd()

@@ -1,12 +1,11 @@
-"""No rules: attributes are what the user makes them, and a story is told with generic tools."""
+"""Play without rules: users define the attributes, and all tools are generic."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from backend.campaigns.ledger.changes import State
-from backend.campaigns.ledger.items import Entity, Kind, World
+from backend.campaigns.ledger.items import Kind
 from backend.campaigns.play.story_tools import (
     ADVANCE_TIME,
     ASK,
@@ -18,8 +17,7 @@ from backend.campaigns.play.story_tools import (
     list_attribute_types,
 )
 from backend.campaigns.play.table import Table
-from backend.campaigns.rules.protocol import AttributeType, Mood, PlayTool, RuleSystem
-from backend.campaigns.state.state_block import render_player_line
+from backend.campaigns.rules.protocol import AttributeType, Mood, RuleSystem
 from backend.errors import ValidationError
 
 _DEFAULT_ATTRIBUTES: Mapping[str, AttributeType] = {
@@ -28,17 +26,17 @@ _DEFAULT_ATTRIBUTES: Mapping[str, AttributeType] = {
     "conditions": "list",
     "inventory": "list",
 }
+_TOOLS = (THINK, SPEAK, ASK, SET_SCENE, ADVANCE_TIME, TICK_CLOCK, FINISH_TURN)
 
 
-class Freeform(RuleSystem):
-    """A story without rules: numbers mean what its user says."""
+class Freeform(RuleSystem[Table]):
+    """A story without rules. Users decide on the meaning of numbers."""
 
-    def schema(self, kind: Kind) -> dict[str, Any]:
-        """Any attributes."""
-        return {"type": "object", "title": f"Attributes of a {kind}"}
+    title = "Freeform"
+    moods = (Mood("story", _TOOLS),)
 
     def validate(self, kind: Kind, before: State, after: State) -> None:
-        """Let hit points be numbers, where there are any."""
+        """Raise `ValidationError` if hit points or gold are not numbers."""
         del before
         if kind != "entity":
             return
@@ -51,36 +49,13 @@ class Freeform(RuleSystem):
                 raise ValidationError(f"`attributes.{name}` must be a number.")
 
     def changeable(self, kind: Kind, state: State) -> Mapping[str, AttributeType]:
-        """What there is, and of players what most have."""
+        """Return the existing attributes, and for players the usual ones."""
         if kind != "entity":
             return {}
         return {
             **(_DEFAULT_ATTRIBUTES if state["kind"] == "pc" else {}),
             **list_attribute_types(state),
         }
-
-    def moods(self) -> Mapping[str, Mood]:
-        """One."""
-        return {"story": Mood("story")}
-
-    def tools(self, mood: str) -> Sequence[PlayTool]:
-        """The generic tools."""
-        del mood
-        return (THINK, SPEAK, ASK, SET_SCENE, ADVANCE_TIME, TICK_CLOCK, FINISH_TURN)
-
-    def precarity(self, players: Sequence[Entity], world: World) -> dict[str, Any] | None:
-        """Nothing is counted."""
-        del players, world
-        return None
-
-    def spend_downtime(self, table: Table, activity: str, target: str) -> dict[str, Any]:
-        """There is no downtime."""
-        del table, target
-        raise ValidationError(f"Unknown activity {activity}.")
-
-    def light_line(self, player: Entity) -> str:
-        """Name and hit points."""
-        return render_player_line(player)
 
 
 RULES = Freeform()

@@ -1,8 +1,7 @@
-"""Chapters: old scenes told together. Which scenes are due, and what a prompt tells of chapters.
+"""Chapters: summaries of several old scenes, their creation and their part of a prompt.
 
-A chapter is made of scenes that one chat has told and that are for the same audience, so it is
-taken back with their messages, and only those who may know all its scenes may know it. Nothing here
-commits.
+A chapter covers scenes of one chat with the same audience. It is undone with their messages, and
+only someone who may know all of its scenes may know it. The functions do not commit.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from backend.core.cpu_pool import iterate_in_slices
 from backend.vault.sealing import Sealer
 
 MAX_LOOSE_SCENES = 2
-"""The last scenes that are over, which a prompt tells one by one: they are in no chapter."""
+"""Number of last closed scenes that are in no chapter, because a prompt renders them one by one."""
 
 MAX_CHAPTERS = 40
-"""Chapters at most that a prompt tells."""
+"""Maximum number of chapters in a prompt."""
 
 _MIN_TOKENS = 40
-"""A chapter hardly takes fewer."""
+"""Minimum tokens of a typical chapter."""
 
 _COMPRESSED = (
     select(
@@ -61,8 +60,7 @@ _SCENES = select(CampaignItem.id, CampaignItem.sealed_state).where(
     CampaignItem.id.in_(bindparam("scenes", expanding=True))
 )
 _CHAPTERS = select(CampaignItem.id, CampaignItem.audience, CampaignItem.sealed_state).where(
-    CampaignItem.campaign_id == bindparam("campaign"),
-    CampaignItem.kind == "chapter",
+    CampaignItem.campaign_id == bindparam("campaign"), CampaignItem.kind == "chapter"
 )
 _UNDONE = (
     select(CampaignChange.id, CampaignChange.sealed_operations)
@@ -78,10 +76,10 @@ _UNDONE = (
 
 @dataclass(frozen=True, slots=True)
 class DueChapter:
-    """Scenes that are to become a chapter, in the order in which the chat told them.
+    """Scenes for a new chapter, in the order of the chat.
 
-    `position` is that of the last message that one of them was compressed from; `audience` is of
-    all of them, as a column holds it.
+    `position` is that of the last message from which one of them was compressed. `audience` is the
+    audience of all, in the format of its column.
     """
 
     scene_ids: Sequence[UUID]
@@ -93,10 +91,10 @@ class DueChapter:
 async def find_due_chapter(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, chat: Chat, *, most: int
 ) -> DueChapter | None:
-    """The oldest scenes of a chat that are in no chapter, where they are more than `most`.
+    """Return the oldest scenes of a chat that are in no chapter, if there are more than `most`.
 
-    Scenes of a chapter that its user has deleted or undone do not become another one. The last
-    `MAX_LOOSE_SCENES` stay by themselves.
+    Scenes of a chapter that the user deleted or undid do not become another chapter. The last
+    `MAX_LOOSE_SCENES` are in no chapter.
     """
     place = {"campaign": campaign.id, "chat": chat.id}
     scenes = (await session.execute(_COMPRESSED, place)).all()
@@ -129,7 +127,7 @@ async def find_due_chapter(
 async def narrow_chapters(
     session: AsyncSession, sealer: Sealer, campaign_id: UUID, scenes: Mapping[UUID, str]
 ) -> list[Change]:
-    """What makes chapters be for those alone who may know all of some scenes, given by audience."""
+    """Return the changes that restrict chapters to the audiences of some of their scenes."""
     changes: list[Change] = []
     query = _CHAPTERS.where(CampaignItem.exists)
     rows = (await session.execute(query, {"campaign": campaign_id})).all()
@@ -143,14 +141,14 @@ async def narrow_chapters(
 
 
 def count_fitting_chapters(budget: int) -> int:
-    """How many chapters at most fit into so many tokens: no more have to be read."""
+    """Return the maximum number of chapters that fit into a budget, so that no more are loaded."""
     return min(MAX_CHAPTERS, budget // _MIN_TOKENS)
 
 
 def select_fitting_chapters(
     newest_first: Mapping[UUID, Chapter], *, count: Callable[[str], int], budget: int
 ) -> dict[UUID, Chapter]:
-    """The last chapters that fit `budget` tokens, by their ids, oldest first: an unbroken run."""
+    """Return the last chapters that fit `budget` tokens by id, oldest first, without gaps."""
     kept: list[tuple[UUID, Chapter]] = []
     for chapter_id, chapter in newest_first.items():
         budget -= count(f"- {chapter.title}: {chapter.summary}\n")

@@ -1,4 +1,4 @@
-"""What followed from messages of a campaign, as it is now."""
+"""The consequences of a campaign's messages in their present state."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from backend.memory.indexing.sources import MemoryItem
 from backend.vault.sealing import Sealer
 
 MAX_CHANGED = 100
-"""Changes that are looked at, the latest."""
+"""Maximum number of changes that are read, the latest first."""
 
 MAX_READ = 20
-"""Items that are read: a prompt takes half as many."""
+"""Maximum number of items that are read; a prompt uses about half."""
 
 MAX_STEPS = 8
-"""How often a fact may have been superseded."""
+"""Maximum number of times that a fact was superseded."""
 
 _LINES: BindParameter[Any] = bindparam("lines", expanding=True, type_=NullType())
 _OWNER = bindparam("owner", type_=Id())
 
 
 def _select_changed() -> Select[Any, Any, Any, bool]:
-    """What lines, or the replies to them, changed.
+    """Select the changes of messages and of their replies.
 
-    As rows of the line, the message that changed it, the item, and whether that still counts. What
-    a reply changed which is among the lines itself stands there twice. Ids come and go as the
-    driver has them: making a UUID of each took as long as the rest.
+    The columns are the message, the message that caused the change, the item, and whether the item
+    still exists. A change of a reply that is itself among the messages is returned twice. Ids are
+    raw, because converting them to UUIDs took as long as the rest.
     """
     sources, messages = get_table(ChangeSource), get_table(Message)
     changes, items = get_table(CampaignChange), get_table(CampaignItem)
@@ -70,7 +70,7 @@ def _select_changed() -> Select[Any, Any, Any, bool]:
             change.is_on_path,
             ~change.is_undone,
             item.kind.in_(PRESENT),
-            # Where nothing came later, the line itself says how it is.
+            # Without a later change, the message itself contains the present state.
             item.seq > change.seq,
         )
         .order_by(change.seq.desc())
@@ -98,14 +98,14 @@ async def find_consequences(
     kept: CampaignSnapshot | None = None,
     marks: AudienceMarks = NAMELESS_MARKS,
 ) -> dict[UUID, list[MemoryItem]]:
-    """Return the items that each message, or the reply to it, changed, in their present state.
+    """Return the items that each message, or its reply, changed, in their present state.
 
-    An old line in a prompt says something that was true then. These items show the state now. A
-    fact is replaced by the newest fact that supersedes it.
+    An old message in a prompt was true at its time; these items show the present. A fact is
+    replaced by the newest fact that supersedes it.
 
-    Messages come in the order of their weight, and items of the first ones are read first. Items of
-    `besides` are left out. Entities are taken from those `kept` of their campaign, so that a prompt
-    has one version of it. `marks` add who knows an item.
+    Messages are ordered by relevance, and items of the first ones are read first. Items in
+    `besides` are omitted. Entities come from the snapshot `kept` of their campaign, so that a
+    prompt uses one version. `marks` adds audience marks.
     """
     if not message_ids:
         return {}
@@ -140,7 +140,7 @@ async def find_consequences(
 async def _find_current(
     session: AsyncSession, sealer: Sealer, item_ids: Sequence[UUID]
 ) -> Mapping[UUID, UUID]:
-    """What each item is now: itself, or the fact that supersedes it in the end."""
+    """Return the present form of each item: itself, or the fact that finally supersedes it."""
     current = {item_id: item_id for item_id in item_ids}
     if not current:
         return current

@@ -1,8 +1,8 @@
-"""Scenes in play: their beginning and end, their beats, and their messages in a chat.
+"""Open scenes: their beginning and end, their beats, and their messages in a chat.
 
-A beat is a finished turn of the open scene. It is a change of the reply's, so that it counts while
-the reply is told: a regenerated one has a beat of its own. So are the beginning of a scene where
-none is open, and the end of one that the players have left. Nothing here commits.
+A beat is a finished turn of the open scene. It is a change caused by the reply, so it is active
+while the reply is on the active path; a regenerated reply has a beat of its own. The beginning and
+end of scenes are changes of replies, too. The functions do not commit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ENDED = (
 
 
 def _select_sources(*columns: Any) -> Any:
-    """Of what a scene's changes that count follow from."""
+    """Select the messages that cause the active changes of a scene."""
     return (
         select(*columns)
         .select_from(ChangeSource)
@@ -74,9 +74,9 @@ _COVERED = _select_sources(func.max(ChangeSource.position)).where(
 
 @dataclass(frozen=True, slots=True)
 class SceneSpan:
-    """Where the active path of a chat tells a scene: positions of messages.
+    """The positions of a scene's messages on the active path of a chat.
 
-    `after` is the last before those that its summary does not cover, `last` the scene's last one.
+    `after` is the last position that its summary covers, `last` the scene's last one.
     """
 
     after: int
@@ -92,10 +92,10 @@ async def count_beat(
     turn_id: UUID,
     lead_id: UUID | None = None,
 ) -> list[UUID]:
-    """Count a reply as a beat of the open scene, and return the scene if it is to be compressed.
+    """Count a reply as a beat of the open scene. Return the scene if it is due for compression.
 
-    Where none is open, one begins at the place of the story. A reply that is not for everyone
-    begins none, because the others would learn of it.
+    Without an open scene, one begins at the place of the story. A reply that is not public begins
+    none, because the others would learn of it.
     """
     if chat.campaign_id is None:
         return []
@@ -124,9 +124,9 @@ async def count_beat(
 async def end_left_scenes(
     session: AsyncSession, sealer: Sealer, chat: Chat, reply: Message, *, turn_id: UUID
 ) -> None:
-    """End open scenes that all player characters have left, as changes of the reply.
+    """Close scenes that all player characters have left, as changes caused by the reply.
 
-    A scene with a locked status stays open. So do all after a reply that is not for everyone.
+    A scene with a locked status stays open. A reply that is not public closes none.
     """
     if chat.campaign_id is None or reply.audience != PUBLIC:
         return
@@ -149,21 +149,21 @@ async def end_left_scenes(
 
 
 async def find_ended_scenes(session: AsyncSession, chat: Chat, *, turn_id: UUID) -> list[UUID]:
-    """Scenes that a turn changed and that are over now."""
+    """Return the scenes that a turn changed and that are closed now."""
     place = {"campaign": chat.campaign_id, "turn": turn_id}
     return list(await session.scalars(_ENDED, place)) if chat.campaign_id else []
 
 
 async def find_last_chat(session: AsyncSession, scene_id: UUID) -> UUID | None:
-    """The chat that told of a scene last; None for a scene that no message is a part of."""
+    """Return the chat with the scene's last message; None if the scene has no messages."""
     chat_id: UUID | None = await session.scalar(_LAST, {"scene": scene_id})
     return chat_id
 
 
 async def find_span(session: AsyncSession, scene_id: UUID, chat_id: UUID) -> SceneSpan | None:
-    """Where a chat tells a scene; None where it does not.
+    """Return the positions of a scene's messages in a chat; None if there are none.
 
-    It begins with the line that the first reply of the scene answers.
+    The first is the message that the scene's first reply answers.
     """
     place = {"scene": scene_id, "chat": chat_id}
     row: Any = (await session.execute(_SPAN, place)).one()

@@ -101,10 +101,7 @@ _ROWS = select(
 )
 _ORIGINS = (
     select(
-        CampaignChange.item_id,
-        ChangeSource.message_id,
-        ChangeSource.chat_id,
-        ChangeSource.position,
+        CampaignChange.item_id, ChangeSource.message_id, ChangeSource.chat_id, ChangeSource.position
     )
     .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
     .where(
@@ -255,7 +252,7 @@ async def read_items(
     found: dict[UUID, tuple[UUID, Item]] = {}
     wanted = list(dict.fromkeys(item_ids))
     if kept is not None:
-        found, wanted = kept.items(wanted, viewpoint)
+        found, wanted = kept.find_items(wanted, viewpoint)
     for ids in split_chunks(wanted):
         asked = {"ids": ids, "owner": sealer.user_id}
         for row in await session.execute(_apply_viewpoint(_READ, viewpoint), asked):
@@ -277,7 +274,7 @@ async def _load_facts(
     if not entity_ids:
         return facts
 
-    found = kept.facts(entity_ids, viewpoint, limit=MAX_FACTS) if kept else None
+    found = kept.find_facts(entity_ids, viewpoint, limit=MAX_FACTS) if kept else None
     if found is None:
         asked = {"ids": entity_ids, "owner": sealer.user_id}
         rows = await session.execute(_apply_viewpoint(_FACTS, viewpoint), asked)

@@ -1,6 +1,6 @@
-"""The place of the story: the players' characters, and the scene that goes on around them.
+"""The place of the story: the players' characters, and the open scene at their place.
 
-Nothing here commits.
+The functions do not commit.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def find_story_place(places: Iterable[PlaceT | None]) -> PlaceT | None:
 
 
 def is_scene_here(scene: PlaceT | None, place: PlaceT | None) -> bool:
-    """True if a scene at a place goes on where the story is.
+    """True if the story is in the scene.
 
-    A scene without a place goes along with the players. A story without a place follows the scene.
+    A scene without a place moves with the players. A story without a place follows the scene.
     """
     return not scene or not place or scene == place
 
 
 def is_scene_left(scene: PlaceT | None, places: Collection[PlaceT]) -> bool:
-    """True if a scene at a place is over, because all players' characters are elsewhere.
+    """True if a scene is over, because all players' characters are elsewhere.
 
-    `places` are theirs. A character without a place is in the scene.
+    `places` are their places. A character without a place is in the scene.
     """
     return bool(scene) and bool(places) and scene not in places
 
@@ -62,9 +62,9 @@ class Party:
 async def read_party(
     session: AsyncSession, campaign_id: UUID, lead_id: UUID | None = None
 ) -> Party:
-    """Read where the story is now: its place, its scene, and the open scenes that are left.
+    """Load the place of the story, its scene, and the open scenes that are left.
 
-    `lead_id` is the character whom the story follows; otherwise the oldest one is.
+    `lead_id` is the character whom the story follows; the default is the oldest one.
     """
     rows = (await session.execute(_PARTY, {"campaign": campaign_id})).all()
     players = sorted(
@@ -82,9 +82,9 @@ async def read_party(
 
 
 async def follow_scene(session: AsyncSession, campaign_id: UUID, scene: Scene) -> list[Change]:
-    """Return the changes that bring players' characters to an open scene's place.
+    """Return the changes that move players' characters to an open scene's place.
 
-    They are those whom the scene names as present, or all if it names none of them.
+    They are the characters present in the scene, or all if it names none of them.
     """
     if scene.status != "open" or scene.location_id is None:
         return []

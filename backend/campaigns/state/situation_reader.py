@@ -1,17 +1,28 @@
-"""Reads where a campaign's story is, for its prompts: what every turn asks, built once."""
+"""Reads the current situation of a campaign's story for its prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from heapq import nlargest
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BindParameter, Select, bindparam, select, union_all
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Select,
+    bindparam,
+    case,
+    func,
+    or_,
+    select,
+    union_all,
+)
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
 from backend.campaigns.ledger.changes import build_item
 from backend.campaigns.ledger.items import (
@@ -21,6 +32,7 @@ from backend.campaigns.ledger.items import (
     Entity,
     Fact,
     Item,
+    Kind,
     Relation,
     Scene,
     Term,
@@ -29,12 +41,12 @@ from backend.campaigns.ledger.items import (
 )
 from backend.campaigns.ledger.records import open_campaign
 from backend.campaigns.ledger.store import read_state
-from backend.campaigns.models import CampaignItem
+from backend.campaigns.models import Campaign, CampaignItem
 from backend.campaigns.play.echoes import MAX_COSTS, MAX_THREATS, EchoKind
 from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.scenes.chapters import MAX_LOOSE_SCENES
 from backend.campaigns.state.party import find_story_place, has_name, is_scene_here
-from backend.campaigns.state.snapshot import CampaignSnapshot
+from backend.campaigns.state.snapshot import MAX_BLOCK_ITEMS, CampaignSnapshot
 from backend.campaigns.state.state_block import (
     MAX_DETAILED,
     Form,
@@ -46,6 +58,154 @@ from backend.campaigns.state.state_block import (
 from backend.core.audience import GM, AudienceMarks, Viewpoint, filter_known_to, may_know
 from backend.core.cpu_pool import iterate_in_slices
 from backend.database.base import get_table
+from backend.vault.sealing import Sealer
+
+Condition = ColumnElement[bool] | InstrumentedAttribute[bool]
+
+MAX_ENTITIES = 500
+"""Maximum number of entities in the state that users read."""
+
+
+class CampaignReader:
+    """Reads the items of a campaign that a viewpoint may know.
+
+    `player` is the persona's name. The player's character with that name leads the party.
+    """
+
+    def __init__(
+        self,
+        session: AsyncSession,
+        sealer: Sealer,
+        campaign: Campaign,
+        viewpoint: Viewpoint = GM,
+        *,
+        player: str = "",
+    ) -> None:
+        self.session = session
+        self.sealer = sealer
+        self.campaign = campaign
+        self.viewpoint: Viewpoint = viewpoint
+        self.player = player
+
+    @property
+    def _own(self) -> tuple[Condition, ...]:
+        return (
+            CampaignItem.campaign_id == self.campaign.id,
+            CampaignItem.exists,
+            filter_known_to(self.viewpoint, CampaignItem.audience),
+        )
+
+    async def load_rows(
+        self,
+        *conditions: Condition,
+        limit: int | None = None,
+        newest: bool = False,
+        rank: ColumnElement[int] | None = None,
+    ) -> list[tuple[CampaignItem, Item]]:
+        """Return items with their rows, ordered by rank, and then by age or last change."""
+        order = CampaignItem.seq.desc() if newest else CampaignItem.id
+        query = select(CampaignItem).where(*self._own, *conditions)
+        return await self._load_opened(
+            query.order_by(*([] if rank is None else [rank]), order).limit(limit)
+        )
+
+    async def load_any(
+        self, *alternatives: Sequence[Condition], limit: int
+    ) -> list[tuple[CampaignItem, Item]]:
+        """Return the items that meet all conditions of one alternative, the oldest first.
+
+        If there are more than `limit`, the last changed ones are kept, the world, scenes and
+        players' characters before others. Each alternative has an index; for an OR, SQLite would
+        read all items of the campaign.
+        """
+        found = union_all(*(select(CampaignItem.id).where(*self._own, *x) for x in alternatives))
+        query = select(CampaignItem).where(CampaignItem.id.in_(found))
+        rank = case(
+            (CampaignItem.kind.in_(("world", "scene")), 0),
+            (CampaignItem.subkind == "pc", 1),
+            else_=2,
+        )
+        rows = await self._load_opened(query.order_by(rank, CampaignItem.seq.desc()).limit(limit))
+        return sorted(rows, key=lambda each: each[0].id)
+
+    async def _load_opened(self, query: Select[CampaignItem]) -> list[tuple[CampaignItem, Item]]:
+        rows = (await self.session.scalars(query)).all()
+        sized = iterate_in_slices(rows, lambda row: len(row.sealed_state))
+        return [(row, self._open(row)) async for row in sized]
+
+    async def load_items(
+        self, kind: Kind, *conditions: Condition, limit: int | None = None, newest: bool = False
+    ) -> list[tuple[CampaignItem, Item]]:
+        """Return items of one kind with their rows."""
+        is_kind = CampaignItem.kind == kind
+        return await self.load_rows(is_kind, *conditions, limit=limit, newest=newest)
+
+    async def find_open_scene(self) -> tuple[CampaignItem, Scene] | None:
+        """Return the open scene at the place of the story; of several, the last changed one."""
+        place = await self._find_story_place()
+        scenes = await self.load_items(
+            "scene", CampaignItem.is_live, limit=MAX_BLOCK_ITEMS, newest=True
+        )
+        return next(
+            (
+                (row, item)
+                for row, item in scenes
+                if isinstance(item, Scene) and is_scene_here(item.location_id, place)
+            ),
+            None,
+        )
+
+    async def _find_story_place(self) -> UUID | None:
+        first = (
+            select(CampaignItem.place_id)
+            .where(
+                *self._own,
+                CampaignItem.kind == "entity",
+                CampaignItem.subkind == "pc",
+                CampaignItem.place_id.is_not(None),
+            )
+            .order_by(CampaignItem.id)
+            .limit(1)
+        )
+        place: UUID | None = await self.session.scalar(first)
+        return place
+
+    async def load_nearest(self, scene: Scene | None) -> list[tuple[CampaignItem, Item]]:
+        """Return players' characters, people near them or in the scene, then the last changed ones.
+
+        At most `MAX_ENTITIES`, the oldest first.
+        """
+        is_player = CampaignItem.subkind == "pc"
+        place = await self._find_story_place() or (scene and scene.location_id)
+        places = [place] if place else []
+        present = [*places, *(scene.present if scene else [])]
+        is_near = or_(CampaignItem.place_id.in_(places), CampaignItem.id.in_(present))
+        rank = case((is_player, 0), (is_near, 1), else_=2)
+        rows = await self.load_rows(
+            CampaignItem.kind == "entity", limit=MAX_ENTITIES, newest=True, rank=rank
+        )
+        return sorted(rows, key=lambda each: each[0].id)
+
+    async def load_known_ids(self, item_ids: Collection[UUID]) -> set[UUID]:
+        """Return the ids of items that exist and that the viewpoint may know."""
+        query = select(CampaignItem.id).where(*self._own, CampaignItem.id.in_(item_ids))
+        return set(await self.session.scalars(query))
+
+    async def count_live(self, *kinds: Kind) -> dict[Kind, int]:
+        """Return the number of live items by kind."""
+        query = (
+            select(CampaignItem.kind, func.count())
+            .where(*self._own, CampaignItem.is_live, CampaignItem.kind.in_(kinds))
+            .group_by(CampaignItem.kind)
+        )
+        found = dict.fromkeys(kinds, 0)
+        for kind, count in await self.session.execute(query):
+            found[kind] = count
+        return found
+
+    def _open(self, row: CampaignItem) -> Item:
+        return build_item(row.kind, read_state(self.sealer, row.id, row.sealed_state))
+
 
 MAX_MENTIONED = 8
 MAX_FACTS = 12
@@ -54,20 +214,20 @@ _HOT_KINDS = ("world", "thread", "clock", "scene")
 
 
 class SituationReader(CampaignReader):
-    """Reads the story's present moment, as a viewpoint may know it."""
+    """Reads the current situation of the story for a viewpoint."""
 
-    async def situation(
+    async def load_situation(
         self, names: CampaignSnapshot, *, line: str, recent: Sequence[str]
     ) -> Situation:
-        """Return the story's present moment without facts and events: see `with_facts`.
+        """Return the current situation without facts and events: see `add_facts`.
 
         Args:
-            names: The campaign's, of the version that is read.
-            line: What the user says.
-            recent: The last lines of the chat, the newest last.
+            names: The campaign's snapshot of the version that is read.
+            line: The user's message.
+            recent: The last messages of the chat, the newest last.
         """
         fields = open_campaign(self.sealer, self.campaign)
-        in_view = await self._in_view(names)
+        in_view = await self._load_view(names)
         world = next((item for *_, item in in_view if isinstance(item, World)), World())
         players = [
             VisibleEntity(id=item_id, entity=item)
@@ -91,19 +251,21 @@ class SituationReader(CampaignReader):
         in_lines = [names.index.find(text) for text in recent[::-1]]
         named = list(dict.fromkeys([*in_line, *(in_lines[0] if in_lines else ())]))
         spoke = [one for each in in_lines for one in each]
-        # Players are named in nearly every reply: only the user's line asks for them.
+        # Nearly every reply names players: only the user's message asks for facts about them.
         silent = {player.id for player in players}.difference(in_line)
         asked = [one for one in named if one not in silent][:MAX_MENTIONED]
-        people, others = await self._around(names, place, scene.present if scene else (), asked)
+        people, others = await self._load_around(
+            names, place, scene.present if scene else (), asked
+        )
         known = {each.id: each for each in (*players, *people, *others)}
-        relations = await self._relations(names, [each.id for each in (*players, *people)])
+        relations = await self._load_relations(names, [each.id for each in (*players, *people)])
         present = rank_people(people, named=named, spoke=spoke, relations=relations)
         here = frozenset(each.id for each in (*players, *people))
         marks = AudienceMarks(
             partial(names.find_name, viewpoint=self.viewpoint),
             here if isinstance(self.viewpoint, UUID) else frozenset(),
         )
-        places = self._place_names(
+        places = self._find_place_names(
             names, marks, [*players, *(known[one] for one in asked if one in known)]
         )
         echoes = sorted(
@@ -151,16 +313,16 @@ class SituationReader(CampaignReader):
             places={player.id: places.get(player.id, "") for player in players},
         )
 
-    async def with_facts(self, names: CampaignSnapshot, now: Situation, *, form: Form) -> Situation:
-        """A situation with the facts about whom the last lines name.
+    async def add_facts(self, names: CampaignSnapshot, now: Situation, *, form: Form) -> Situation:
+        """Add the facts about the entities that the last messages name.
 
-        For a full block also with those about the players, who is near them, and the place.
+        For a full block, add those about the players, the people near them, and the place.
         """
         about: list[UUID] = []
         if form == "full":
             about = [each.id for each in (*now.players, *now.present[:MAX_DETAILED])]
             about += [now.location.id] if now.location else []
-        facts = await self._facts(names, [*about, *(each.id for each in now.named)])
+        facts = await self._load_facts(names, [*about, *(each.id for each in now.named)])
         told = [fact for one in about for fact in facts.get(one, [])][:MAX_FACTS]
         here = (each.id for each in (*now.players, *now.present))
         threads = (one for one, item in now.in_play.items() if isinstance(item, Thread))
@@ -180,8 +342,8 @@ class SituationReader(CampaignReader):
             told=frozenset([*here, *about, *threads, *(fact_id for fact_id, _ in told)]),
         )
 
-    async def _in_view(self, names: CampaignSnapshot) -> list[tuple[UUID, int, Item]]:
-        """The items that every turn reads, the oldest first: (id, its last change, item)."""
+    async def _load_view(self, names: CampaignSnapshot) -> list[tuple[UUID, int, Item]]:
+        """Return the items that every turn reads, the oldest first: (id, last change, item)."""
         if names.in_view is not None:
             return sorted(
                 (
@@ -194,51 +356,48 @@ class SituationReader(CampaignReader):
         is_player = CampaignItem.kind == "entity", CampaignItem.subkind == "pc"
         is_hot = CampaignItem.kind.in_(_HOT_KINDS), CampaignItem.is_live
         is_hidden = CampaignItem.kind == "clock", ~CampaignItem.is_live
-        rows = await self.any_of(is_player, is_hot, is_hidden, limit=4 * MAX_BLOCK_ITEMS)
-        rows += await self.of_kind("echo", limit=MAX_BLOCK_ITEMS, newest=True)
+        rows = await self.load_any(is_player, is_hot, is_hidden, limit=4 * MAX_BLOCK_ITEMS)
+        rows += await self.load_items("echo", limit=MAX_BLOCK_ITEMS, newest=True)
         return [(row.id, row.seq, item) for row, item in rows]
 
-    async def _around(
+    async def _load_around(
         self,
         names: CampaignSnapshot,
         place: UUID | None,
         in_scene: Sequence[UUID],
         asked: Sequence[UUID],
     ) -> tuple[list[VisibleEntity], list[VisibleEntity]]:
-        """Who is in the scene, or else at its place; and the place, and entities asked for."""
+        """Return the people in the scene, or else at its place; the place; and requests."""
         ids = [*in_scene, *asked, *([place] if place else [])]
         people: list[VisibleEntity] = []
         others: list[VisibleEntity] = []
-        for each in await self._entities(names, ids, at=None if in_scene else place):
+        for each in await self._load_entities(names, ids, at=None if in_scene else place):
             is_at_place = place is not None and each.entity.location_id == place
             is_here = each.id in in_scene if in_scene else is_at_place
             (people if is_here and each.entity.kind == "npc" else others).append(each)
         return people, others
 
-    async def _entities(
+    async def _load_entities(
         self, names: CampaignSnapshot, ids: Sequence[UUID], *, at: UUID | None = None
     ) -> list[VisibleEntity]:
-        """Entities by their ids, and the people at a place, those changed last first."""
+        """Return entities by id, and the people at a place, the last changed first."""
         if names.around is None:
-            rows = await self._found(_AROUND, {"place": at, "ids": ids})
+            rows = await self._load_prebuilt(_AROUND, {"place": at, "ids": ids})
             return [
                 VisibleEntity(id=row.id, entity=item)
                 for row, item in rows
                 if isinstance(item, Entity)
             ]
-        people = names.tied.get(("entity", at), {}).values() if at else ()
-        found = {each.id: each for each in nlargest(MAX_BLOCK_ITEMS, people, key=_seq)}
-        found |= {one: names.around[one] for one in ids if one in names.around}
         return [
             VisibleEntity(id=each.id, entity=each.item)
-            for each in sorted(found.values(), key=_seq, reverse=True)
-            if isinstance(each.item, Entity) and may_know(self.viewpoint, each.audience)
+            for each in names.find_entities(ids, at, self.viewpoint)
+            if isinstance(each.item, Entity)
         ]
 
-    async def _found(
+    async def _load_prebuilt(
         self, query: Select[*tuple[Any, ...]], values: Mapping[str, Any] = MappingProxyType({})
     ) -> list[tuple[Any, Item]]:
-        """Rows of a query that is built already, and their items."""
+        """Return the rows of a prebuilt query with their items."""
         if self.viewpoint != GM:
             query = query.where(filter_known_to(self.viewpoint, _ITEMS.c.audience))
         rows = (await self.session.execute(query, {"campaign": self.campaign.id, **values})).all()
@@ -246,10 +405,10 @@ class SituationReader(CampaignReader):
         read = partial(read_state, self.sealer)
         return [(row, build_item(row.kind, read(row.id, row.sealed_state))) async for row in sized]
 
-    def _place_names(
+    def _find_place_names(
         self, names: CampaignSnapshot, marks: AudienceMarks, entities: Sequence[VisibleEntity]
     ) -> dict[UUID, str]:
-        """What the places are called where entities are, by entity."""
+        """Return the names of the places of entities, by entity."""
         return {
             each.id: marks.mark(name, names.find_audience(where), within=each.entity.audience)
             for each in entities
@@ -257,53 +416,45 @@ class SituationReader(CampaignReader):
             and (name := names.find_name(where, self.viewpoint)) is not None
         }
 
-    async def _facts(
+    async def _load_facts(
         self, names: CampaignSnapshot, about: Sequence[UUID]
     ) -> dict[UUID, list[tuple[UUID, Fact]]]:
-        """Facts by the entity that they are about, each with its id, the newest last."""
+        """Return facts by their entity, each with its id, the newest last."""
         facts: dict[UUID, list[tuple[UUID, Fact]]] = {}
         if not about:
             return facts
-        found = names.facts(about, self.viewpoint, limit=MAX_BLOCK_ITEMS)
+        found = names.find_facts(about, self.viewpoint, limit=MAX_BLOCK_ITEMS)
         if found is None:
-            rows = await self._found(_FACTS, {"ids": about})
+            rows = await self._load_prebuilt(_FACTS, {"ids": about})
             found = [(row.id, item) for row, item in rows if isinstance(item, Fact)]
         for fact_id, fact in found[::-1]:
             if fact.about_id is not None:
                 facts.setdefault(fact.about_id, []).append((fact_id, fact))
         return facts
 
-    async def _relations(self, names: CampaignSnapshot, ids: Sequence[UUID]) -> list[Relation]:
-        """Relations from and to entities, the oldest first."""
+    async def _load_relations(self, names: CampaignSnapshot, ids: Sequence[UUID]) -> list[Relation]:
+        """Return relations from and to entities, the oldest first."""
         if not ids:
             return []
         if names.around is None:
-            rows = await self._found(_RELATIONS, {"ids": ids})
+            rows = await self._load_prebuilt(_RELATIONS, {"ids": ids})
             rows.sort(key=lambda each: each[0].id)
             return [item for _, item in rows if isinstance(item, Relation)]
-        tied = {
-            each.id: each
-            for one in ids
-            for each in names.tied.get(("relation", one), {}).values()
-            if isinstance(each.item, Relation) and may_know(self.viewpoint, each.audience)
-        }
-        latest = nlargest(MAX_BLOCK_ITEMS, tied.values(), key=_seq)
-        latest.sort(key=lambda each: each.id.int)
-        return [each.item for each in latest if isinstance(each.item, Relation)]
+        return names.find_relations(ids, self.viewpoint)
 
-    async def chapters(self, limit: int) -> dict[UUID, Chapter]:
-        """The last chapters by their ids, the newest first."""
+    async def load_chapters(self, limit: int) -> dict[UUID, Chapter]:
+        """Return the last chapters by id, the newest first."""
         if not limit:
             return {}
-        rows = await self._found(_CHAPTERS, {"limit": limit})
+        rows = await self._load_prebuilt(_CHAPTERS, {"limit": limit})
         return {row.id: item for row, item in rows if isinstance(item, Chapter)}
 
-    async def closed_scenes(self, told: Collection[UUID] = ()) -> dict[UUID, Scene]:
-        """The last scenes that are over and summed up by their ids, the older one first.
+    async def load_closed_scenes(self, told: Collection[UUID] = ()) -> dict[UUID, Scene]:
+        """Return the last closed scenes with a summary by id, the oldest first.
 
-        `told` are those that chapters tell of.
+        `told` are the scenes that chapters summarise.
         """
-        rows = await self._found(_CLOSED_SCENES)
+        rows = await self._load_prebuilt(_CLOSED_SCENES)
         scenes = [
             (row.id, item)
             for row, item in rows
@@ -311,18 +462,18 @@ class SituationReader(CampaignReader):
         ]
         return dict(scenes[:MAX_LOOSE_SCENES][::-1])
 
-    async def terms(self, limit: int) -> list[Term]:
-        """Terms that a prompt may explain, the most used first."""
+    async def load_terms(self, limit: int) -> list[Term]:
+        """Return the terms that a prompt may explain, the most used first."""
         if not limit:
             return []
-        rows = await self._found(_TERMS, {"limit": limit})
+        rows = await self._load_prebuilt(_TERMS, {"limit": limit})
         return [item for _, item in rows if isinstance(item, Term)]
 
 
 def render_fact(
     names: CampaignSnapshot, marks: AudienceMarks, fact: Fact, viewpoint: Viewpoint
 ) -> str:
-    """Return the text of a fact with its subject, unless it names it, and with its mark."""
+    """Return the text of a fact with its audience mark, and its subject if the text omits it."""
     text, about = fact.text, fact.about_id
     subject = names.find_name(about, viewpoint) if about else None
     if about and subject and about not in names.index.find(text):
@@ -335,15 +486,8 @@ def _render_echoes(marks: AudienceMarks, echoes: Iterable[Echo], kind: EchoKind)
     return [marks.mark(each.text, each.audience) for each in echoes if each.kind == kind]
 
 
-_seq = attrgetter("seq")
-
-
 _ITEMS = get_table(CampaignItem)
-_COLUMNS = (
-    _ITEMS.c.id,
-    _ITEMS.c.kind,
-    _ITEMS.c.sealed_state,
-)
+_COLUMNS = (_ITEMS.c.id, _ITEMS.c.kind, _ITEMS.c.sealed_state)
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
 _LATEST = _ITEMS.c.seq.desc()
 
@@ -356,12 +500,15 @@ def _select_own(
 
 
 def _union_all(*queries: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
-    """Each query has an index of its own: for an OR SQLite reads all items of the campaign."""
+    """Combine queries.
+
+    Each has an index; for an OR, SQLite would read all items of the campaign.
+    """
     return _select_own(_ITEMS.c.id.in_(union_all(*queries)))
 
 
-# What every turn reads is built once, and of the table: building a statement, and what the ORM adds
-# to it, cost more than running it.
+# Every turn reads these: they are built once, and from the table, because building a statement
+# and the ORM's work take longer than running it.
 _ENTITY, _RELATION = _ITEMS.c.kind == "entity", _ITEMS.c.kind == "relation"
 _AROUND = _union_all(
     _select_own(_ENTITY, _ITEMS.c.id.in_(_IDS), columns=[_ITEMS.c.id]),
@@ -394,7 +541,7 @@ _FACTS = (
 _CLOSED_SCENES = (
     _select_own(_ITEMS.c.kind == "scene", ~_ITEMS.c.is_live)
     .order_by(_LATEST)
-    # One of a chapter that was edited may be among them.
+    # It may contain a scene of a chapter that was edited.
     .limit(2 * MAX_LOOSE_SCENES)
 )
 _CHAPTERS = (

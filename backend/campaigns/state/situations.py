@@ -1,4 +1,4 @@
-"""Where a campaign's story is now: for the prompts of its chats, and for its user."""
+"""The current situation of a campaign's story, for prompts and for the user."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ from backend.vault.sealing import Sealer
 
 RECENT_EVENTS = 40
 RECENT_LINES = 4
-"""Last lines that say who spoke lately."""
+"""Number of last messages that determine who spoke recently."""
 
 LOOK_BACK_MESSAGES = 200
-"""Messages above a turn among which the last block is looked for."""
+"""Number of messages before a turn among which the last block is searched."""
 
 
 class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
-    """What a campaign puts into a prompt: who it is, what is over, what is, who is named.
+    """The parts of a prompt that come from a campaign.
 
     `terms` are those of its glossary that the viewpoint may know, the most used first; `chapters`
-    by their ids, the newest first; `scenes` the last that are over, the older first.
-    `told` are ids of items that the block or `named` say something of. Of `now` and `names` the
-    turn's table is made.
+    are ordered by id, the newest first; `scenes` are the last closed ones, the oldest first. `told`
+    are the ids of items in the block or in `named`. The turn's table is built from `now` and
+    `names`.
     """
 
     campaign_id: UUID
@@ -77,26 +77,26 @@ class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SituationService:
-    """Reads where a campaign's story is."""
+    """Loads the situation of a campaign's story."""
 
     def __init__(self, database: Database, names: SnapshotCache) -> None:
         self._database = database
         self._names = names
 
-    async def state(
+    async def load_state(
         self, identity: Identity, campaign_id: UUID, *, viewpoint: Viewpoint = GM
     ) -> StateView:
-        """Raises `CampaignNotFoundError`, `ValidationError`."""
+        """Raise `CampaignNotFoundError` or `ValidationError`."""
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
             reader = CampaignReader(session, identity.sealer, campaign, viewpoint)
-            worlds = await load_known_rows(reader, await reader.of_kind("world"))
-            scene = await reader.open_scene()
-            entities = await reader.nearest(scene[1] if scene else None)
-            threads = await reader.of_kind("thread", CampaignItem.is_live, limit=MAX_BLOCK_ITEMS)
-            clocks = await reader.of_kind("clock", CampaignItem.is_live, limit=MAX_BLOCK_ITEMS)
-            echoes = await reader.of_kind("echo", limit=MAX_BLOCK_ITEMS, newest=True)
-            counts = await reader.counts("entity", "thread", "clock", "echo")
+            worlds = await load_known_rows(reader, await reader.load_items("world"))
+            scene = await reader.find_open_scene()
+            entities = await reader.load_nearest(scene[1] if scene else None)
+            threads = await reader.load_items("thread", CampaignItem.is_live, limit=MAX_BLOCK_ITEMS)
+            clocks = await reader.load_items("clock", CampaignItem.is_live, limit=MAX_BLOCK_ITEMS)
+            echoes = await reader.load_items("echo", limit=MAX_BLOCK_ITEMS, newest=True)
+            counts = await reader.count_live("entity", "thread", "clock", "echo")
             more = {
                 "entities": counts["entity"] - len(entities),
                 "threads": counts["thread"] - len(threads),
@@ -126,7 +126,7 @@ class SituationService:
             more=more,
         )
 
-    async def context(
+    async def load_context(
         self,
         identity: Identity,
         campaign_id: UUID,
@@ -135,7 +135,7 @@ class SituationService:
         text: str,
         viewpoint: Viewpoint = GM,
     ) -> CampaignContextView:
-        """Both forms, and which of them a turn would get. Without a chat: one that begins.
+        """Return both forms of the block, and the form for the next turn or for a new chat.
 
         Raises `CampaignNotFoundError`, `ChatNotFoundError`, `ValidationError`.
         """
@@ -149,7 +149,7 @@ class SituationService:
             if leaf is not None:
                 recent = await _load_recent(session, identity.sealer, leaf, viewpoint)
             reader = SituationReader(session, identity.sealer, campaign, viewpoint)
-            names = await self._names.names(session, identity.sealer, campaign)
+            names = await self._names.load(session, identity.sealer, campaign)
             block, _ = await _find_moment(
                 reader, names, chat, leaf, line=text, recent=recent, is_preview=True
             )
@@ -162,7 +162,7 @@ class SituationService:
             tokens={"full": count(block.full), "light": count(block.light)},
         )
 
-    async def layers(  # noqa: PLR0913  # all that they depend on
+    async def load_layers(  # noqa: PLR0913  # the layers depend on all of them
         self,
         session: AsyncSession,
         identity: Identity,
@@ -179,36 +179,36 @@ class SituationService:
         """Return the parts of a prompt that come from the chat's campaign.
 
         Args:
-            session: Where to read.
+            session: The session to read with.
             identity: The chat's owner.
-            campaign: The chat's, none of its items stale.
+            campaign: The chat's campaign, without stale items.
             chat: The chat.
-            leaf: The last message before the user's line.
-            line: What the user says.
-            recent: The last lines before it, the newest last.
-            until: The position of a message that is written anew: what followed from it, and from
-                those below it, does not count.
-            viewpoint: Whose knowledge the prompt may hold.
+            leaf: The last message before the user's message.
+            line: The user's message.
+            recent: The last messages before it, the newest last.
+            until: The position of a message that is regenerated: changes that come from it, or from
+                later messages, are ignored.
+            viewpoint: The prompt contains only knowledge of the viewpoint.
             player: The persona's name: see `CampaignReader`.
         """
-        names = await self._names.names(session, identity.sealer, campaign)
+        names = await self._names.load(session, identity.sealer, campaign)
         rewritten: set[UUID] = set()
         if until is not None:
             rewritten = await ledger_paths.find_changed_items(session, chat.id, above=until)
         if until is None or not rewritten:
             reader = SituationReader(session, identity.sealer, campaign, viewpoint, player=player)
-            return await self._layers(reader, names, chat, leaf, line=line, recent=recent)
+            return await self._load_layers(reader, names, chat, leaf, line=line, recent=recent)
         async with self._database.trial() as trial:
             campaign = await get_campaign(trial, identity, campaign.id, lock=True)
             await tree.leave_path(trial, chat.id, above=until)
             await ledger_paths.follow_path(trial, identity.sealer, campaign, chat.id, above=until)
-            names = await names.updated(trial, identity.sealer, campaign)
+            names = await names.update(trial, identity.sealer, campaign)
             reader = SituationReader(trial, identity.sealer, campaign, viewpoint, player=player)
-            made = await self._layers(reader, names, chat, leaf, line=line, recent=recent)
-        # A search would find them as they are now.
+            made = await self._load_layers(reader, names, chat, leaf, line=line, recent=recent)
+        # A search would find their present state.
         return msgspec.structs.replace(made, told=made.told | rewritten)
 
-    async def _layers(
+    async def _load_layers(
         self,
         reader: SituationReader,
         names: CampaignSnapshot,
@@ -223,16 +223,18 @@ class SituationService:
         named = [each for each in now.named if each.id not in told]
         fields = open_campaign(reader.sealer, reader.campaign)
         settings, past = fields.settings, names.past
-        chapters = await reader.chapters(
+        chapters = await reader.load_chapters(
             count_fitting_chapters(settings.chapter_tokens) if "chapter" in past else 0
         )
         told_in = {each for chapter in chapters.values() for each in chapter.scene_ids}
-        scenes = await reader.closed_scenes(told_in) if "scene" in past else {}
+        scenes = await reader.load_closed_scenes(told_in) if "scene" in past else {}
         facts = (fact_id for each in named for fact_id, _ in each.facts)
         return CampaignLayers(
             campaign_id=reader.campaign.id,
             fields=fields,
-            terms=await reader.terms(most_terms(settings.glossary_tokens) if "term" in past else 0),
+            terms=await reader.load_terms(
+                most_terms(settings.glossary_tokens) if "term" in past else 0
+            ),
             chapters={one: _mark_title(each, now.marks) for one, each in chapters.items()},
             scenes={one: _mark_title(each, now.marks) for one, each in scenes.items()},
             block=block,
@@ -243,7 +245,7 @@ class SituationService:
         )
 
     async def fold(self, identity: Identity, campaign_id: UUID) -> None:
-        """Fold what is stale, in a transaction of its own."""
+        """Fold the stale items in a transaction of its own."""
         async with self._database.write() as session:
             await get_campaign(session, identity, campaign_id, lock=True)
 
@@ -252,7 +254,7 @@ _PastT = TypeVar("_PastT", Scene, Chapter)
 
 
 def _mark_title(past: _PastT, marks: AudienceMarks) -> _PastT:
-    """Put who knows a closed scene or a chapter into its title."""
+    """Add the audience mark of a closed scene or a chapter to its title."""
     words = marks.words(past.audience)
     title = f"({words}) {past.title}".strip() if words else past.title
     return msgspec.structs.replace(past, title=title)
@@ -268,15 +270,15 @@ async def _find_moment(
     recent: Sequence[str],
     is_preview: bool = False,
 ) -> tuple[StateBlock, Situation]:
-    """The block of a turn, and the situation; a preview has all of the full one."""
+    """Return the block of a turn, and the situation; for a preview, the full situation."""
     session, sealer, campaign = reader.session, reader.sealer, reader.campaign
     last = await _load_last_injected(session, sealer, leaf) if leaf else None
     is_first = last is None and not (leaf and await chats.has_said(session, leaf, "user"))
-    now = await reader.situation(names, line=line, recent=recent[-RECENT_LINES:])
+    now = await reader.load_situation(names, line=line, recent=recent[-RECENT_LINES:])
     shown, last_shown = _build_summary(campaign, now), last.shown if last else None
     form, why = choose_form(line, last_shown, shown, first=is_first)
     told = "full" if is_preview else form
-    now = await reader.with_facts(names, now, form=told)
+    now = await reader.add_facts(names, now, form=told)
     chronicle = (chat.chronicle_id if chat else None) or campaign.chronicle_id
     if chronicle and told == "full":
         events = await current_events(
@@ -316,7 +318,7 @@ _LAST_INJECTED = (
 async def _load_last_injected(
     session: AsyncSession, sealer: Sealer, leaf: Message
 ) -> InjectedContext | None:
-    """What the last reply down to `leaf` had in its prompt: mostly that is the leaf itself."""
+    """Return the block in the prompt of the last reply up to `leaf`; usually that is `leaf`."""
     if leaf.is_active and leaf.sealed_injected_context is not None:
         return _read_injected(sealer, leaf.id, leaf.sealed_injected_context)
     asked = {

@@ -1,11 +1,11 @@
-"""What turns of a campaign need, kept unsealed between turns: entities, facts, what is in view."""
+"""Unsealed items of campaigns that turns need, cached between turns."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -24,23 +24,28 @@ from backend.vault.sealing import Sealer
 
 MAX_CAMPAIGNS = 64
 
+MAX_BLOCK_ITEMS = 100
+"""Maximum number of items of one kind that are read for one block."""
+
 MAX_ITEMS_IN_VIEW = 400
-"""Items in view of one campaign that are kept; where there are more, none are."""
+"""Maximum number of cached items in view; with more, none are cached."""
 
 MAX_VIEW_BYTES = 500_000
-"""What they take at most, sealed."""
+"""Maximum size of the items in view, sealed."""
 
 MAX_SURROUNDINGS_BYTES = 6_000_000
-"""What entities, relations and facts of one campaign take at most, sealed; where it is more, none
-are kept."""
+"""Maximum size of a campaign's entities, relations and facts, sealed.
+
+Larger ones are not cached.
+"""
 
 MAX_CACHE_BYTES = 24_000_000
-"""What all that is kept takes at most, sealed: campaigns that were not read lately go first."""
+"""Maximum size of the cache, sealed. The least recently used campaigns are evicted first."""
 
 IN_VIEW: tuple[Kind, ...] = ("world", "thread", "clock", "scene", "echo")
 AROUND: frozenset[Kind] = frozenset(("entity", "relation", "fact"))
 NOT_KEPT: tuple[Kind, ...] = ("chapter", "term")
-"""Kinds of which only whether there is one is kept."""
+"""Kinds that are not cached, only their existence."""
 
 _CHANGED = (
     select(
@@ -63,11 +68,11 @@ _CHANGED = (
 
 
 Tie = tuple[Kind, UUID]
-"""What items are found by: their kind, and an entity that they name."""
+"""The key of an index of items: their kind, and an entity that they refer to."""
 
 
 class SnapshotItem(NamedTuple):
-    """An item with what its row says of it; `size` is that of its blob."""
+    """An item with columns of its row; `size` is the length of its sealed state."""
 
     id: UUID
     campaign_id: UUID
@@ -77,24 +82,28 @@ class SnapshotItem(NamedTuple):
     item: Item
 
 
-class SnapshotCache(UserSignedOut):
-    """The names of campaigns' entities, compiled; what is around them; the items in view.
+_seq = attrgetter("seq")
 
-    What changed since is read and put in: which version it is of says the campaign's row, in the
-    view of the database that a turn reads in, so no process sees what another has changed too late.
+
+class SnapshotCache(UserSignedOut):
+    """A cache of campaign snapshots.
+
+    A snapshot is brought up to date with the items that changed since its version. The version
+    comes from the campaign's row in the turn's own database view, so changes by other processes are
+    seen.
     """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[UUID, CampaignSnapshot] = OrderedDict()
         self._sign_outs = 0
 
-    async def names(
+    async def load(
         self, session: AsyncSession, sealer: Sealer, campaign: Campaign
     ) -> CampaignSnapshot:
-        """The names as of the version that `session` sees."""
+        """Return the snapshot of the version that `session` sees."""
         sign_outs = self._sign_outs
         names = await self.read(session, sealer, campaign)
-        if sign_outs == self._sign_outs:  # else it may be this user who has signed out
+        if sign_outs == self._sign_outs:  # otherwise the user may have signed out
             self._keep(campaign.id, names)
         return names
 
@@ -106,19 +115,19 @@ class SnapshotCache(UserSignedOut):
         *,
         known: CampaignSnapshot | None = None,
     ) -> CampaignSnapshot:
-        """Return the same names without keeping them: the user of a job may not be signed in here.
+        """Return the snapshot without caching it, because a job's user may not be signed in here.
 
-        Only changes since `known`, or since what is kept, are read.
+        Only changes since `known`, or since the cached version, are read.
         """
         names = known or self._kept.get(campaign.id)
         if names is None or names.version > campaign.version:
             names = CampaignSnapshot(sealer.user_id)
         if names.version < campaign.version:
-            names = await names.updated(session, sealer, campaign)
+            names = await names.update(session, sealer, campaign)
         return names
 
     def _keep(self, campaign_id: UUID, names: CampaignSnapshot) -> None:
-        """Keep names, unless those of a later version were kept while they were read."""
+        """Cache a snapshot, unless a later version was cached while this one was read."""
         kept = self._kept.get(campaign_id)
         if kept is None or kept.version <= names.version:
             self._kept[campaign_id] = names
@@ -128,22 +137,20 @@ class SnapshotCache(UserSignedOut):
             size -= self._kept.popitem(last=False)[1].size
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop what is kept of a user."""
+        """Remove a user's snapshots."""
         self._sign_outs += 1
         for key in [key for key, kept in self._kept.items() if kept.user_id == user_id]:
             del self._kept[key]
 
 
 class CampaignSnapshot:
-    """Entities' names and aliases at one version of a campaign, and its items in view.
+    """Names of entities at one version of a campaign, and its items in view.
 
-    `audiences` are the entities', as columns hold them.
-    In view are its world, open threads, clocks, the open scene, echoes and players'
-    characters; `around` are all its entities, relations and facts in force; None where they are
-    too many to be kept. `tied` are those in `around` by an entity that they name: the people at a
-    place, relations from and to somebody, facts about it. `past` are the kinds of which there
-    may be one that no turn has in view: chapters, terms, scenes that are over. `size` is what is
-    kept, sealed.
+    `audiences` are the entities' audiences in the format of their column. In view are the world,
+    open threads, clocks, the open scene, echoes and players' characters. `around` are all entities,
+    relations and facts in force; None if they are too large to cache. `tied` maps entities to items
+    that refer to them: people at a place, relations, facts. `past` are the kinds with items that
+    are never in view: chapters, terms, closed scenes. `size` is the sealed size of all items.
     """
 
     def __init__(self, user_id: UUID) -> None:
@@ -161,7 +168,7 @@ class CampaignSnapshot:
         self._states: dict[UUID, tuple[Item, State]] = {}
 
     def find_audience(self, entity_id: UUID) -> str:
-        """Return who may know an entity, as its column holds it."""
+        """Return the audience of an entity in the format of its column."""
         return self.audiences.get(entity_id, PUBLIC)
 
     def find_name(self, entity_id: UUID, viewpoint: Viewpoint) -> str | None:
@@ -169,8 +176,11 @@ class CampaignSnapshot:
         names = self.by_id.get(entity_id)
         return names[0] if names and may_know(viewpoint, self.find_audience(entity_id)) else None
 
-    def states(self, items: Mapping[UUID, Item]) -> dict[UUID, State]:
-        """The states of items. Those of the last call are kept: most come back turn after turn."""
+    def get_states(self, items: Mapping[UUID, Item]) -> dict[UUID, State]:
+        """Return the states of items.
+
+        Those of the last call are reused, because most items recur.
+        """
         known = self._states
         self._states = {
             item_id: kept
@@ -180,10 +190,10 @@ class CampaignSnapshot:
         }
         return {item_id: state for item_id, (_, state) in self._states.items()}
 
-    def items(
+    def find_items(
         self, ids: Iterable[UUID], viewpoint: Viewpoint
     ) -> tuple[dict[UUID, tuple[UUID, Item]], list[UUID]]:
-        """What of some ids is around and a viewpoint may know, and the ids that are not kept."""
+        """Return the items of `around` that a viewpoint may know, and the ids that are missing."""
         found: dict[UUID, tuple[UUID, Item]] = {}
         unread: list[UUID] = []
         for item_id in ids:
@@ -194,12 +204,12 @@ class CampaignSnapshot:
                 found[item_id] = kept.campaign_id, kept.item
         return found, unread
 
-    def facts(
+    def find_facts(
         self, about: Sequence[UUID], viewpoint: Viewpoint, *, limit: int
     ) -> list[tuple[UUID, Fact]] | None:
-        """Facts in force about some entities, as a viewpoint may know them, the latest first.
+        """Return the facts in force about some entities that a viewpoint may know, latest first.
 
-        None where not all of those entities are around, and so may have others.
+        None if not all of the entities are cached, because the others may have facts, too.
         """
         if self.around is None or not all(one in self.around for one in about):
             return None
@@ -212,10 +222,33 @@ class CampaignSnapshot:
         latest = nlargest(limit, known, key=itemgetter(0))
         return [(item_id, item) for _, item_id, item in latest]
 
-    async def updated(
+    def find_entities(
+        self, ids: Iterable[UUID], at: UUID | None, viewpoint: Viewpoint
+    ) -> list[SnapshotItem]:
+        """Return entities by id, and the people at a place, the last changed first."""
+        around = self.around or {}
+        people = self.tied.get(("entity", at), {}).values() if at else ()
+        found = {each.id: each for each in nlargest(MAX_BLOCK_ITEMS, people, key=_seq)}
+        found |= {one: around[one] for one in ids if one in around}
+        known = (each for each in found.values() if may_know(viewpoint, each.audience))
+        return sorted(known, key=_seq, reverse=True)
+
+    def find_relations(self, ids: Iterable[UUID], viewpoint: Viewpoint) -> list[Relation]:
+        """Return relations from and to entities, the oldest first."""
+        found = {
+            each.id: each
+            for one in ids
+            for each in self.tied.get(("relation", one), {}).values()
+            if may_know(viewpoint, each.audience)
+        }
+        latest = nlargest(MAX_BLOCK_ITEMS, found.values(), key=_seq)
+        latest.sort(key=lambda each: each.id.int)
+        return [each.item for each in latest if isinstance(each.item, Relation)]
+
+    async def update(
         self, session: AsyncSession, sealer: Sealer, campaign: Campaign
     ) -> CampaignSnapshot:
-        """The same, with what changed since."""
+        """Return a snapshot with the changes since its version."""
         since = {"campaign_id": campaign.id, "version": self.version}
         by_id, audiences, past = self.by_id, dict[UUID, str](), set(self.past)
         in_view, around = dict(self.in_view or {}), _Surroundings(self)
@@ -272,10 +305,10 @@ def _is_in_view(row: Any) -> bool:
 
 
 class _Surroundings:
-    """What is around a campaign's entities while it is brought up to date; see `CampaignSnapshot`.
+    """The items of `around` while a snapshot is updated; see `CampaignSnapshot`.
 
-    Turns still read what was there: it is copied before the first change, which most turns have
-    none of.
+    Other turns still read the old items: they are copied before the first change. Most turns have
+    no changes.
     """
 
     def __init__(self, names: CampaignSnapshot) -> None:
@@ -289,31 +322,31 @@ class _Surroundings:
     def drop(self, item_id: UUID) -> None:
         if item_id not in self.items:
             return
-        old = self._changing().pop(item_id)
+        old = self._copy().pop(item_id)
         self.size -= old.size
         for tie in _list_ties(old.item):
-            self._tied_by(tie).pop(item_id, None)
+            self._find_ties(tie).pop(item_id, None)
 
     def put(self, kept: SnapshotItem) -> None:
-        self._changing()[kept.id] = kept
+        self._copy()[kept.id] = kept
         self.size += kept.size
         for tie in _list_ties(kept.item):
-            self._tied_by(tie)[kept.id] = kept
+            self._find_ties(tie)[kept.id] = kept
 
-    def _changing(self) -> dict[UUID, SnapshotItem]:
+    def _copy(self) -> dict[UUID, SnapshotItem]:
         if self._items is None:
             self.items = self._items = dict(self.items)
             self.tied = self._tied = dict(self.tied)
         return self._items
 
-    def _tied_by(self, tie: Tie) -> dict[UUID, SnapshotItem]:
+    def _find_ties(self, tie: Tie) -> dict[UUID, SnapshotItem]:
         if tie not in self._own:
             self._tied[tie] = self._own[tie] = dict(self._tied.get(tie, {}))
         return self._own[tie]
 
 
 def _list_ties(item: Item) -> list[Tie]:
-    """What an item is found by: a person's place, both ends of a relation, a fact's subject."""
+    """Return the keys of an item: a person's place, both ends of a relation, a fact's subject."""
     match item:
         case Relation():
             return [("relation", item.from_id), ("relation", item.to_id)]

@@ -1,6 +1,6 @@
-"""What a campaign puts into a prompt: the full block, the light line, and which of the two.
+"""The state block of a campaign in a prompt: the full block, the light line, and their choice.
 
-Everything here is text from values that were read before: `reader` reads them.
+All functions are pure; `situation_reader` loads the values.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def render_flags(flags: Mapping[str, bool]) -> list[str]:
 
 
 def _is_bound(attributes: Mapping[str, Any], name: str) -> bool:
-    """True if an attribute says how high another one may be, which is shown with it."""
+    """True if an attribute is the maximum of another one, and is rendered with it."""
     return name.endswith(MAX_SUFFIX) and bool(
         render_value(attributes.get(name.removesuffix(MAX_SUFFIX)))
     )
@@ -90,7 +90,7 @@ def _render_members(value: Mapping[str, Any]) -> str:
 Form = Literal["full", "light"]
 
 MAX_DETAILED = 5
-"""How many of those present are described; the others are named."""
+"""Number of people present who are described; the others are only named."""
 MAX_IN_LIGHT = 2
 MAX_EVENTS = 5
 
@@ -124,7 +124,7 @@ class MentionedEntity:
 
     @property
     def text(self) -> str:
-        """What is known, in a few lines."""
+        """The entity in a few lines."""
         entity = self.entity
         about = [entity.description, entity.personality, *(text for _, text in self.facts)]
         if entity.kind == "pc":
@@ -136,17 +136,16 @@ class MentionedEntity:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """The story's present moment, as far as a viewpoint may know it.
+    """The current situation of the story, as a viewpoint may know it.
 
-    `players` begin with the one whom the story follows.
-    `present` are the people at the place, the nearest to the story first. `facts` are about them,
-    the players and the place. `named` are those whom the last lines name, wherever they are. `told`
-    are the ids of whatever a full block says something of. `places` are the names of the places
-    where the players are. `player_lines` are what the rules say of the first two players in
-    the light form, `standing` what they say of all. `costs` and `threats` are unresolved echoes.
-    `flags` are for the game master alone. `in_play` are all items that this was read of. `marks`
-    says who knows what is not for everyone; `stakes`, `events`, `costs`, `threats`, `facts`,
-    `places` and `player_lines` are marked.
+    `players` begin with the one whom the story follows. `present` are the people at the place, the
+    most relevant first. `facts` are about them, the players and the place. `named` are the entities
+    that the last messages name. `told` are the ids of all entities that a full block describes.
+    `places` are the names of the players' places. `player_lines` are the rules' lines about the
+    first two players for the light form, `standing` those about all. `costs` and `threats` are
+    unresolved echoes. `flags` are for the game master. `in_play` are all items that were loaded.
+    `marks` renders audiences; `stakes`, `events`, `costs`, `threats`, `facts`, `places` and
+    `player_lines` have their marks.
     """
 
     name: str
@@ -182,7 +181,7 @@ class Situation:
 
 
 class BlockSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a full block said of the moment."""
+    """The parts of the situation that decide if a full block is out of date."""
 
     scene_id: UUID | None
     location_id: UUID | None
@@ -193,9 +192,9 @@ class BlockSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InjectedContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The block that a reply's prompt had, kept sealed with the reply.
+    """The block in a reply's prompt, stored sealed with the reply.
 
-    `shown` is what the last full block up to here said.
+    `shown` describes the last full block up to the reply.
     """
 
     form: Form
@@ -204,7 +203,7 @@ class InjectedContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """A state block in both forms, which of them a turn gets, and why."""
+    """A state block in both forms, and the form of a turn with its reason."""
 
     form: Form
     why: str
@@ -216,14 +215,14 @@ class StateBlock(msgspec.Struct, frozen=True, kw_only=True):
 def build_state_block(
     now: Situation, shown: BlockSummary, last: BlockSummary | None, *, form: Form, why: str
 ) -> StateBlock:
-    """The block of a turn.
+    """Return the block of a turn.
 
     Args:
         now: The situation.
-        shown: What a full block would say of it.
-        last: What the last full block of the chat said; None where there was none.
-        form: The form that `choose_form` chose, and why.
-        why: See `form`.
+        shown: The summary of the situation.
+        last: The summary in the chat's last full block; None if there is none.
+        form: The form that `choose_form` chose.
+        why: The reason for the form.
     """
     full, light = render_full_block(now), render_light_block(now)
     return StateBlock(
@@ -242,7 +241,7 @@ def build_state_block(
 def choose_form(
     text: str, last: BlockSummary | None, now: BlockSummary, *, first: bool
 ) -> tuple[Form, str]:
-    """Which form a turn gets, and why, in a few words."""
+    """Return the form of a turn's block, and the reason in a few words."""
     if first:
         return "full", "first message of the chat"
     if last is None:
@@ -251,7 +250,7 @@ def choose_form(
         return "full", "resume command"
     changed = [
         (last.location_id != now.location_id, "the place changed"),
-        # Opening the first scene at a place changes nothing else of the block.
+        # The first scene at a place does not change the rest of the block.
         (last.scene_id not in {None, now.scene_id}, "the scene changed"),
         (last.day != now.day, "the day changed"),
         (sorted(last.present) != sorted(now.present), "who is present changed"),
@@ -263,7 +262,7 @@ def choose_form(
 
 
 def is_resume_command(text: str) -> bool:
-    """Whether the whole of `text` asks to go on."""
+    """True if the whole text is a request to continue."""
     said = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'").strip()
     return " ".join(said.rstrip("?!. ").casefold().split()) in RESUME_COMMANDS
 
@@ -312,7 +311,7 @@ def _render_surroundings(now: Situation) -> list[str]:
 
 
 def render_light_block(now: Situation) -> str:
-    """The situation in one line of some 70 characters."""
+    """Return the situation in one line of about 70 characters."""
     parts = [f"Day {now.day}"]
     parts += now.player_lines or [render_player_line(player.entity) for player in now.players[:2]]
     if now.location:
@@ -325,7 +324,7 @@ def render_light_block(now: Situation) -> str:
 
 
 def render_player_line(player: Entity) -> str:
-    """A player's character in a few words: name and hit points."""
+    """Return the name and hit points of a player's character."""
     points = render_attribute(player.attributes, "hp")
     return f"{player.name} HP {points}" if points else player.name
 
@@ -337,7 +336,7 @@ def rank_people(
     spoke: Sequence[UUID],
     relations: Iterable[Relation],
 ) -> list[VisibleEntity]:
-    """People in the order of their weight: named now, spoke lately, strength of relation, name."""
+    """Return people by relevance: named now, spoke recently, strength of relation, name."""
     strength: dict[UUID, int] = {}
     for relation in relations:
         for one in (relation.from_id, relation.to_id):
@@ -474,5 +473,5 @@ def _render_thread(now: Situation, thread: Thread) -> str:
 def _render_clock(now: Situation, clock: Clock) -> str:
     said = f"{clock.name} {clock.filled}/{clock.segments}"
     said += f": {clock.consequence}" if clock.consequence else ""
-    # The players may know nothing of a hidden one.
+    # The players must not learn of a hidden one.
     return now.marks.mark(said, clock.audience if clock.visible else GM)

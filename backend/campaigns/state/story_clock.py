@@ -1,4 +1,4 @@
-"""The story's day and time of day at messages of campaigns: the ledger folded down to each."""
+"""The story's day and time of day at messages of campaigns, folded from the ledger."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class StoryTime(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The day as prompts and people read it."""
+        """The day in the form that prompts and users read."""
         return f"Day {self.day}"
 
 
@@ -155,7 +155,7 @@ class StoryClock(UserSignedOut):
         }
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop everything that is kept of a user."""
+        """Remove a user's cached changes."""
         for key in [key for key, kept in self._kept.items() if kept.user_id == user_id]:
             del self._kept[key]
 
@@ -167,8 +167,8 @@ class StoryClock(UserSignedOut):
         rows = (await session.execute(_NEW, asked)).all()
         new: list[tuple[UUID, Operations]] = []
         async for row in iterate_in_slices(rows, lambda row: len(row.sealed_operations)):
-            operations = read_operations(sealer, row.id, row.sealed_operations).only(_FIELDS)
-            if operations.touched():
+            operations = read_operations(sealer, row.id, row.sealed_operations).select(_FIELDS)
+            if operations.list_keys():
                 new.append((row.id, operations))
         found = [*kept.found, *new]
         if rows and is_committed:

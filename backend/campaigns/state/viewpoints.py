@@ -1,20 +1,31 @@
-"""Whether a viewpoint, or an audience, names entities that are there; and a player's viewpoint."""
+"""Viewpoints on a campaign: the fields that players know, and the entities in audiences."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.campaigns.ledger.changes import State
-from backend.campaigns.ledger.records import get_campaign, open_campaign
+from backend.campaigns.ledger.changes import EXISTS, State, build_item, build_state, exists
+from backend.campaigns.ledger.items import Chapter, Entity, Fact, Item, Kind, Scene, Thread
+from backend.campaigns.ledger.records import (
+    find_references,
+    get_campaign,
+    keep_references,
+    open_campaign,
+)
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.state.situation_reader import Condition
+from backend.campaigns.rules.protocol import RuleSystem, read_play
+from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.rules.state import PLAY
+from backend.campaigns.state.situation_reader import CampaignReader, Condition
 from backend.chats.events import AudienceChecked
 from backend.chats.models import Chat
 from backend.core.audience import (
@@ -31,8 +42,197 @@ from backend.errors import ValidationError
 from backend.vault.sealing import Sealer
 
 
+def render_item(item: Item, names: Mapping[UUID, str] = MappingProxyType({})) -> str:
+    """Return the text of an item without its name: a line for each field that has a text.
+
+    `names` are the names of places; without a name, the place is omitted.
+    """
+    match item:
+        case Fact():
+            return item.text
+        case Thread():
+            steps = [step.text for step in item.objectives]
+            next_step = f"Next: {item.next_step}" if item.next_step else ""
+            return join_lines(
+                [f"{item.kind.capitalize()}, {item.status}", item.summary, next_step, *steps]
+            )
+        case Scene():
+            return join_lines(["Scene, over", item.summary, *item.key_moments])
+        case Chapter():
+            return join_lines(["Chapter", item.summary])
+        case Entity():
+            name = names.get(item.location_id) if item.location_id else None
+            place = f"at {name}" if name else ""
+            head = ", ".join(
+                filter(None, [item.kind, item.role, item.status, item.disposition, place])
+            )
+            wants = f"Wants: {item.wants}" if item.wants else ""
+            voice = f"Voice: {'; '.join(item.voice)}" if item.voice else ""
+            return join_lines(
+                [head, item.description, item.personality, voice, wants, *_render_attributes(item)]
+            )
+        case _:
+            return ""
+
+
+def list_names(item: Item) -> list[str]:
+    """Return the names of an item. A fact has none."""
+    match item:
+        case Entity():
+            return [item.name, *item.aliases]
+        case Thread() | Scene() | Chapter():
+            return [item.title]
+        case _:
+            return []
+
+
+def render_title(item: Item, names: Mapping[UUID, str]) -> str:
+    """Return the title of an item; for a fact, the name of its subject."""
+    if isinstance(item, Fact):
+        return names.get(item.about_id, "") if item.about_id else ""
+    return next(iter(list_names(item)), "")
+
+
+def find_words(attributes: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the texts in attributes by name. A search for words never means a number."""
+    found: dict[str, list[str]] = {}
+    for name, value in attributes.items():
+        values: list[Any] = cast("Any", value) if isinstance(value, list) else [value]
+        if words := [each for each in values if isinstance(each, str) and each.strip()]:
+            found[name] = words
+    return found
+
+
+def _render_attributes(entity: Entity) -> list[str]:
+    found = find_words(entity.attributes)
+    return [f"{name}: {', '.join(words)}" for name, words in found.items()]
+
+
+def join_lines(texts: Iterable[str]) -> str:
+    """Join texts that are not empty, one on each line."""
+    return "\n".join(text for text in texts if text.strip())
+
+
+_FIELDS: Mapping[Kind, frozenset[str]] = {
+    "world": frozenset({"day", "time_of_day", "attributes"}),
+    "entity": frozenset(
+        {"kind", "name", "aliases", "status", "role", "description", "disposition"}
+        | {"personality", "voice", "wants", "location_id", "attributes", "audience"}
+    ),
+    "relation": frozenset({"from_id", "to_id", "score", "audience"}),
+    "thread": frozenset(
+        {"kind", "title", "summary", "priority", "tension", "status", "next_step", "objectives"}
+        | {"giver_id", "audience"}
+    ),
+    "clock": frozenset({"name", "segments", "filled", "kind", "consequence", "audience"}),
+    "fact": frozenset({"text", "about_id", "audience"}),
+    "scene": frozenset(
+        {"title", "location_id", "present", "stakes", "type", "status", "summary"}
+        | {"key_moments", "audience"}
+    ),
+    "chapter": frozenset({"title", "summary", "scene_ids", "audience"}),
+    "echo": frozenset({"text", "kind", "audience"}),
+    "term": frozenset({"term", "definition", "status", "audience"}),
+}
+"""The fields that prompts of replies or of background work render, by kind."""
+
+Items = Iterable[tuple[UUID, Kind, State]]
+
+
+def filter_known_items(items: Items, rules: RuleSystem[Any]) -> list[tuple[UUID, Kind, State]]:
+    """Return items of a viewpoint with the fields that a player knows.
+
+    Prompts render how people feel about players' characters, and no other relation.
+    """
+    known: list[tuple[UUID, Kind, State]] = [
+        (item_id, kind, found)
+        for item_id, kind, state in items
+        if (found := filter_known_state(kind, state, rules)) is not None
+    ]
+    players = {
+        str(item_id) for item_id, kind, state in known if kind == "entity" and state["kind"] == "pc"
+    }
+    return [each for each in known if each[1] != "relation" or each[2]["to_id"] in players]
+
+
+def filter_known_state(kind: Kind, state: State, rules: RuleSystem[Any]) -> State | None:
+    """Return the fields of an item that prompts of a player render; None if they render none."""
+    if not exists(state) or not _is_rendered(kind, state):
+        return None
+    known = {key: value for key, value in state.items() if key in _FIELDS[kind]}
+    if kind == "term" and state.get("status") == "raw":
+        known.pop("definition", None)  # a prompt has the bare word
+    if kind == "world":
+        known["attributes"] = _filter_world_attributes(state, rules)
+    if kind == "entity" and state["kind"] != "pc":
+        known["attributes"] = _filter_attributes(state, rules)
+    return {EXISTS: True, **known}
+
+
+async def load_known_rows(
+    reader: CampaignReader, rows: Sequence[tuple[CampaignItem, Item]]
+) -> list[tuple[CampaignItem, Item]]:
+    """Return items as the reader's viewpoint knows them, which may leave some out."""
+    if reader.viewpoint == GM:
+        return list(rows)
+    rules = find_rules(reader.campaign.rules)
+    states = [(row, filter_known_state(row.kind, build_state(item), rules)) for row, item in rows]
+    known = [(row, build_item(row.kind, state)) for row, state in states if state is not None]
+    named = {each for _, item in known for ids in find_references(item).values() for each in ids}
+    found = {str(each) for each in await reader.load_known_ids(named)}
+    return [
+        (row, build_item(row.kind, keep_references(build_state(item), found)))
+        for row, item in known
+    ]
+
+
+def _is_rendered(kind: Kind, state: State) -> bool:
+    match kind:
+        case "clock":
+            return state.get("visible") is not False
+        case "fact":
+            return state.get("superseded_by") is None
+        case "echo":
+            return not state.get("resolved")
+        case "term":
+            return state.get("status", "approved") in {"approved", "raw"}
+        case _:
+            return True
+
+
+def _filter_world_attributes(state: State, rules: RuleSystem[Any]) -> State:
+    """Return the state of play, and the numbers that the rules show to players."""
+    attributes: State = state.get("attributes") or {}
+    counted: Mapping[str, Any] = rules.schema("world").get("properties", {})
+    known = {name: value for name, value in attributes.items() if name in counted}
+    if PLAY in attributes:
+        known[PLAY] = msgspec.to_builtins(read_play(state, rules))
+    return known
+
+
+def _filter_attributes(state: State, rules: RuleSystem[Any]) -> State:
+    """Return the attributes of someone who is no player's character, or of a place or thing.
+
+    A prompt has their words, and the values that a model may change without a tool. It renders
+    no object.
+    """
+    attributes: State = state.get("attributes") or {}
+    worded, changeable = find_words(attributes), rules.changeable("entity", state)
+    known: State = {}
+    for name, value in attributes.items():
+        if name not in changeable and name not in worded:
+            continue
+        if isinstance(value, list):
+            listed: list[Any] = cast("Any", value)
+            plain = [each for each in listed if not isinstance(each, dict | list)]
+            known[name] = plain if name in changeable else worded[name]
+        else:
+            known[name] = value
+    return known
+
+
 class Player(NamedTuple):
-    """The character that the user is. `audience` is as its column holds it."""
+    """The character that the user plays. `audience` is in the format of its column."""
 
     id: UUID
     name: str
@@ -77,22 +277,18 @@ def match_players(campaign_id: UUID | None) -> Sequence[Condition]:
 
 
 Campaigns = Sequence[UUID | None] | None
-"""Ids of campaigns; None stands for all of a user's."""
+"""Ids of campaigns; None for all campaigns of a user."""
 
 
 async def check_viewpoint(
-    session: AsyncSession,
-    viewpoint: Viewpoint,
-    campaigns: Campaigns,
-    *,
-    owner_id: UUID,
+    session: AsyncSession, viewpoint: Viewpoint, campaigns: Campaigns, *, owner_id: UUID
 ) -> None:
     """Raise `ValidationError` for an entity that none of the campaigns has."""
     if isinstance(viewpoint, UUID) and await _find_missing(
         session, [viewpoint], campaigns, owner_id=owner_id
     ):
         raise ValidationError(
-            f"`viewpoint` names {viewpoint}, which is not an entity of the campaign."
+            f"`viewpoint` refers to {viewpoint}, which is not an entity of the campaign."
         )
 
 
@@ -123,19 +319,19 @@ class CampaignAudiences(AudienceChecked):
     """Checks the audiences of messages."""
 
     async def audience_checked(self, session: AsyncSession, chat: Chat, audience: Audience) -> None:
-        """Raise `ValidationError` where a message of the chat can't have this audience."""
+        """Raise `ValidationError` if a message of the chat cannot have this audience."""
         await check_chat_audience(session, chat, audience)
 
 
 async def check_chat_audience(session: AsyncSession, chat: Chat, audience: Audience) -> None:
-    """Raise `ValidationError` for what is no entity of the chat's campaign.
+    """Raise `ValidationError` if an entity is not in the chat's campaign.
 
     A message of a chat without a campaign is public.
     """
     if audience == PUBLIC:
         return
     if chat.campaign_id is None:
-        raise ValidationError("The chat is not in a campaign, so its messages are public.")
+        raise ValidationError("All messages of a chat without a campaign are public.")
     if isinstance(audience, list):
         await _check(session, audience, [chat.campaign_id], owner_id=chat.user_id)
 
@@ -143,7 +339,7 @@ async def check_chat_audience(session: AsyncSession, chat: Chat, audience: Audie
 async def check_event_audience(
     session: AsyncSession, chronicle_id: UUID, audience: Audience, *, owner_id: UUID
 ) -> None:
-    """Raise `ValidationError` for what is no entity of a campaign that uses the chronicle.
+    """Raise `ValidationError` if an entity is not in a campaign that uses the chronicle.
 
     An event of a chronicle that no campaign uses is public.
     """
@@ -153,13 +349,11 @@ async def check_event_audience(
         Campaign.chronicle_id == chronicle_id, Campaign.user_id == owner_id
     )
     of_chats = select(Chat.campaign_id).where(
-        Chat.chronicle_id == chronicle_id,
-        Chat.user_id == owner_id,
-        Chat.campaign_id.is_not(None),
+        Chat.chronicle_id == chronicle_id, Chat.user_id == owner_id, Chat.campaign_id.is_not(None)
     )
     found = [*await session.scalars(theirs), *await session.scalars(of_chats)]
     if not found:
-        raise ValidationError("No campaign uses the chronicle, so its events are public.")
+        raise ValidationError("All events of a chronicle without a campaign are public.")
     if isinstance(audience, list):
         await _check(session, audience, found, owner_id=owner_id)
 
@@ -167,10 +361,10 @@ async def check_event_audience(
 async def find_players_viewpoint(
     session: AsyncSession, identity: Identity, campaign_id: UUID, name: str
 ) -> Viewpoint:
-    """Whose knowledge counts where the user's next line is written.
+    """Return the viewpoint of the user's next message.
 
-    The game master's, unless the campaign has hidden information. Then it is that of the player's
-    character with this name, of the only one there is, or what is public.
+    It is the game master's, unless the campaign has hidden information. Then it is that of the
+    player's character with this name, else of the only one, else the public viewpoint.
     """
     campaign = await get_campaign(session, identity, campaign_id)
     if not open_campaign(identity.sealer, campaign).settings.hidden_information:
@@ -189,7 +383,7 @@ async def find_players_viewpoint(
 
 
 async def hides_information(session: AsyncSession, sealer: Sealer, chat: Chat) -> bool:
-    """Whether the chat is of a campaign with hidden information."""
+    """True if the chat's campaign has hidden information."""
     campaign = await session.get(Campaign, chat.campaign_id) if chat.campaign_id else None
     return campaign is not None and open_campaign(sealer, campaign).settings.hidden_information
 
@@ -197,7 +391,7 @@ async def hides_information(session: AsyncSession, sealer: Sealer, chat: Chat) -
 async def filter_players(
     session: AsyncSession, entity_ids: Collection[UUID], campaign_id: UUID | None
 ) -> Sequence[UUID]:
-    """Those entities of a campaign that are players' characters."""
+    """Return the entities of a campaign that are players' characters."""
     query = select(CampaignItem.id).where(
         CampaignItem.id.in_(entity_ids), *match_players(campaign_id)
     )
@@ -205,26 +399,18 @@ async def filter_players(
 
 
 async def _check(
-    session: AsyncSession,
-    entity_ids: Sequence[UUID],
-    campaigns: Campaigns,
-    *,
-    owner_id: UUID,
+    session: AsyncSession, entity_ids: Sequence[UUID], campaigns: Campaigns, *, owner_id: UUID
 ) -> None:
     if missing := await _find_missing(session, entity_ids, campaigns, owner_id=owner_id):
         raise ValidationError(
-            f"`audience` names {missing}, which is not an entity of the campaign."
+            f"`audience` refers to {missing}, which is not an entity of the campaign."
         )
 
 
 async def _find_missing(
-    session: AsyncSession,
-    entity_ids: Sequence[UUID],
-    campaigns: Campaigns,
-    *,
-    owner_id: UUID,
+    session: AsyncSession, entity_ids: Sequence[UUID], campaigns: Campaigns, *, owner_id: UUID
 ) -> UUID | None:
-    """The first of these that is no entity of the owner's in one of the campaigns."""
+    """Return the first id that is not an entity of the owner in one of the campaigns."""
     where: list[ColumnElement[bool]] = []
     if campaigns is not None:
         where.append(CampaignItem.campaign_id.in_([each for each in campaigns if each]))

@@ -1,15 +1,15 @@
-"""Macros: `{{user}}`, `{{random::a::b}}` and the rest, put into the fields that users write.
+"""Macros such as `{{user}}` and `{{random::a::b}}` in the fields that users write.
 
-Pure: no clock, no global randomness, nothing stored. docs/reference/macros.md explains each macro.
-`expand` takes a field through three steps, one module each:
+Pure functions: no clock, no global randomness, no storage. docs/reference/macros.md explains each
+macro. `expand` processes a field in three steps, one module each:
 
-    syntax      text -> tree of literal text, calls and conditionals; nothing is looked up
-    expansion   tree -> text, within the limits of `model`: a field's own, and the request's budget
-    table       what each macro does, by name
+    syntax      text -> tree of literal text, calls and conditionals, without lookups
+    expansion   tree -> text, within the limits of the field and of the request (`model`)
+    table       the function of each macro, by name
 
-Values are put in literally. Text that a macro brings in never turns into syntax: what a model
-wrote, a name or a variable may hold braces and they stay braces. The one exception is a field that
-is itself written with macros (a card's description, say): it is expanded on its own, as a whole.
+Values are inserted literally. Text inserted by a macro is never parsed: braces in a model's reply,
+a name or a variable remain braces. The only exception are fields that may contain macros
+themselves, such as a card's description. Each of them is expanded separately and completely.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 def may_hold_macros(text: str) -> bool:
-    """Whether a text has to be read for macros. One that does not expands to itself."""
+    """True if a text must be parsed for macros. Other texts expand to themselves."""
     return "{{" in text or "<" in text or "\\{" in text or "\\}" in text
 
 
@@ -50,27 +50,27 @@ def expand(
 ) -> Expansion:
     """Expand the macros of one field. docs/reference/macros.md lists them.
 
-    A field that macros put in (`description`) is expanded on its own, under its macro's name as
-    its place, and reads the same wherever it is put in. Within itself it stays as written.
+    A field inserted by a macro (`description`) is expanded separately, with its macro's name as its
+    place. Its result is the same everywhere. Inside itself it is not expanded.
 
     Args:
-        text: A field that a user wrote; never what a model wrote.
-        context: What the macros stand for.
-        variables: Left as they are; the new ones come back. A preview drops those.
-        place: The field's name, for draws and for errors. For a field that a macro stands for,
-            that macro's name as docs/reference/macros.md spells it, so that draws agree. Distinct
-            fields need distinct places (`lore:<id>`), or equal macros in them draw the same.
-        budget: The request's: what all its fields may take together.
+        text: A field that a user wrote, never a text from a model.
+        context: The values of the macros.
+        variables: The variables before. They are not modified. A preview drops the new ones.
+        place: The field's name, for random draws and errors. For a field that a macro inserts, the
+            macro's name as in docs/reference/macros.md, so that draws agree. Distinct fields need
+            distinct places (`lore:<id>`). Otherwise equal macros in them draw the same.
+        budget: The limits shared by all fields of the request.
 
     Returns:
-        The text (the same object where there is nothing to expand) and the variables (the same
-        object where none was written).
+        The text (the same object if there is nothing to expand) and the variables (the same object
+        if none was written).
 
     Raises:
-        MacroLimitError: If a limit is reached, the field's or the request's. Nothing of the field
-            is given back then.
+        MacroLimitError: If a limit of the field or the request is reached. There is no partial
+            result.
 
-    Time is linear in `text`, the fields that it puts in and what comes out.
+    The time is linear in `text`, the inserted fields and the result.
     """
     if not may_hold_macros(text):
         return Expansion(text, variables)

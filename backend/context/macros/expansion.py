@@ -1,4 +1,4 @@
-"""Tree to text: macros are looked up and run, each field in its own place, within the limits."""
+"""Expansion of a tree to text. Looks up and runs macros, within the limits."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ from backend.context.macros.syntax import (
     split_operation,
 )
 
-# So short that a sum of two is exact in Decimal's 28 digits. Anything longer is text.
+# The sum of two such numbers is exact in Decimal's 28 digits. Longer numbers are text.
 _NUMBER: Final = re.compile(r"[+-]?\d{1,15}(?:\.\d{1,10})?", re.ASCII)
 
 _FALSE: Final = frozenset({"", "0", "false", "off"})
 
 
 def is_true(value: str) -> bool:
-    """Whether a condition holds."""
+    """True if a condition with this value is met."""
     return value.strip().lower() not in _FALSE
 
 
 def format_value(value: str) -> str:
-    """A value as it is read: a number in its plain form (`01` is `1`)."""
+    """Return a value as displayed. Numbers are normalised (`01` becomes `1`)."""
     number = _number(value) if value.strip() else None
     return value if number is None else _format_number(number)
 
 
 def add_values(value: str, more: str) -> str:
-    """A list with one item more, the sum of two numbers, else one text after the other.
+    """Append to a list, add two numbers, or else concatenate texts.
 
-    A list is a text that holds a JSON array. Nothing counts as 0 beside a number.
+    A list is a text with a JSON array. An empty text counts as 0 next to a number.
     """
     if (items := _list(value)) is not None:
         return msgspec.json.encode([*items, more]).decode()
@@ -65,17 +65,17 @@ def add_values(value: str, more: str) -> str:
 
 
 def subtract_values(value: str, less: str) -> str:
-    """The difference of two numbers; what is no number counts as 0."""
+    """Return the difference. Values that are not numbers count as 0."""
     return _format_number((_number(value) or Decimal(0)) - (_number(less) or Decimal(0)))
 
 
 def increment(value: str, step: int) -> str:
-    """The number `step` further on; what is no number counts as 0."""
+    """Return the value plus `step`. Values that are not numbers count as 0."""
     return _format_number((_number(value) or Decimal(0)) + step)
 
 
 def compare_values(left: str, right: str) -> int:
-    """-1, 0 or 1: as numbers where both are numbers, else as texts."""
+    """Return -1, 0 or 1. Compares as numbers if both are numbers, else as texts."""
     one, two = _number(left), _number(right)
     if one is not None and two is not None:
         return (one > two) - (one < two)
@@ -97,33 +97,33 @@ def _number(text: str) -> Decimal | None:
 
 
 def _format_number(number: Decimal) -> str:
-    """Without an exponent, and without noughts after the point."""
+    """Format without an exponent and without trailing zeros."""
     return format(number.normalize(), "f")
 
 
 Scope = Literal["local", "global"]
 
 Run = Callable[["Invocation"], "str | None"]
-"""What a macro does. It returns its text, empty if it put it itself; None: stay as written."""
+"""Runs a macro and returns its text: empty if it wrote it itself, None to keep the braces."""
 
 VARIABLE_SIGNS: Final = frozenset({".", "$"})
 
 _LINE_BREAKS: Final = "\r\n"
 
 _BRACES: Final = 16
-"""Characters that are as much work as a pair of braces or an old `<USER>`, read or written."""
+"""Cost in characters of a pair of braces or an old `<USER>`, read or written."""
 
 _OLD_MARK: Final = re.compile("<(?:user|bot|char)>", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Macro:
-    """A macro. With fewer arguments than `fewest` or more than `most`, its braces are only braces.
+    """A macro. With a number of arguments outside `fewest` to `most`, its braces stay literal.
 
     Args:
-        most: None is no end of arguments.
-        is_operation: Whether its argument is what follows a variable's sign: `hp += 2`.
-        is_ignored: Whether it means something elsewhere, and nothing here.
+        most: None means no maximum.
+        is_operation: True if its argument follows a variable's sign: `hp += 2`.
+        is_ignored: True if it has a meaning in other tools, but none here.
     """
 
     name: str
@@ -137,9 +137,9 @@ class Macro:
     def split_arguments(
         self, argument: Parts | None, content: Parts | None = None
     ) -> Sequence[Parts] | None:
-        """The arguments one by one, a block's content as the last of them.
+        """Split the arguments. The content of a block is the last one.
 
-        None if they are too few or too many for this macro.
+        Returns None if there are too few or too many for this macro.
         """
         if self.most == 0 and (argument is not None or content is not None):
             return None
@@ -157,19 +157,19 @@ class Macro:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A field being expanded: its place, the fields around it, and how often each macro drew."""
+    """A field being expanded: its place, its enclosing fields, and the draws per macro."""
 
     place: str
     around: frozenset[str] = frozenset()
     draws: Counter[str] = field(default_factory=Counter[str])
 
-    def holds(self, name: str) -> bool:
-        """Whether this field is `name`, or stands in it."""
+    def is_inside(self, name: str) -> bool:
+        """True if this field is `name` or is nested in it."""
         return name == self.place or name in self.around
 
 
 class _Output:
-    """Text as it is put together. Trimming reaches back over its pieces, and ahead."""
+    """Builder of a text. Trimming removes line breaks before it and after it."""
 
     __slots__ = ("_pieces", "_trimming")
 
@@ -196,7 +196,7 @@ class _Output:
 
 
 class Expander:
-    """One field's expansion: what all its parts share, and what they have used of the limits."""
+    """The expansion of one field, with the state and limits shared by its parts."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class Expander:
         self._parsed: dict[str, Parts] = {}
 
     def run(self, text: str) -> Expansion:
-        """The field's text expanded, and the variables after it."""
+        """Return the expanded text and the variables after it."""
         parts = self._read(text)
         if all(isinstance(part, str) for part in parts):
             plain = "".join(map(str, parts))
@@ -233,20 +233,20 @@ class Expander:
         return Expansion(expanded, Variables(self.variables["local"], self.variables["global"]))
 
     def expand(self, parts: Parts, within: _Field, *, depth: int) -> str:
-        """Parts as text of their own."""
+        """Return the parts as a separate text."""
         output = _Output()
         self.write(parts, output, within, depth=depth)
         return output.text()
 
     def expand_field(self, name: str, text: str, around: _Field, *, depth: int) -> str:
-        """A field that a macro stands for, read once."""
+        """Return the text of a field inserted by a macro. It is parsed only once."""
         if name not in self._parsed:
             self._parsed[name] = self._read(text)
         within = _Field(name, around.around | {around.place})
         return self.expand(self._parsed[name], within, depth=depth)
 
     def write(self, parts: Sequence[Part], output: _Output, within: _Field, *, depth: int) -> None:
-        """Parts into a text that is being put together."""
+        """Write the parts to an output."""
         self.keep_within(MAX_DEPTH, depth, unit="levels of nesting")
         for part in parts:
             if isinstance(part, str):
@@ -258,20 +258,20 @@ class Expander:
                     self.write(("{{", *part.inside, "}}"), output, within, depth=depth + 1)
             elif isinstance(part, MacroBlock):
                 if not self._run(part.call, part.content, output, within, depth):
-                    # Two calls, and what is between them.
+                    # Two calls and the parts between them.
                     self.write((part.call, *part.body, part.closing), output, within, depth=depth)
             else:
                 self._write_conditional(part, output, within, depth)
 
     def to_change(self, scope: Scope) -> dict[str, str]:
-        """The variables of a scope, copied before the first of them is changed."""
+        """Return a scope's variables for writing, copied before the first change."""
         if scope not in self._changed:
             self.spend(len(self.variables[scope]))
             self.variables[scope] = self._changed[scope] = dict(self.variables[scope])
         return self._changed[scope]
 
     def spend(self, characters: int) -> None:
-        """Take characters from the field's limit and the request's."""
+        """Reserve characters from the limits of the field and the request."""
         self._characters += characters
         self.keep_within(MAX_CHARACTERS, self._characters, unit="characters")
         self._budget.spend(characters=characters, place=self._place)
@@ -289,13 +289,13 @@ class Expander:
     def _run(
         self, call: MacroCall, content: Parts | None, output: _Output, within: _Field, depth: int
     ) -> bool:
-        """Run the macro that a call names; False if there is none that takes such arguments."""
+        """Run the macro of a call. Return False if no macro takes such arguments."""
         macro = self._macros.get(call.name)
         arguments = macro.split_arguments(call.argument, content) if macro else None
         if macro is None or arguments is None:
             return False
         self._count_macro()
-        self.spend(call.end - call.start)  # arguments are read, whether they are expanded or not
+        self.spend(call.end - call.start)  # arguments were parsed even if they are not expanded
         if macro.is_ignored:
             self._budget.ignored.add(macro.name)
         value = macro.run(Invocation(self, call, arguments, output, within, depth + 1))
@@ -309,12 +309,12 @@ class Expander:
     ) -> None:
         self._count_macro()
         condition = self._condition(conditional.condition, within, depth + 1)
-        holds = is_true(condition)
-        chosen = conditional.otherwise if holds == conditional.negated else conditional.then
+        is_met = is_true(condition)
+        chosen = conditional.otherwise if is_met == conditional.negated else conditional.then
         self.write(chosen, output, within, depth=depth + 1)
 
     def _condition(self, parts: Parts, within: _Field, depth: int) -> str:
-        """The bare name of a macro stands for the macro: `{{if persona}}`."""
+        """Expand a condition. A bare macro name counts as the macro: `{{if persona}}`."""
         if len(parts) == 1 and isinstance(parts[0], str):
             call = parse_condition(parts[0])
             macro = self._macros.get(call.name)
@@ -331,7 +331,7 @@ class Expander:
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """One macro where it stands. Arguments are expanded only when they are asked for."""
+    """One macro call. Arguments are expanded only on request."""
 
     expander: Expander
     call: MacroCall
@@ -342,33 +342,33 @@ class Invocation:
 
     @property
     def context(self) -> MacroContext:
-        """What macros stand for."""
+        """The values of macros."""
         return self.expander.context
 
     def text(self, index: int) -> str:
-        """The argument, expanded; empty where there is none."""
+        """Return the expanded argument, or an empty string if it is missing."""
         if index >= len(self.arguments):
             return ""
         return self.expander.expand(self.arguments[index], self.within, depth=self.depth)
 
     def put(self, parts: Parts) -> None:
-        """Expand an argument in the macro's place."""
+        """Write an expanded argument in place of the macro."""
         self.expander.write(parts, self.output, self.within, depth=self.depth)
 
     def put_field(self, name: str, text: str) -> bool:
-        """Expand a field in the macro's place. False, and nothing put, if it stands in itself."""
-        if self.within.holds(name):
+        """Write an expanded field in place of the macro. Return False if it is inside itself."""
+        if self.within.is_inside(name):
             return False
         self.output.write(self.expander.expand_field(name, text, self.within, depth=self.depth))
         return True
 
     def trim(self) -> None:
-        """Take away the line breaks on both sides of the macro."""
+        """Remove the line breaks on both sides of the macro."""
         self.output.trim()
 
     def draw(self, seed: int, *, choices: int, count: int = 1) -> list[int]:
-        """Numbers from 0 to `choices` - 1: other ones for another seed, place or macro text."""
-        self.expander.spend(count)  # thousands of dice are work, too
+        """Draw numbers from 0 to `choices` - 1, determined by seed, place and macro text."""
+        self.expander.spend(count)  # thousands of dice cost time, too
         source = self.call.source
         repetition = self.within.draws[source]
         self.within.draws[source] += 1
@@ -376,20 +376,18 @@ class Invocation:
         return _draw(key, choices=choices, count=count)
 
     def has_variable(self, scope: Scope, name: str) -> bool:
-        """Whether there is such a variable."""
         return name in self.expander.variables[scope]
 
     def get_variable(self, scope: Scope, name: str) -> str:
-        """The value; empty where there is none."""
+        """Return the value, or an empty string if there is none."""
         return self.expander.variables[scope].get(name, "")
 
     def set_variable(self, scope: Scope, name: str, value: str) -> None:
-        """Set the value, for the rest of this field and for what comes after it."""
+        """Set the value for the rest of this field and for later fields."""
         self.expander.spend(len(value))
         self.expander.to_change(scope)[name] = value
 
     def delete_variable(self, scope: Scope, name: str) -> None:
-        """Take the variable away."""
         if self.has_variable(scope, name):
             del self.expander.to_change(scope)[name]
 
@@ -399,11 +397,10 @@ class Invocation:
 
 
 def _draw(key: tuple[object, ...], *, choices: int, count: int) -> list[int]:
-    """`count` numbers from 0 to `choices` - 1, a function of `key` alone.
+    """Return `count` numbers from 0 to `choices` - 1, a function of `key` only.
 
-    A hash and not `random.Random`, whose draws may change between Python versions: what was picked
-    for a chat has to stay. Of 2**64 values, the modulo favours none by more than
-    `choices` / 2**64.
+    Uses a hash because `random.Random` may draw differently in other Python versions, and choices
+    made for a chat must not change. The bias of the modulo is at most `choices` / 2**64.
     """
     name = "\x1f".join(str(part) for part in key).encode("utf-8", "surrogatepass")
     stream = shake_256(name).digest(8 * count)

@@ -1,4 +1,4 @@
-"""What macros are expanded with, what comes out, and how far an expansion may go."""
+"""Input, result and limits of macro expansion."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Final, Literal, NamedTuple
 from backend.errors import ValidationError
 
 MAX_CHARACTERS: Final = 1_000_000
-"""Characters that come together for one field: its text, and all that macros read and bring in."""
+"""Characters of one field: its text and all texts that macros read and insert."""
 
 MAX_MACROS: Final = 10_000
-"""Macros expanded for one field, with those in the fields that they bring in."""
+"""Macros expanded for one field, including those in inserted fields."""
 
 MAX_DEPTH: Final = 32
 """Levels of nesting: arguments, conditionals, and fields within fields."""
 
 MAX_REQUEST_CHARACTERS: Final = 2 * MAX_CHARACTERS
-"""The same for all fields of one request together, with reading them for macros.
+"""Characters of all fields of one request, including the search for macros.
 
-A prompt of 150,000 tokens has some 700,000 characters, most of them history, in which nothing is
-expanded. Read once and written once, even a window full of macros stays below this.
+A prompt of 150,000 tokens has some 700,000 characters. Most of them are history, in which no macros
+are expanded. Read once and written once, even a window full of macros stays below the limit.
 """
 
 MAX_REQUEST_MACROS: Final = 2 * MAX_MACROS
-"""Macros expanded for all fields of one request together."""
+"""Macros expanded for all fields of one request."""
 
 MAX_DICE: Final = 1_000
 MAX_SIDES: Final = 1_000_000
@@ -35,8 +35,8 @@ MAX_SIDES: Final = 1_000_000
 class MacroLimitError(ValidationError):
     """The macros of a field exceed a limit.
 
-    `place` is the field. `scope` is `field`, or `request` if all fields together reached the limit
-    there.
+    `place` is the field. `scope` is `request` if all fields together reached the limit, else
+    `field`.
     """
 
     status, slug, title = 422, "macro-limit", "Macro limit exceeded"
@@ -57,10 +57,10 @@ class MacroLimitError(ValidationError):
 
 
 class MacroBudget:
-    """What the macros of one request may take, over all its fields.
+    """Limits shared by all fields of one request.
 
-    Every `expand` of a request spends from the same budget, before it does the work. What a field
-    spent stays spent when it fails. Not for two threads at once.
+    Every `expand` of a request reserves from the same budget before it does the work. If a field
+    fails, its share stays spent. Not thread-safe.
     """
 
     __slots__ = ("_characters", "_macros", "_most_characters", "_most_macros", "_whole", "ignored")
@@ -80,20 +80,18 @@ class MacroBudget:
 
     @property
     def characters(self) -> int:
-        """Characters spent."""
         return self._characters
 
     @property
     def macros(self) -> int:
-        """Macros spent."""
         return self._macros
 
     def share(self, *, characters: int, macros: int) -> MacroBudget:
-        """A part that spends from this budget too, and leaves the rest of it to others."""
+        """Return a smaller budget that also spends from this one."""
         return MacroBudget(characters=characters, macros=macros, whole=self)
 
     def spend(self, *, characters: int = 0, macros: int = 0, place: str) -> None:
-        """Take what the work will cost. Raises `MacroLimitError` if that is too much."""
+        """Reserve the cost of work. Raises `MacroLimitError` if a limit is exceeded."""
         self._characters += characters
         self._macros += macros
         if self._characters > self._most_characters:
@@ -109,31 +107,31 @@ class MacroBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MacroContext:
-    """What the macros of one prompt stand for. Field names are the macros', in snake case.
+    """Values of the macros of one prompt. Field names are the macro names in snake case.
 
-    Three kinds of text, for only the first may hold macros of its own:
+    There are three kinds of values. Only the first may contain macros itself:
 
-    - the fields of the card, the persona and the author's note, as they are stored: they are
-      expanded where they are put in
-    - texts that are put in as they are: names, messages, the summary, and the outlets (lore in
-      them is expanded before, entry by entry)
-    - figures
+    - stored fields of the card, the persona and the author's note, which are expanded when they are
+      inserted
+    - texts inserted unchanged: names, messages, the summary and the outlets, after their lore was
+      expanded
+    - numbers
 
     Args:
-        original: What the field being expanded replaces; None stands as nothing.
-        now: Aware, in the user's own zone: `{{time}}` reads it as it is.
-        idle: Since the user's last message; zero where there is none.
-        chat_seed: The same for the life of the chat; `{{pick}}` draws from it.
-        message_seed: The same for every attempt at one reply, so that a regenerated or previewed
-            prompt comes out the same; `{{random}}` and `{{roll}}` draw from it.
-        max_prompt: Tokens that a prompt may have; `max_response`, a reply.
+        original: The text that the expanded field replaces. None inserts nothing.
+        now: Time in the user's zone. `{{time}}` uses it unchanged.
+        idle: Time since the user's last message, or zero.
+        chat_seed: Constant for the chat. Used by `{{pick}}`.
+        message_seed: Constant for all attempts at one reply, so that a regenerated or previewed
+            prompt is the same. Used by `{{random}}` and `{{roll}}`.
+        max_prompt: Maximum tokens of a prompt. `max_response` is that of a reply.
         greetings: The first message, then the alternate greetings.
-        group: The names of all characters; empty where there is but one.
-        not_char: The names of everyone else; empty where that is the persona alone.
-        last_message_id: The place of the latest message, from 0; empty where there is none.
-        last_swipe_id: How many swipes that message has.
-        current_swipe_id: Which of them is chosen, from 1.
-        last_generation_type: What made the reply before: `normal`, `swipe`, ...
+        group: The names of all characters. Empty if there is only one.
+        not_char: The names of all other participants. Empty if that is only the persona.
+        last_message_id: Index of the latest message from 0, or empty.
+        last_swipe_id: Number of swipes of that message.
+        current_swipe_id: Number of its selected swipe, from 1.
+        last_generation_type: Kind of the turn that made the previous reply: `normal`, `swipe`, ...
     """
 
     user: str
@@ -176,9 +174,9 @@ class MacroContext:
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """The variables of a chat (`local`) and of a user (`global_`), by name. A value: never changed.
+    """The variables of a chat (`local`) and of a user (`global_`), by name. Immutable.
 
-    Names are case-sensitive. What is not there reads as nothing.
+    Names are case-sensitive. Missing variables are empty.
     """
 
     local: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -186,7 +184,7 @@ class Variables:
 
 
 class Expansion(NamedTuple):
-    """A field's text, and the variables after it: the very same object where none was written."""
+    """The expanded text and the variables after it, the same object if none was written."""
 
     text: str
     variables: Variables

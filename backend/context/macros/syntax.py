@@ -1,9 +1,9 @@
-"""Text to tree: which braces are calls, and which `{{if}}` belongs to which `{{/if}}`.
+"""Parser from text to a tree of calls and `{{if}}` blocks.
 
-Both questions are answered the same way: everything goes into one flat list, openings are
-remembered by their index, and a closing folds what has come since into one node. What never closes
-has then already become the literal text that it is, and a part is moved once, into the node around
-it: time and memory are linear in the text, whatever it holds, and nothing recurses.
+Both levels work the same way. All parts go into one flat list, and openings are remembered by their
+index. A closing folds the parts since its opening into one node. Unclosed openings simply remain
+literal text, and each part is moved only once. So time and memory are linear in any text, and
+nothing recurses.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-Part: TypeAlias = "str | Call | Block | Conditional"
+Part: TypeAlias = "str | MacroCall | MacroBlock | Conditional"
 Parts: TypeAlias = Sequence[Part]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MacroCall:
-    """Braces that close, or an old `<USER>`: perhaps a macro, perhaps only braces.
+    """Closed braces, or an old `<USER>`. They may be a macro or just braces.
 
     Args:
-        name: In lower case; empty where the braces don't begin with a name.
-        argument: What follows the name and its separator; None where there is no separator.
-        inside: All that stands between the braces, for when they turn out to be no macro.
-        text: The whole text, of which `start` to `end` is this call.
-        keeps_space: Whether it has the flag `#`: a block keeps the white space at its edges.
+        name: In lower case. Empty if the braces do not begin with a name.
+        argument: The parts after the name and its separator, or None without a separator.
+        inside: All parts between the braces, used if they are not a macro.
+        text: The whole text. This call is `start` to `end` of it.
+        keeps_space: True with the flag `#`: a block keeps the white space at its edges.
     """
 
     name: str
@@ -39,16 +39,16 @@ class MacroCall:
 
     @property
     def source(self) -> str:
-        """The call as it is written, braces included."""
+        """The call as written, including braces."""
         return self.text[self.start : self.end]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MacroBlock:
-    """`{{reverse}}content{{/reverse}}`: the content is the call's last argument, if it takes one.
+    """`{{reverse}}content{{/reverse}}`. The content is the last argument, if the macro takes one.
 
     Args:
-        content: What is between the two calls, its edges trimmed; `body` is the same as written.
+        content: The parts between the calls, trimmed. `body` is the same as written.
     """
 
     call: MacroCall
@@ -67,13 +67,13 @@ class Conditional:
     otherwise: Parts
 
 
-# ASCII: in Unicode, other letters than s and S are an s in some letter case.
+# ASCII, because in Unicode other letters than s and S match s if case is ignored.
 _TOKEN: Final = re.compile(r"\{{2,}|\}\}|<(?:user|bot|char)>", re.IGNORECASE | re.ASCII)
 
 _OLD_NAMES: Final = {"<user>": "user", "<bot>": "char", "<char>": "char"}
 
-# Flags, then the name with its separator. A comment needs none, nor does the old
-# `{{time_UTC+2}}`. `.name` and `$name` are variables; what follows is their argument.
+# Flags, then the name with its separator. A comment and the old `{{time_UTC+2}}` need none.
+# `.name` and `$name` are variables, and the text after them is their argument.
 _HEAD: Final = re.compile(
     r"\s*+([!?~>#]*+)\s*+"
     r"(?:(//|[.$](?=[a-z]))|(/?[a-z][a-z_]*+)(\s*+::?|\s++|(?<=time_utc)(?=[+-])|\Z))",
@@ -83,7 +83,7 @@ _HEAD: Final = re.compile(
 _ESCAPED: Final = re.compile(r"\\([{}])")
 
 ARGUMENTS: Final = re.compile("::")
-"""What stands between arguments."""
+"""Separator of arguments."""
 
 _NOTHING: Final = re.compile(r"(?!)")
 _OPERATION: Final = re.compile(
@@ -94,9 +94,9 @@ _OPERATION: Final = re.compile(
 
 
 def parse(text: str) -> Parts:
-    """The tree of `text`. Of three braces in a row the inner two are the call's: `{{{user}}}`.
+    """Parse `text`. Of three braces in a row the inner two belong to the call: `{{{user}}}`.
 
-    A backslash before a brace makes it a brace that is never syntax.
+    A brace after a backslash is always literal.
     """
     parts: list[Part] = []
     openings: list[tuple[int, int]] = []  # for each open `{{`, index in parts and offset in text
@@ -128,7 +128,7 @@ def parse(text: str) -> Parts:
 
 
 def split(parts: Parts, separator: re.Pattern[str]) -> list[Parts]:
-    """Split at a separator in literal text, edges trimmed."""
+    """Split at separators in literal text and trim the pieces."""
     pieces: list[list[Part]] = [[]]
     for part in parts:
         if not isinstance(part, str):
@@ -141,7 +141,7 @@ def split(parts: Parts, separator: re.Pattern[str]) -> list[Parts]:
 
 
 def split_operation(argument: Parts) -> list[Parts]:
-    """A variable's name, what is done with it, and with what; nothing where it can't be read."""
+    """Split into a variable's name, operator and operand. Empty if it is not an operation."""
     first = argument[0] if argument else ""
     found = _OPERATION.match(first) if isinstance(first, str) else None
     if found is None:
@@ -154,7 +154,7 @@ def split_operation(argument: Parts) -> list[Parts]:
 
 
 def parse_condition(text: str) -> MacroCall:
-    """What a condition names without braces: `{{if persona}}`, `{{if .hp > 3}}`."""
+    """Parse a condition without braces: `{{if persona}}`, `{{if .hp > 3}}`."""
     return _call([text], text, 0, len(text))
 
 
@@ -169,14 +169,14 @@ def _call(inside: list[Part], text: str, start: int, end: int) -> MacroCall:
     if not rest and not sign and not separator.strip():
         if len(inside) == 1:  # `{{user}}`, `{{ user }}`
             argument = None
-        elif not separator:  # `{{user{{char}}}}`: the name is not over
+        elif not separator:  # `{{user{{char}}}}`: the name continues
             name = ""
     return MacroCall(sign or name.lower(), argument, inside, text, start, end, "#" in flags)
 
 
 @dataclass(slots=True)
 class _Opening:
-    """A call that a `{{/name}}` may close. `middle` is where its `{{else}}` stands."""
+    """A call that a `{{/name}}` may close. `middle` is the index of its `{{else}}`."""
 
     call: MacroCall
     index: int
@@ -184,12 +184,12 @@ class _Opening:
 
 
 def _fold(parts: list[Part]) -> list[Part]:
-    """Fold each `{{name}}` to `{{/name}}` of one level. What is odd stays a call."""
+    """Fold each pair of `{{name}}` and `{{/name}}` of one level. Unpaired calls are kept."""
     folded: list[Part] = []
     openings: dict[str, list[_Opening]] = {}
 
     def innermost(name: str) -> _Opening | None:
-        """The last one that is still open: others went into blocks around them."""
+        """Return the last open call. Others were folded into enclosing blocks."""
         waiting = openings.get(name, [])
         while waiting:
             last = waiting[-1]
@@ -230,7 +230,7 @@ def _block(opening: _Opening, body: list[Part], closing: MacroCall) -> MacroBloc
 
 
 def _trim_edges(parts: Parts) -> Parts:
-    """Without literal white space at the edges, nor empty text."""
+    """Remove literal white space at the edges and empty texts."""
     kept = list(parts)
     if kept and isinstance(kept[0], str):
         kept[0] = kept[0].lstrip()
@@ -240,7 +240,7 @@ def _trim_edges(parts: Parts) -> Parts:
 
 
 def _trim_block(body: list[Part]) -> list[Part]:
-    """Without white space at the edges, nor the indentation that all lines have from the first."""
+    """Remove white space at the edges and the common indentation, that of the first line."""
     first = body[0] if body else ""
     indentation = ""
     if isinstance(first, str) and "\n" in first:

@@ -1,4 +1,4 @@
-"""All macros by name, with their functions. docs/reference/macros.md is the same for users."""
+"""All macros by name. docs/reference/macros.md documents them for users."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _TOKENS: Final[dict[str, Callable[[datetime], str]]] = {
     "a": lambda moment: "am" if moment.hour < _NOON else "pm",
 }
 
-# Longest token first, as they stand above; text in square brackets is no token.
+# Longest token first, as in the dictionary. Text in square brackets is literal.
 _FORMAT: Final = re.compile(r"\[([^\[\]]*)\]|" + "|".join(_TOKENS))
 
 _UTC_OFFSET: Final = re.compile(
@@ -69,13 +69,13 @@ _UNITS: Final = (
     ("month", _YEAR / 12, 11),
     ("year", _YEAR, 2),
 )
-"""Each unit, its seconds, and the number of it from which the next one is told."""
+"""Each unit, its seconds, and the number from which the next unit is used."""
 
 
 def format_moment(moment: datetime, pattern: str) -> str:
-    """Write a date and time by a pattern of moment.js's tokens, those of `_TOKENS`.
+    """Format a date and time with a pattern of moment.js tokens, those of `_TOKENS`.
 
-    Text in `[square brackets]` stands for itself, and so does whatever is no token.
+    Text in `[square brackets]` and all other text is literal.
     Source: https://momentjs.com/docs/#/displaying/format/
     """
     return _FORMAT.sub(
@@ -85,7 +85,7 @@ def format_moment(moment: datetime, pattern: str) -> str:
 
 
 def parse_utc_offset(text: str) -> tzinfo | None:
-    """Read `UTC`, `UTC+2`, `+2`, `UTC-3:30` or `UTC+0530`; None for anything else."""
+    """Parse `UTC`, `UTC+2`, `+2`, `UTC-3:30` or `UTC+0530`. Returns None for other text."""
     found = _UTC_OFFSET.fullmatch(text.strip())
     if found is None or not found[0]:
         return None
@@ -97,7 +97,7 @@ def parse_utc_offset(text: str) -> tzinfo | None:
 
 
 def describe_duration(duration: timedelta) -> str:
-    """About how long it is: `a few seconds`, `3 hours`, `a day`.
+    """Return the approximate duration: `a few seconds`, `3 hours`, `a day`.
 
     The limits are those of moment.js. Source: https://momentjs.com/docs/#/durations/humanize/
     """
@@ -114,9 +114,9 @@ def describe_duration(duration: timedelta) -> str:
 
 
 def describe_difference(first: str, second: str) -> str | None:
-    """Where the first moment is, seen from the second: `3 hours ago`, `in 2 days`.
+    """Return the first time relative to the second: `3 hours ago`, `in 2 days`.
 
-    Both are dates as in ISO 8601, with a time or without. None where one of them is none.
+    Both are ISO 8601 dates with or without time. Returns None if one is invalid.
     """
     try:
         left, right = (datetime.fromisoformat(each.strip()) for each in (first, second))
@@ -129,12 +129,12 @@ def describe_difference(first: str, second: str) -> str | None:
 
 
 MAX_REPEATED: Final = 1_000
-"""Line breaks or spaces that one macro may stand for."""
+"""Maximum repetitions of line breaks or spaces by one macro."""
 
 TIME: Final = "h:mm A"
 DATE: Final = "MMMM D, YYYY"
 
-# Longer numbers are no dice formula. Those within are checked against the limits by who rolls.
+# Longer numbers are not a dice formula. Shorter ones are checked when they are rolled.
 _FORMULA: Final = re.compile(
     r"(?:(?P<dice>\d{0,9})d)?(?P<sides>\d{1,9})\s*(?P<plus>[+-]\s*\d{1,9})?",
     re.IGNORECASE | re.ASCII,
@@ -143,12 +143,12 @@ _COMMA: Final = re.compile(r"(?<!\\),")
 
 
 def _value(name: str, read: Callable[[MacroContext], str], *aliases: str) -> Macro:
-    """A macro for a text that is put in as it is."""
+    """Return a macro for a text that is inserted unchanged."""
     return Macro(name, lambda call: read(call.context), aliases=aliases)
 
 
 def _field(name: str, read: Callable[[MacroContext], str], *aliases: str) -> Macro:
-    """A macro for a field that may hold macros itself."""
+    """Return a macro for a field that may contain macros itself."""
     return Macro(
         name,
         lambda call: "" if call.put_field(name, read(call.context)) else None,
@@ -157,7 +157,7 @@ def _field(name: str, read: Callable[[MacroContext], str], *aliases: str) -> Mac
 
 
 def _greeting(call: Invocation) -> str | None:
-    """The first message, or an alternate greeting by its number."""
+    """Insert the first message, or an alternate greeting by its number."""
     number = call.text(0).strip() or "0"
     greetings = call.context.greetings
     if not number.isdecimal() or int(number[:9]) >= len(greetings):
@@ -167,7 +167,7 @@ def _greeting(call: Invocation) -> str | None:
 
 
 def _make_repeat(name: str, text: str) -> Macro:
-    """A macro for a text, once or as often as its argument says."""
+    """Return a macro that repeats a text as often as its argument says, once by default."""
 
     def repeat(call: Invocation) -> str | None:
         count = call.text(0).strip() or "1"
@@ -216,7 +216,7 @@ def _choose(call: Invocation, seed: int) -> str:
     options = call.arguments
     if not options:
         return ""
-    if len(options) == 1:  # the older list with commas, in which `\,` is a comma
+    if len(options) == 1:  # the older list with commas, in which `\,` is a literal comma
         options = [
             [part.replace("\\,", ",") if isinstance(part, str) else part for part in option]
             for option in split(options[0], _COMMA)
@@ -227,7 +227,7 @@ def _choose(call: Invocation, seed: int) -> str:
 
 
 def _roll(call: Invocation) -> str:
-    """`2d6+1`, `d20`, or `20` for one die of 20 sides; anything else gives nothing."""
+    """Roll `2d6+1`, `d20`, or `20` for one die of 20 sides. Other text gives an empty result."""
     found = _FORMULA.fullmatch(call.text(0).strip())
     if found is None or int(found["sides"]) == 0:
         return ""
@@ -274,14 +274,14 @@ def _variable_macros(scope: Scope, infix: str) -> Iterator[Macro]:
     yield Macro(f"delete{infix}var", delete, 1, 1, aliases=(f"flush{infix}var",))
 
 
-def _format_boolean(holds: bool) -> str:  # noqa: FBT001  # the one thing that it takes
-    return "true" if holds else "false"
+def _format_boolean(value: bool) -> str:  # noqa: FBT001  # its only argument
+    return "true" if value else "false"
 
 
 def _shorthand(scope: Scope) -> Run:
-    """`{{.hp}}`, `{{.hp += 2}}`: what an operator does to a variable, and the text in its place."""
+    """Return the macro for `{{.hp}}` and operations such as `{{.hp += 2}}`."""
 
-    def operate(call: Invocation) -> str | None:  # noqa: PLR0911  # a case an operator
+    def operate(call: Invocation) -> str | None:  # noqa: PLR0911  # one case per operator
         name, operator = call.text(0), call.text(1)
         value = call.get_variable(scope, name)
         match operator:
@@ -336,7 +336,7 @@ _INSTRUCT: Final = (
     *("StoryStringPrefix", "StoryStringSuffix", "System", "SystemInstructionPrefix"),
     *("SystemPrefix", "SystemPrompt", "SystemSuffix", "UserFiller", "UserPrefix", "UserSuffix"),
 )
-"""Of instruct mode, which wraps messages for models that complete text."""
+"""Macros of instruct mode, which wraps messages for text completion models."""
 
 _MACROS: Final[Sequence[Macro]] = (
     _value("user", lambda context: context.user),
@@ -414,4 +414,4 @@ _MACROS: Final[Sequence[Macro]] = (
 MACROS: Final[Mapping[str, Macro]] = {
     name.lower(): macro for macro in _MACROS for name in (macro.name, *macro.aliases)
 }
-"""By name and alias, in lower case. `if` and the closing `/name` are syntax and not among them."""
+"""By name and alias, in lower case. `if` and the closing `/name` are syntax, not macros."""

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from backend.chronicles.events import MAX_SOURCES, EventFields, told
+from backend.chronicles.events import MAX_SOURCES, EventFields, render_event
 from backend.chronicles.repository import SourceMessage, StoryEvent
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks, put_mark
 from backend.database.base import new_id
@@ -270,7 +270,7 @@ class ShownReferences:
     def render_event(self, event: StoryEvent) -> str:
         """Render an event as a line with its mark and any restrictions."""
         mark = self.events.show(event)
-        text = self._marks.mark(told(event.fields), event.audience)
+        text = self._marks.mark(render_event(event.fields), event.audience)
         return f"{mark}{_render_restriction(event)}: {indent_text(text, most=_MAX_EVENT)}"
 
     def render_summary(self, event: StoryEvent | ProposedEvent) -> str:

@@ -350,7 +350,7 @@ class Drafter:
             raise ToolRefusedError("The call changes nothing.")
         after = self._apply_checked(held.kind, held.state, operations)
         position = max(position, self._made_at.get(item_id, position))
-        if compare_states(held.state, after).fields():  # no draft if nothing would change
+        if compare_states(held.state, after).list_fields():  # no draft if nothing would change
             self._items[item_id] = ItemState(held.kind, after)
             self._add(held.kind, item_id, operations, asked, position)
         if unclear is not None:

@@ -201,7 +201,7 @@ class KnownWorld:
 
     campaign_id: UUID
     version: int
-    rules: RuleSystem
+    rules: RuleSystem[Any]
     items: Mapping[UUID, ItemState]
 
     @property
@@ -355,7 +355,7 @@ def list_attributes(known: KnownWorld) -> dict[str, dict[str, AttributeType]]:
     return found
 
 
-def list_changeable(rules: RuleSystem, state: State) -> dict[str, AttributeType]:
+def list_changeable(rules: RuleSystem[Any], state: State) -> dict[str, AttributeType]:
     """Return the attributes of an entity that the model may change."""
     members = rules.changeable("entity", state)
     return {name: kind for name, kind in members.items() if name not in _HIDDEN}

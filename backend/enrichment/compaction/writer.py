@@ -25,7 +25,7 @@ from backend.campaigns.state.story_clock import StoryClock, StoryTime
 from backend.chats.models import Chat, Message
 from backend.chronicles import event_writer as writing
 from backend.chronicles.errors import ChronicleFullError
-from backend.chronicles.events import told
+from backend.chronicles.events import render_event
 from backend.chronicles.models import ChronicleEvent, EventSource
 from backend.chronicles.repository import (
     SourceMessage,
@@ -146,7 +146,7 @@ class KnownEvents:
         return clip(to_one_line(text), MAX_EVENT)
 
     def _render(self, event: StoryEvent) -> str:
-        text = self._who_knows.mark(told(event.fields), event.audience)
+        text = self._who_knows.mark(render_event(event.fields), event.audience)
         return clip(to_one_line(text), MAX_EVENT)
 
 

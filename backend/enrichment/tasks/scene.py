@@ -170,7 +170,7 @@ class SceneTask(Task[SceneWork, SceneProposal]):
         )
         viewpoint = GM if audience == GM else PUBLIC
         known = CampaignReader(session, self.sealer, campaign, viewpoint)
-        threads = await known.of_kind("thread", limit=MAX_BLOCK_ITEMS, newest=True)
+        threads = await known.load_items("thread", limit=MAX_BLOCK_ITEMS, newest=True)
         return SceneWork(
             reader=reader,
             budget=await open_budget(session, self.runtime.settings, self.sealer.user_id),

@@ -147,7 +147,7 @@ async def build_scene_table(
     """
     viewpoint = GM if audience == GM else PUBLIC
     reader = SituationReader(session, sealer, campaign, viewpoint)
-    situation = await reader.situation(names, line=text, recent=())
+    situation = await reader.load_situation(names, line=text, recent=())
     fields = open_campaign(sealer, campaign)
     items = situation.in_play
     return Table.new(campaign.id, rules=fields.rules, dice=fields.settings.dice, items=items)
@@ -165,7 +165,7 @@ def render_items(table: Table) -> list[str]:
             if (value := _render_value(held.state, key))
         ]
         kind = held.state["kind"] if held.kind == "entity" else held.kind
-        values += filter(None, [table.references.words(held.state)])
+        values += filter(None, [table.references.render_audience(held.state)])
         line = f"{get_name(held.state)} ({kind}) {'; '.join(values)}"
         lines.append(clip(to_one_line(line), MAX_LINE))
     return lines[:MAX_SHOWN]
@@ -195,7 +195,7 @@ async def find_later_changes(
             for told in tolds
             if not (told.is_old or told.is_creation)
             if told.by != "compactor" or (told.position is not None and told.position > last)
-            for key in told.operations.touched()
+            for key in told.operations.list_keys()
         }
         for item_id, tolds in changes.items()
     }
@@ -211,7 +211,7 @@ def compare_deltas(
     changes: list[Change] = []
     refused: list[RefusedCall] = []
     for delta in deltas:
-        before = table.state.copied()
+        before = table.state.copy()
         try:
             clean = msgspec.structs.replace(delta, value=to_one_line(delta.value))
             apply_deltas(table, Deltas(changes=[clean]))
@@ -231,7 +231,7 @@ def compare_deltas(
 def _check(before: State, after: State, change: Change, known: set[str]) -> None:
     """Raise `ToolRefusedError` if the ledger has the change already, or cannot compare it."""
     operations = change.operations
-    if not compare_states(before, after).fields():
+    if not compare_states(before, after).list_fields():
         raise ToolRefusedError("It would change nothing.")
     counted = (*operations.add.values(), *operations.remove.values())
     if any(isinstance(each, int | float) for each in counted):

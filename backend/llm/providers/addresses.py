@@ -1,4 +1,4 @@
-"""`/admin/provider-addresses`: hosts and ports that administrators allow providers to be at."""
+"""`/admin/provider-addresses`: hosts and ports that administrators allow for providers."""
 
 from datetime import datetime
 from typing import Annotated
@@ -67,7 +67,7 @@ class ProviderAddressView(msgspec.Struct, kw_only=True):
 class ProviderAddresses(msgspec.Struct, kw_only=True):
     """All allowed addresses, oldest first.
 
-    `networks_are_set`: `TALEKEEPER_PROVIDER_NETWORKS` decides, and none of these counts.
+    If `networks_are_set`, `TALEKEEPER_PROVIDER_NETWORKS` decides, and these addresses are ignored.
     """
 
     items: list[ProviderAddressView]
@@ -82,7 +82,6 @@ class ProviderAddressService:
         self._user_models = user_models
 
     async def list_all(self) -> ProviderAddresses:
-        """Return all allowed addresses."""
         async with self._database.read() as session:
             rows = await session.scalars(select(ProviderAddress).order_by(ProviderAddress.id))
             return ProviderAddresses(
@@ -119,7 +118,7 @@ class ProviderAddressService:
         return make_struct(ProviderAddressView, row)
 
     async def refuse(self, identity: Identity, address_id: UUID) -> None:
-        """Take an allowed address away. Replies that are under way go on.
+        """Delete an allowed address. Running replies continue.
 
         Raises `ProviderAddressNotFoundError`.
         """
@@ -134,7 +133,7 @@ class ProviderAddressService:
     async def _count_from_now(
         self, identity: Identity, address: AllowedAddress, state: str
     ) -> None:
-        """Log a change of the installation's, and have it count in this process at once."""
+        """Log a change, and apply it in this process immediately."""
         log.info(
             "provider.address_changed",
             address=str(address),
@@ -146,7 +145,7 @@ class ProviderAddressService:
 
 
 class ProviderAddressController(Controller):
-    """Addresses that providers may be at, in addition to the public internet."""
+    """Hosts and ports that providers may use, in addition to the public internet."""
 
     path = "/admin/provider-addresses"
     tags = ("Administration",)
@@ -157,7 +156,7 @@ class ProviderAddressController(Controller):
     async def list_provider_addresses(
         self, provider_addresses: NamedDependency[ProviderAddressService]
     ) -> ProviderAddresses:
-        """All hosts and ports that providers may be at, in addition to the public internet."""
+        """All hosts and ports that providers may use, in addition to the public internet."""
         return await provider_addresses.list_all()
 
     @post(
@@ -187,5 +186,5 @@ class ProviderAddressController(Controller):
         identity: NamedDependency[Identity],
         provider_addresses: NamedDependency[ProviderAddressService],
     ) -> None:
-        """Take an allowed address away. Providers that are there are no longer asked."""
+        """Delete an allowed address. Providers at this address are no longer used."""
         await provider_addresses.refuse(identity, address_id)

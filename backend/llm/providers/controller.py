@@ -1,4 +1,4 @@
-"""`/providers`: whose models are on offer; `GET /provider-presets`: services known by name."""
+"""`/providers`: the providers of models; `GET /provider-presets`: known services."""
 
 from typing import Any
 from uuid import UUID
@@ -44,7 +44,7 @@ class ProviderPresetController(Controller):
     async def list_provider_presets(
         self, user_models: NamedDependency[UserModels]
     ) -> Page[ProviderPreset]:
-        """Services and programs by name, with their addresses, and where to get a key."""
+        """Known services and programs, with their addresses and the pages where users get keys."""
         return Page(items=list(find_presets(user_models.network).values()))
 
 
@@ -59,9 +59,9 @@ class ProviderController(Controller):
     async def list_providers(
         self, identity: NamedDependency[Identity], providers: NamedDependency[ProviderService]
     ) -> Page[ProviderView]:
-        """The account's providers, then the installation's, then the environment's: all of them.
+        """All providers: the account's, then the installation's, then the environment's.
 
-        Keys are not in it, nor in any other answer.
+        No response contains a key.
         """
         return Page(items=await providers.list_all(identity))
 
@@ -79,7 +79,7 @@ class ProviderController(Controller):
         identity: NamedDependency[Identity],
         providers: NamedDependency[ProviderService],
     ) -> Response[ProviderView]:
-        """Add a provider. Its models can be asked from then on; its server is not asked."""
+        """Add a provider. Its models are available immediately. Its server gets no request."""
         return _respond(await providers.create(identity, data))
 
     @post(
@@ -100,9 +100,9 @@ class ProviderController(Controller):
         identity: NamedDependency[Identity],
         provider_tests: NamedDependency[ProviderTests],
     ) -> ProviderTested:
-        """Test a provider before it is added: nothing is stored.
+        """Test a provider before it is added. Nothing is stored.
 
-        Its server is asked for its models, and one of them for the beginning of a reply.
+        Its server lists its models, and one of them begins a reply.
         """
         return await provider_tests.test_new(identity, data)
 
@@ -133,7 +133,7 @@ class ProviderController(Controller):
         identity: NamedDependency[Identity],
         providers: NamedDependency[ProviderService],
     ) -> Response[ProviderView]:
-        """Merge into a provider: what is absent stays, null takes away (the key, a header)."""
+        """Merge a patch into a provider. Absent fields stay. Null removes a key or a header."""
         if_match = request.headers.get("if-match")
         return _respond(await providers.patch(identity, provider_id, data, if_match=if_match))
 
@@ -153,7 +153,7 @@ class ProviderController(Controller):
         identity: NamedDependency[Identity],
         providers: NamedDependency[ProviderService],
     ) -> None:
-        """Delete a provider with its key. Chats that name its models need others."""
+        """Delete a provider and its key. Chats that use its models need other ones."""
         if_match = request.headers.get("if-match")
         await providers.delete(identity, provider_id, if_match=if_match)
 
@@ -169,9 +169,9 @@ class ProviderController(Controller):
         provider_tests: NamedDependency[ProviderTests],
         refresh: FromQuery[bool] = True,  # noqa: FBT002  # a parameter of the query
     ) -> ProviderListing:
-        """What its server lists now, with figures; what it listed last where it does not answer.
+        """The models that its server lists now, with figures, or those that it listed last.
 
-        `problem` says why not. With `refresh=false` it is not asked.
+        If it does not respond, `problem` is the reason. With `refresh=false`, it gets no request.
         """
         return await provider_tests.listing(identity, provider_id, refresh=refresh)
 
@@ -188,7 +188,7 @@ class ProviderController(Controller):
         identity: NamedDependency[Identity],
         provider_tests: NamedDependency[ProviderTests],
     ) -> ProviderTested:
-        """Ask its server for its models, keep the list, and have one of them begin a reply."""
+        """Load the list of models from its server, store it, and let one of them begin a reply."""
         return await provider_tests.test(identity, provider_id, data)
 
 

@@ -1,4 +1,4 @@
-"""Shapes of the providers' part of the API, and the services that Talekeeper knows by name."""
+"""Request and response bodies of the providers' routes, and the known services."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -20,9 +20,9 @@ Slug = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9-]{0,39}$")]
 class ProviderPreset(msgspec.Struct, frozen=True, kw_only=True):
     """A service or a program that a provider can be made for.
 
-    `key` says whether it wants one, `key_url` where to get it. `is_local`: it runs on this machine.
-    `taken_port` is the program's usual port where Talekeeper itself listens on that; `base_url` has
-    the next one then.
+    `key` says if it needs a key, and `key_url` where to get one. `is_local` is true if it runs on
+    this machine. `taken_port` is the program's usual port if Talekeeper itself listens on it. In
+    that case `base_url` has the next port.
     """
 
     name: str
@@ -88,7 +88,7 @@ PRESETS: tuple[ProviderPreset, ...] = (
 
 
 def find_presets(network: NetworkPolicy) -> dict[str, ProviderPreset]:
-    """Return all presets by name. Local programs have the addresses that reach them from here."""
+    """Return all presets by name. Local programs have addresses that work from this process."""
     return {preset.name: _adapt(preset, network) for preset in PRESETS}
 
 
@@ -106,11 +106,11 @@ def _adapt(preset: ProviderPreset, network: NetworkPolicy) -> ProviderPreset:
 
 
 class NewProvider(ProviderFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A provider to make. Absent members come from its preset; `other` takes its host as its name.
+    """A provider to add. Absent fields come from its preset. `other` uses its host as its name.
 
-    `slug` begins the ids of its models, which stand in turns unencrypted; it can't be changed. The
-    scope `installation` is for everybody, and administrators alone may make such a provider.
-    `failed_test` marks it until a test of it passes.
+    `slug` begins the ids of its models, which turns store unencrypted. It cannot be changed. The
+    scope `installation` is for all users, and only administrators can add such a provider.
+    `failed_test` marks it until a test succeeds.
     """
 
     kind: ProviderKind | None = None
@@ -123,12 +123,12 @@ class NewProvider(ProviderFields, frozen=True, kw_only=True, forbid_unknown_fiel
 class ProviderView(msgspec.Struct, kw_only=True):
     """A provider.
 
-    `key_hint` and the values of `extra_headers` are the last four characters, where there are
-    enough others. Of what is not theirs, users see `slug`, `kind`, `name` and `models` alone.
-    Providers of the environment have no `id`: they are set by environment variables.
-    `usual_concurrency` counts where `concurrency` is null: how many requests the server answers at
-    the same time; null for any number.
-    `failed_test`: it was saved although its test had failed, and none has passed since.
+    `key_hint` and the values of `extra_headers` are the last four characters of long secrets. Users
+    see only `slug`, `kind`, `name` and `models` of providers that are not their own. Providers of
+    the environment have no `id`, because environment variables define them. `usual_concurrency` is
+    used if `concurrency` is null: the number of requests that the server handles at the same time,
+    null for any number. `failed_test` is true if it was saved after a failed test, and no test has
+    succeeded since.
     """
 
     id: UUID | None = None

@@ -1,4 +1,4 @@
-"""What a user does with providers of models, and an administrator with the installation's."""
+"""Changes of a user's providers, and by administrators of the installation's."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ from backend.llm.user_models import UserModels, find_kind, find_server_name, rea
 from backend.vault.root import RootKeyError, RootKeys
 from backend.vault.sealing import SealBrokenError
 
+log = get_logger(__name__)
+
 MAX_BODY_BYTES = 32_000
 MAX_CONFIG_BYTES = 200_000
-"""Bytes of JSON of what a user sets of one provider."""
+"""JSON bytes of all settings of one provider."""
 
 MIN_HINTED_LENGTH = 16
-"""Characters of a secret from which on its last four may be shown."""
+"""Secrets of at least this length may show their last four characters."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _PRINTABLE = re.compile(r"[\x20-\x7e]*")
@@ -60,11 +62,19 @@ _RESERVED_HEADERS = frozenset(
         *("content-type", "content-length", "content-encoding", "accept", "accept-encoding"),
     }
 )
-"""Headers that a client sets by itself, and those that keys go in: they are sealed as keys are."""
+"""Headers that the HTTP client sets, and headers for keys, which `api_key` fills."""
 
 
-def check_config(row: Provider | InstallationProvider, config: ProviderConfig) -> ProviderConfig:
-    """The config as it is stored. Raises `ValidationError` that names the field."""
+MAX_PROVIDERS = 20
+"""Per user, and for the installation."""
+
+MAX_NAME_LENGTH = 100
+
+ProviderRow = Provider | InstallationProvider
+
+
+def check_config(row: ProviderRow, config: ProviderConfig) -> ProviderConfig:
+    """Return the config to store. Raises `ValidationError` with the field's name."""
     key = (config.api_key or "").strip() or None
     url = (config.base_url or "").strip().rstrip("/") or None
     if key is not None and not _KEY.fullmatch(key):
@@ -90,10 +100,10 @@ def check_config(row: Provider | InstallationProvider, config: ProviderConfig) -
 
 
 def check_origin(before: ProviderConfig, after: ProviderConfig, given: Mapping[str, Any]) -> None:
-    """Raise `ValidationError` where secrets would go to another server than they were given for.
+    """Raise `ValidationError` if secrets would be sent to a server that they were not entered for.
 
-    Otherwise somebody who finds a session open could send them to their own server. `given` is the
-    patch between the two: what it holds was entered for the new address.
+    Otherwise someone who finds an open session could send them to their own server. `given` is the
+    patch from `before` to `after`: its secrets were entered for the new address.
     """
     if _origin(before.base_url) == _origin(after.base_url):
         return
@@ -119,7 +129,7 @@ def _origin(url: str | None) -> tuple[str, str | None, int | None] | None:
 
 
 def mask_secret(secret: str | None) -> str | None:
-    """The last four characters of a secret that is long enough not to be told by them."""
+    """Return the last four characters of a secret if it is long enough."""
     return secret[-4:] if secret and len(secret) >= MIN_HINTED_LENGTH else None
 
 
@@ -148,18 +158,8 @@ def _check_headers(headers: dict[str, str]) -> None:
         raise ValidationError("extra_headers: each name must be unique.")
 
 
-log = get_logger(__name__)
-
-MAX_PROVIDERS = 20
-"""Of one user, and of the installation."""
-
-MAX_NAME_LENGTH = 100
-
-ProviderRow = Provider | InstallationProvider
-
-
 class ProviderNotFoundError(NotFoundError):
-    """No provider of the user's has this id, nor of the installation's whom it may change."""
+    """The user has no provider with this id, nor an installation provider that they may change."""
 
     slug, title = "provider-not-found", "Provider not found"
 
@@ -177,7 +177,7 @@ class TooManyProvidersError(ConflictError):
 
 
 class ProviderService:
-    """Providers, with their keys sealed: nothing here gives one back."""
+    """Providers of users and of the installation. No method returns a key."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class ProviderService:
         self._user_models = user_models
 
     async def list_all(self, identity: Identity) -> list[ProviderView]:
-        """The user's providers, then the installation's, then the environment's."""
+        """Return the user's providers, then the installation's, then the environment's."""
         is_administrator = identity.user.is_administrator
         async with self._database.read() as session:
             own = await session.scalars(
@@ -210,12 +210,12 @@ class ProviderService:
         ]
 
     async def get(self, identity: Identity, provider_id: UUID) -> ProviderView:
-        """Raises `ProviderNotFoundError`."""
+        """Return a provider. Raises `ProviderNotFoundError`."""
         async with self._database.read() as session:
             return self.view(identity, await find_provider(session, identity, provider_id))
 
     async def create(self, identity: Identity, new: NewProvider) -> ProviderView:
-        """Make a provider: nothing is asked of its server.
+        """Add a provider. No request is sent to its server.
 
         Raises `ValidationError`, `SlugTakenError`, `TooManyProvidersError`, `ForbiddenError`,
         `AddressRefusedError`.
@@ -227,13 +227,13 @@ class ProviderService:
             await self.seal(session, identity, row, config)
             session.add(row)
             await self._follow_embedding(session, identity, row)
-        await self.changed(identity, row)
+        await self.apply_change(identity, row)
         return self.view(identity, row)
 
     async def draft(
         self, identity: Identity, new: NewProvider
     ) -> tuple[ProviderRow, ProviderConfig]:
-        """A provider that is not stored, after the checks of one that is. Raises as `create`."""
+        """Return a checked provider that is not stored. Raises the errors of `create`."""
         row = _new_row(identity, new)
         async with self._database.read() as session:
             return row, await self._check_new(session, row, new)
@@ -241,7 +241,7 @@ class ProviderService:
     async def patch(
         self, identity: Identity, provider_id: UUID, patch: dict[str, Any], *, if_match: str | None
     ) -> ProviderView:
-        """Merge into a provider: what is absent stays, null takes away.
+        """Merge a patch into a provider. Absent fields stay, and null removes a value.
 
         Raises `ProviderNotFoundError`, `PreconditionFailedError`, `ValidationError`,
         `AddressRefusedError`.
@@ -260,11 +260,11 @@ class ProviderService:
                 row.abilities = None
             row.revision += 1
             await self._follow_embedding(session, identity, row)
-        await self.changed(identity, row)
+        await self.apply_change(identity, row)
         return self.view(identity, row)
 
     async def delete(self, identity: Identity, provider_id: UUID, *, if_match: str | None) -> None:
-        """Delete a provider with its key. Replies of its models that are under way go on.
+        """Delete a provider and its key. Running replies of its models continue.
 
         Raises `ProviderNotFoundError`, `PreconditionFailedError`.
         """
@@ -273,21 +273,19 @@ class ProviderService:
             check_revision(if_match, row.revision)
             await session.delete(row)
             await self._follow_embedding(session, identity, row)
-        await self.changed(identity, row)
+        await self.apply_change(identity, row)
         await self._database.log.empty_now()
 
     def open(self, identity: Identity, row: ProviderRow) -> ProviderConfig:
-        """What is sealed of a provider that the user may see."""
         if isinstance(row, Provider):
             return open_provider(identity.sealer, row)
         return open_shared(self._root, row)
 
     def view(self, identity: Identity, row: ProviderRow) -> ProviderView:
-        """A provider as its owner sees it."""
         return _make_view(self.open(identity, row), row)
 
-    async def changed(self, identity: Identity, row: ProviderRow) -> None:
-        """What is stored of a provider counts from now on. A user's own count by their revision."""
+    async def apply_change(self, identity: Identity, row: ProviderRow) -> None:
+        """Apply a change of an installation provider. A user's own are reloaded by revision."""
         if isinstance(row, InstallationProvider):
             log.info("provider.shared_changed", provider_id=row.id, user_id=identity.user_id)
             async with self._database.read() as session:
@@ -296,7 +294,7 @@ class ProviderService:
     async def _follow_embedding(
         self, session: AsyncSession, identity: Identity, row: ProviderRow
     ) -> None:
-        """Have the account's texts embedded as the provider says now, where it embeds them."""
+        """Start embedding the account's texts again if this provider embeds them."""
         named = identity.settings.task_models.embedding
         if named is not None and named.partition("/")[0] == row.slug:
             await self._embedding_changed(session, identity)
@@ -304,7 +302,7 @@ class ProviderService:
     async def seal(
         self, session: AsyncSession, identity: Identity, row: ProviderRow, config: ProviderConfig
     ) -> None:
-        """Put a config into its row, in a transaction that holds its owner's lock."""
+        """Seal a config into its row. The transaction must hold the owner's lock."""
         if isinstance(row, Provider):
             seal_provider(identity.sealer, row, config)
         else:
@@ -339,7 +337,7 @@ class ProviderService:
                 raise
 
     def _view_or_shell(self, identity: Identity, row: ProviderRow) -> ProviderView:
-        """A provider; of one that was damaged what is not sealed, so that it can be deleted."""
+        """Return the view of a provider. A damaged one keeps its id, so that it can be deleted."""
         try:
             return self.view(identity, row)
         except (SealBrokenError, RootKeyError):
@@ -361,7 +359,7 @@ def _new_row(identity: Identity, new: NewProvider) -> ProviderRow:
 def _apply_preset(
     new: NewProvider, presets: Mapping[str, ProviderPreset]
 ) -> tuple[ProviderKind, ProviderConfig]:
-    """What a provider is, with what its preset says where the request does not."""
+    """Return the kind and config of a new provider. Its preset fills the absent fields."""
     preset = presets.get(new.preset) if new.preset is not None else None
     if new.preset is not None and preset is None:
         raise ValidationError(f"preset: choose one of {', '.join(presets)}.")
@@ -388,7 +386,10 @@ def _apply_preset(
 
 
 def _find_host(new: NewProvider) -> str:
-    """Where a server is that has no name; nothing for everybody's, whose users see no address."""
+    """Return the host of an unnamed server, or "" for the installation's.
+
+    Users may not see the addresses of the installation's servers.
+    """
     if new.scope == "installation" or not new.base_url:
         return ""
     return new.base_url.partition("//")[2].partition("/")[0][:MAX_NAME_LENGTH]
@@ -441,7 +442,6 @@ def _make_environment_view(provider: OfferedProvider) -> ProviderView:
 
 
 def _make_public_view(view: ProviderView) -> ProviderView:
-    """What users see of what only administrators may change."""
     return ProviderView(
         scope=view.scope, slug=view.slug, kind=view.kind, name=view.name, models=view.models
     )
@@ -450,7 +450,7 @@ def _make_public_view(view: ProviderView) -> ProviderView:
 async def find_provider(
     session: AsyncSession, identity: Identity, provider_id: UUID, *, lock: bool = False
 ) -> ProviderRow:
-    """A provider that the user may change; with `lock` for the length of the transaction."""
+    """Return a provider that the user may change. `lock` locks it until the transaction ends."""
     query = select(Provider).where(Provider.id == provider_id, Provider.user_id == identity.user_id)
     row: ProviderRow | None = await session.scalar(query)
     if row is None and identity.user.is_administrator:
@@ -464,7 +464,7 @@ async def find_provider(
 
 
 async def _lock_owner(session: AsyncSession, row: ProviderRow) -> None:
-    """Let one change after the other happen. A user's revision counts up with it."""
+    """Serialise the changes of an owner's providers. Increments a user's revision."""
     if isinstance(row, Provider):
         counted = {"providers_revision": User.providers_revision + 1}
         await session.execute(update(User).where(User.id == row.user_id).values(counted))

@@ -1,4 +1,4 @@
-"""Tests of providers: the list of their models, and the beginning of a reply of one of them."""
+"""Tests of providers: listing their models, and the beginning of one reply."""
 
 from __future__ import annotations
 
@@ -55,25 +55,25 @@ from backend.llm.user_models import UserModels
 T = TypeVar("T")
 
 REPLY_SECONDS = 60.0
-"""Time for the beginning of a reply: a local program loads the model first."""
+"""Time for the beginning of a reply. A local program loads the model first."""
 
 MAX_LIST_BYTES = 200_000
 
 
 class ProviderTest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which of its models is asked; the first where none is named."""
+    """The model to test, by default the provider's first one."""
 
     model: Annotated[str, msgspec.Meta(max_length=200)] | None = None
 
 
 class NewProviderTest(NewProvider, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A provider that is not stored, and which of its models is asked."""
+    """A provider that is not stored, and the model to test."""
 
     model: Annotated[str, msgspec.Meta(max_length=200)] | None = None
 
 
 class TestStep(msgspec.Struct, kw_only=True):
-    """What was tried, and how it went. `detail` is for people."""
+    """A step of a test, and its result. `detail` is for people."""
 
     step: Literal["models", "reply"]
     ok: bool
@@ -82,15 +82,15 @@ class TestStep(msgspec.Struct, kw_only=True):
 
 
 class TestProblem(ShownProblem, kw_only=True, frozen=True):
-    """The cause of a failed test. `address` is one that is refused."""
+    """The cause of a failed test. `address` is an address that is refused."""
 
     address: RefusedAddress | None = None
 
 
 class TestedModel(msgspec.Struct, kw_only=True):
-    """The model that answered a test, with the facts that are known since.
+    """The model that responded to a test, and the facts that are known since.
 
-    `shape` is the message shape in which the test was sent to it. Figures as in `GET /models`.
+    `shape` is the message shape of the request that succeeded. Figures as in `GET /models`.
     """
 
     name: str
@@ -100,9 +100,9 @@ class TestedModel(msgspec.Struct, kw_only=True):
 
 
 class ProviderTested(msgspec.Struct, kw_only=True):
-    """The result of a test. `models` counts the models that the server lists, `model` was asked.
+    """The result of a test. `models` is the number of listed models, `model` the tested one.
 
-    `answered` is that model if it answered.
+    `answered` is the tested model if it responded.
     """
 
     ok: bool
@@ -116,8 +116,8 @@ class ProviderTested(msgspec.Struct, kw_only=True):
 class ListedModelView(msgspec.Struct, kw_only=True):
     """A model that a provider's server lists, or that its user named.
 
-    `enabled`: it is on offer, as `id`. Figures as in `GET /models`. `tool_support` and
-    `message_shape` are what the user set, else what was learned, else what is usual.
+    `enabled` is true if it is available, as `id`. Figures as in `GET /models`. `tool_support` and
+    `message_shape` are the user's values, or else learned ones, or else the usual ones.
     """
 
     name: str
@@ -134,7 +134,10 @@ class ListedModelView(msgspec.Struct, kw_only=True):
 
 
 class ProviderListing(msgspec.Struct, kw_only=True):
-    """What a provider's server listed at `listed_at`, and why it did not list it now."""
+    """The models that a provider's server listed at `listed_at`.
+
+    `problem` is the reason if it could not be listed now.
+    """
 
     items: list[ListedModelView]
     listed_at: datetime | None
@@ -143,8 +146,6 @@ class ProviderListing(msgspec.Struct, kw_only=True):
 
 
 class ProviderTests:
-    """Tries providers out, and keeps what their servers list."""
-
     def __init__(
         self, database: Database, providers: ProviderService, user_models: UserModels
     ) -> None:
@@ -155,19 +156,19 @@ class ProviderTests:
     async def listing(
         self, identity: Identity, provider_id: UUID, *, refresh: bool
     ) -> ProviderListing:
-        """What a provider's server lists, which is kept; with `refresh` it is asked.
+        """Return the stored list of a provider's models. `refresh` reloads it first.
 
-        Raises `ProviderNotFoundError`. What fails on the provider's side is told in the answer.
+        Raises `ProviderNotFoundError`. Errors of the provider are part of the response.
         """
         problem = await self._refresh(identity, provider_id) if refresh else None
         async with self._database.read() as session:
             row = await find_provider(session, identity, provider_id)
         config = self._providers.open(identity, row)
-        # All of them as if they were on offer: an empty choice is all that is listed.
+        # Listed as if all were available: an empty choice means all listed models.
         chosen, listed = index_by_name(config.models), index_by_name(config.listed)
         names = {**listed, **chosen}
         shown = replace(config, models=tuple(chosen.get(n) or ListedModel(name=n) for n in names))
-        offered = self._user_models.offered(row, shown)
+        offered = self._user_models.make_provider(row, shown)
         specs = [model.spec for name in names if (model := offered.get(name)) is not None]
         return ProviderListing(
             items=[
@@ -192,10 +193,10 @@ class ProviderTests:
         )
 
     async def _refresh(self, identity: Identity, provider_id: UUID) -> TestProblem | None:
-        """Ask a provider's server for its list and for windows that are not in it; keep both."""
+        """Load a provider's list, and windows that are not in it, from its server. Store both."""
         async with self._database.read() as session:
             row = await find_provider(session, identity, provider_id)
-        offered = self._user_models.offered(row, self._providers.open(identity, row))
+        offered = self._user_models.make_provider(row, self._providers.open(identity, row))
         try:
             found = await list_models(offered.adapter)
         except ModelError as error:
@@ -209,10 +210,10 @@ class ProviderTests:
     async def test(
         self, identity: Identity, provider_id: UUID, wanted: ProviderTest
     ) -> ProviderTested:
-        """List the models, keep the list, and have one reply. Raises `ProviderNotFoundError`.
+        """List the models, store the list, and test one reply. Raises `ProviderNotFoundError`.
 
-        Everything learned of its server before is forgotten, because it may be another version by
-        now. The answer reports errors of the provider.
+        Everything learned from its server before is deleted, because the server may be another
+        version by now. The response reports errors of the provider.
         """
         async with self._database.write() as session:
             row = await find_provider(session, identity, provider_id, lock=True)
@@ -230,9 +231,9 @@ class ProviderTests:
         return tested
 
     async def test_new(self, identity: Identity, new: NewProviderTest) -> ProviderTested:
-        """Test a provider that is not stored, in the same way. Nothing is kept.
+        """Test a provider that is not stored. Stores nothing.
 
-        Raises as `ProviderService.create` does.
+        Raises the errors of `ProviderService.create`.
         """
         row, config = await self._providers.draft(identity, new)
 
@@ -252,14 +253,14 @@ class ProviderTests:
             row = await find_provider(session, identity, provider_id, lock=True)
             config = change(self._providers.open(identity, row))
             await self._providers.seal(session, identity, row, config)
-        await self._providers.changed(identity, row)
+        await self._providers.apply_change(identity, row)
         return config
 
 
 class _ProviderTest:
     """One test of a provider: its server lists its models, and one of them replies.
 
-    `keep` gets the list, and returns the config with it.
+    `keep` stores the list, and returns the config that contains it.
     """
 
     def __init__(
@@ -277,18 +278,18 @@ class _ProviderTest:
         self._problem: TestProblem | None = None
 
     async def run(self, model: str | None) -> ProviderTested:
-        """Test it with the model of this name, else with the first on offer.
+        """Test the model with this name, or else the first available one.
 
-        A model that is named is asked in any case, because servers need not list all models.
+        A named model is tested even if it is not listed, because servers need not list all models.
         """
         answered: TestedModel | None = None
-        offered = self._user_models.offered(self._row, self._config)
+        offered = self._user_models.make_provider(self._row, self._config)
         try:
             listed = await self._try("models", self._list(offered))
             config = listed or self._config
             if model is not None and model not in index_by_name(config.models):
                 config = replace(config, models=(*config.models, ListedModel(name=model)))
-            offered = self._user_models.offered(self._row, config, offered)
+            offered = self._user_models.make_provider(self._row, config, offered)
             name = model or next(iter(offered.model_names), None)
             asked = offered.get(name) if name else None
             shape = await self._try("reply", _ask(asked)) if asked else None
@@ -319,7 +320,7 @@ class _ProviderTest:
     async def _try(
         self, step: Literal["models", "reply"], work: Awaitable[tuple[T, str]]
     ) -> T | None:
-        """Return the result of a step; None if it failed, and `_problem` says why."""
+        """Return the result of a step; None if it failed. `_problem` has the reason."""
         begun, result = time.monotonic(), None
         try:
             result, detail = await work
@@ -333,7 +334,7 @@ class _ProviderTest:
 
 
 def report_problem(error: AppError) -> TestProblem:
-    """Return the view of an error for those who may change the provider."""
+    """Return the view of an error for users who may change the provider."""
     problem = TestProblem.from_error(error, for_administrator=True)
     if isinstance(error, AddressRefusedError):
         problem = replace(problem, address=error.address)
@@ -341,7 +342,7 @@ def report_problem(error: AppError) -> TestProblem:
 
 
 def _set_list(config: ProviderConfig, *, found: Sequence[ListedModel]) -> ProviderConfig:
-    """Return a config with the list of its server, cut if it is too long."""
+    """Return a config with its server's list, cut to the maximum size."""
     listed = list(found[:MAX_LISTED])
     while len(msgspec.json.encode(listed)) > MAX_LIST_BYTES:
         listed = listed[: len(listed) * 9 // 10]
@@ -366,7 +367,7 @@ refusals of a strict chat template."""
 
 
 async def _ask(model: ChatModel) -> tuple[MessageShape, str]:
-    """Have a model begin a reply, and return the shape that was sent.
+    """Let a model begin a reply, and return the message shape that was sent.
 
     Raises `ModelError` if it does not begin.
     """

@@ -1,4 +1,4 @@
-"""A lorebook made ready for scans: all the work that does not depend on the chat, done once."""
+"""Lorebooks compiled for scans. Work that does not depend on the chat is done once."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _MAX_WORDS = 200
 _POSITIONS: dict[str, Position] = {
     "before_desc": "before_character",
     "after_desc": "after_character",
-    # The two have no slot of their own; this is the nearest.
+    # Prompts have no slots for these two, so the nearest slot is used.
     "personality": "after_character",
     "scenario": "after_character",
 }
 
 
 class Decorators(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an entry's decorators say. Null: not said."""
+    """Settings from the decorators of an entry. None means that a decorator is absent."""
 
     activate_only_after: int | None = None
     activate_only_every: int | None = None
@@ -53,7 +53,7 @@ class Decorators(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def counts_replies(self) -> bool:
-        """Whether it matters how many replies the chat has."""
+        """True if the number of replies in the chat matters."""
         return self.activate_only_after is not None or self.activate_only_every is not None
 
 
@@ -61,12 +61,12 @@ NO_DECORATORS = Decorators()
 
 
 def split_decorators(content: str) -> tuple[Decorators, str]:
-    """Take the decorators from the head of `content`: what they say, and what is left."""
+    """Split `content` into the decorators at its start and the remaining text."""
     if not content.lstrip().startswith("@@"):
         return NO_DECORATORS, content
     said: dict[str, Any] = {}
     lines = content.lstrip().splitlines(keepends=True)
-    settled = True  # a fallback without a decorator before it is none
+    settled = True  # an `@@@` line is a fallback only after a decorator that failed
     used = 0
     for line in lines:
         match = _LINE.fullmatch(line.strip())
@@ -80,7 +80,7 @@ def split_decorators(content: str) -> tuple[Decorators, str]:
         value = read(text.strip()) if read else None
         settled = value is not None
         if settled:
-            said.setdefault(name, value)  # of several with one name the first
+            said.setdefault(name, value)  # the first decorator of a name counts
     if not used:
         return NO_DECORATORS, content
     return Decorators(**said), "".join(lines[used:])
@@ -141,15 +141,15 @@ _READERS: dict[str, Callable[[str], object]] = {
 
 
 MAX_REGEX_SIZE: Final = 1_000_000
-"""What the regexes of a book may come to, in RE2's instructions; the rest are left out."""
+"""Total size of a book's regexes, in RE2 instructions. Regexes beyond it are ignored."""
 
 MAX_LOOSE_KEYS: Final = 2_000
-"""How many keys of a book are looked for one by one."""
+"""Keys of a book that are searched for individually."""
 
 MAX_NOTES: Final = 20
 
 LONGEST_TOKEN: Final = 128
-"""Characters of the longest token of any vocabulary: o200k_base has one of so many spaces."""
+"""Characters of the longest token of any vocabulary: o200k_base has a token of 128 spaces."""
 
 _MACRO_MARKS: Final = ("{{", "<USER>", "<BOT>", "<CHAR>")
 
@@ -158,16 +158,16 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True, eq=False)
 class CompiledEntry:
-    """An entry, its decorators applied and its keys classified.
+    """An entry with its decorators applied and its keys classified.
 
-    Null in `scan_depth`, `sensitive`, `whole`, `scoring` and `mode`: neither entry nor book says.
-    `has_own_depth` means that `scan_depth` is the entry's own word, not the book's.
-    `from_start` is set in place of `depth` by `@@reverse_depth`: messages after the chat's first.
-    `keys` is a fingerprint, 0 for an entry without timed effects. `is_indexed` means that the
-    automaton knows of all its keys: nothing changes for it unless that finds something. `is_plain`
-    means that its keys alone decide. `has_macros` means that `content` has to be expanded; without,
-    `counts` keeps its tokens by vocabulary. `least_tokens` is what it takes at least, if anything
-    is left of it.
+    `scan_depth`, `sensitive`, `whole`, `scoring` and `mode` are None if neither entry nor book sets
+    them. `has_own_depth` is True if `scan_depth` comes from the entry, not from the book.
+    `from_start` replaces `depth` if `@@reverse_depth` is set: messages after the first of the chat.
+    `keys` is a fingerprint, or 0 if the entry has no timed effects. `is_indexed` is True if the
+    automaton contains all keys of the entry, so only a match there can change its result.
+    `is_plain` is True if the keys alone decide. If `has_macros` is set, `content` must be expanded.
+    Otherwise `counts` caches its token counts by vocabulary. `least_tokens` is the minimum number
+    of tokens of a non-empty content.
     """
 
     book: CompiledBook
@@ -201,44 +201,43 @@ class CompiledEntry:
 
     @property
     def is_timed(self) -> bool:
-        """Whether an activation must be remembered."""
+        """True if an activation must be stored."""
         return bool(self.entry.sticky or self.entry.cooldown or self.is_remembered)
 
     @property
     def is_remembered(self) -> bool:
-        """Whether an activation means something for good."""
+        """True if an activation has a permanent effect."""
         return self.says.keep_activate_after_match or self.says.dont_activate_after_match
 
 
 class CompiledBook:
-    """A lorebook, ready to be scanned by many threads.
+    """A compiled lorebook that many threads can scan.
 
-    Only `given_up` and the entries' `counts` ever change.
+    Only `given_up` and the `counts` of the entries ever change.
 
     Args:
-        book_id: Its id.
-        revision: Which one was compiled.
-        fields: What it says of itself.
-        entries: Id, place in the book, and the entry.
+        book_id: The id of the book.
+        revision: The compiled revision.
+        fields: The settings of the book.
+        entries: The id, position in the book and data of each entry.
 
     Attributes:
         by_key: Entries by the automaton's number of a primary key.
-        by_other_key: The same by those of their other keys.
-        always: Entries that are looked at in every scan: constant ones, and those with a key that
-            is not in the automaton.
-        matched_fields: Fields of the cast that some entry looks into.
-        levels: Levels of recursion that entries wait for.
-        deepest: The largest scan depth that an entry has of its own; 0 without.
-        minds_case: Whether an entry does, by its own or the book's word.
-        takes_parts: Whether an entry is content with a part of a word, by its own or the book's
-            word.
-        is_timed: Whether an activation of some entry must be remembered.
-        asks_replies: Whether a decorator counts the replies of the chat.
-        asks_greeting: Whether a decorator asks which greeting the chat was opened with.
-        needs_process: Whether it has regexes for which the evaluator's process should be ready.
-        modes: How its entries are found, by their own or the book's word.
-        given_up: Digests of regexes that took too long, which are not tried again.
-        notes: What is wrong with keys, for their author.
+        by_other_key: Entries by the automaton's number of any other key.
+        always: Entries that every scan checks: constant entries and entries with a key that is
+            not in the automaton.
+        matched_fields: Fields of the cast that some entry searches.
+        levels: Recursion levels of delayed entries.
+        deepest: The largest scan depth that an entry sets itself, or 0.
+        minds_case: True if some entry is case-sensitive by its own or the book's setting.
+        takes_parts: True if some entry accepts parts of words by its own or the book's setting.
+        is_timed: True if activations of some entry must be stored.
+        asks_replies: True if a decorator counts the replies of the chat.
+        asks_greeting: True if a decorator depends on the greeting of the chat.
+        needs_process: True if some regexes need the evaluator process.
+        modes: Activation modes of the entries by their own or the book's setting.
+        given_up: Digests of regexes that timed out. They are not tried again.
+        notes: Problems with keys, addressed to the author.
     """
 
     def __init__(
@@ -280,12 +279,12 @@ class CompiledBook:
         self.given_up: set[bytes] = set()
 
     def _enlist(self, entry: CompiledEntry) -> None:
-        """Put an entry where scans find it. One that nothing can make active is put nowhere."""
+        """Add the entry to the indexes. Skip it if nothing can activate it."""
         primary = {_find_number(key) for key in entry.primary}
         others = {
             _find_number(key) for key in (*entry.secondary, *entry.additional, *entry.excluded)
         }
-        # A regex may span texts, so that a new one can complete what an older one began.
+        # A regex can match across texts, so a new text can complete an earlier one.
         has_patterns = any(key.pattern for key in (*entry.primary, *entry.secondary))
         entry.is_indexed = not has_patterns and -1 not in primary and -1 not in others
         if entry.entry.constant or entry.says.activate or -1 in primary:
@@ -297,12 +296,12 @@ class CompiledBook:
 
 
 def _find_number(key: Key) -> int:
-    """What to look for in the automaton before the key is looked for; -1 where there is nothing."""
+    """Return the number of the key, or of the hint of a regex, in the automaton; -1 if none."""
     return key.hint.number if key.hint is not None else key.number
 
 
 class _KeyReader:
-    """Classifies the keys of one book, within limits on what they may cost."""
+    """Classify the keys of one book within cost limits."""
 
     def __init__(self) -> None:
         self.plain: list[Key] = []
@@ -313,9 +312,9 @@ class _KeyReader:
         self._macros = 0
 
     def read(self, raws: Sequence[str], *, keep_all: bool = False) -> tuple[Key, ...]:
-        """The keys that can match something. A key that stands twice is one object.
+        """Return the keys that can match. Equal keys are one object.
 
-        `keep_all` gives a key that occurs nowhere for each that can't match.
+        If `keep_all` is set, each key that cannot match is replaced by one that occurs nowhere.
         """
         keys: list[Key] = []
         for raw in raws:
@@ -354,7 +353,7 @@ class _KeyReader:
         return key
 
     def drop_loose(self) -> None:
-        """Make keys that the automaton did not take match nothing, past a number of them."""
+        """Disable the keys beyond MAX_LOOSE that are not in the automaton."""
         loose = [key for key in self.plain if key.number < 0]
         for key in loose[MAX_LOOSE_KEYS:]:
             key.match_nothing()

@@ -1,4 +1,4 @@
-"""Whether one entry comes up at one step of a scan, and for what."""
+"""Decides if one entry activates at one step of a scan, and gives the reasons."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Step(NamedTuple):
     """One pass over the entries.
 
     Attributes:
-        kind: The first; one over what the last one let in; or one that reads further back, because
-            too few entries are in.
-        number: 0 for the first, then the steps of recursion from 1.
-        level: Entries that wait for recursion up to this level may come in.
-        further_back: How many messages more are looked at than entries ask for.
+        kind: "first"; "recursion", which scans the entries added by the last step; or "deeper",
+            which reads older messages because too few entries are active.
+        number: 0 for the first step, then recursion steps from 1.
+        level: Delayed entries up to this recursion level may activate.
+        further_back: Messages to scan beyond the scan depths of the entries.
     """
 
     kind: Literal["first", "recursion", "deeper"]
@@ -33,13 +33,13 @@ class Step(NamedTuple):
 
 
 def is_recursive(book: CompiledBook, settings: LoreSettings) -> bool:
-    """Whether the book's entries are also found by what other entries say, of whatever book."""
+    """True if contents of other entries can activate the entries of the book."""
     said = book.fields.recursive_scanning
     return settings.recursive if said is None else said
 
 
 class EntryMatcher:
-    """Holds an entry against the chat and the window, in the order in which World Info does."""
+    """Match entries against the chat and the window in the order of World Info."""
 
     def __init__(self, scan: Scan, window: ScanWindow) -> None:
         self._scan, self._window = scan, window
@@ -53,7 +53,7 @@ class EntryMatcher:
         self._step = Step("first", 0, 0, 0)
 
     def effect(self, entry: CompiledEntry) -> TimedEffect | None:
-        """What is left of the entry's last activation."""
+        """Return the remaining effect of the entry's last activation."""
         if entry not in self._known:
             return None
         return self._scan.timed.past(
@@ -61,10 +61,11 @@ class EntryMatcher:
         )
 
     def match(self, entry: CompiledEntry, step: Step) -> GroupCandidate | Reason | None:
-        """Whether the entry comes up.
+        """Return the result for one entry.
 
         Returns:
-            `GroupCandidate` if it does; why not, if it was considered; None if nothing occurs.
+            A `GroupCandidate` if the entry activates, the reason if it was considered and rejected,
+            or None if nothing of it occurs.
         """
         if step != self._step:
             self._step = step
@@ -75,24 +76,26 @@ class EntryMatcher:
         if entry.is_plain and entry not in self._known:
             if mode == "meaning":
                 return None
-            return self._by_keys(entry, self._look(entry, process=True), None)
+            return self._match_keys(entry, self._look(entry, process=True), None)
         effect = self.effect(entry)
         is_sticky = effect is not None and self._scan.message_count < effect.sticky_until
-        unasked = self._unasked(entry, effect, is_sticky=is_sticky)
+        unasked = self._find_unconditional(entry, effect, is_sticky=is_sticky)
         gate = _check_gates(entry, self._scan, effect, step)
         hit = None if mode == "keys" else self._scan.semantic.get(entry.entry_id)
         meant = [Reason(**hit._asdict())] if hit else []
         look = self._look(entry, process=gate is None and not unasked)
         if not unasked and not meant:
-            return None if mode == "meaning" else self._by_keys(entry, look, gate)
+            return None if mode == "meaning" else self._match_keys(entry, look, gate)
         keyed = [] if mode == "meaning" else self._key_reasons(entry, look)
-        refused = gate or (None if _is_forced(entry, effect) else self._decorated(entry, look))
+        refused = gate or (
+            None if _is_forced(entry, effect) else self._check_key_decorators(entry, look)
+        )
         if refused is None and not unasked and not keyed:
-            refused = self._excluded(entry, look)
+            refused = self._check_exclusion(entry, look)
         return refused or GroupCandidate(entry, [*unasked, *meant, *keyed], is_sticky)
 
     def score(self, entry: CompiledEntry) -> int:
-        """How many keys of the entry occur, as World Info counts for groups."""
+        """Count the entry's matching keys as World Info does for group scoring."""
         look = self._look(entry, process=False)
         primary = sum(self._window.where(entry, key, look) is not None for key in entry.primary)
         secondary = sum(self._window.where(entry, key, look) is not None for key in entry.secondary)
@@ -104,7 +107,7 @@ class EntryMatcher:
         return primary
 
     def _look(self, entry: CompiledEntry, *, process: bool) -> Look:
-        """Where and how keys of the entry are looked for."""
+        """Return where and how to search for the keys of the entry. Cached per step."""
         fields = tuple(entry.entry.match_fields)
         kind = (
             entry.book,
@@ -126,18 +129,18 @@ class EntryMatcher:
             depth = self._scan.settings.scan_depth
         if not entry.has_own_depth:
             depth += self._step.further_back
-        if depth == 0:  # as in World Info, nothing is looked at then: no fields, no recursion
+        if depth == 0:  # as in World Info, fields and recursion are skipped too
             return Look((), sensitive=False, whole=False, process=False)
         recursion = self._step.kind != "deeper" and is_recursive(entry.book, self._scan.settings)
         return self._window.look(entry, depth, recursion=recursion, process=process)
 
-    def _by_keys(
+    def _match_keys(
         self, entry: CompiledEntry, look: Look, gate: Reason | None
     ) -> GroupCandidate | Reason | None:
         primary = self._first(entry, entry.primary, look)
         if primary is None:
             return None
-        refused = gate or self._decorated(entry, look)
+        refused = gate or self._check_key_decorators(entry, look)
         if refused is not None:
             return refused
         secondary = self._secondary(entry, look)
@@ -145,10 +148,10 @@ class EntryMatcher:
             return Reason("secondary_keys")
         return GroupCandidate(entry, [primary, *secondary], is_sticky=False)
 
-    def _unasked(
+    def _find_unconditional(
         self, entry: CompiledEntry, effect: TimedEffect | None, *, is_sticky: bool
     ) -> list[Reason]:
-        """Why the entry comes up whether its keys occur or not."""
+        """Return the reasons to activate the entry regardless of its keys."""
         reasons: list[Reason] = []
         if entry.says.activate:
             reasons.append(Reason("activate"))
@@ -161,22 +164,25 @@ class EntryMatcher:
             reasons.append(Reason("sticky", count=left))
         return reasons
 
-    def _excluded(self, entry: CompiledEntry, look: Look) -> Reason | None:
-        """Why secondary keys keep out an entry that no key of its own was said of."""
+    def _check_exclusion(self, entry: CompiledEntry, look: Look) -> Reason | None:
+        """Return a reason if secondary keys exclude an entry that did not activate by its keys."""
         excludes = entry.entry.logic in {"not_any", "not_all"}
         is_out = excludes and self._secondary(entry, look) is None
         return Reason("secondary_keys") if is_out else None
 
     def _key_reasons(self, entry: CompiledEntry, look: Look) -> list[Reason]:
-        """Reasons by key, for an entry that has others too. None where its keys do not hold."""
+        """Return the matching keys as reasons, or an empty list if they do not match.
+
+        Used for entries that also activate for other reasons.
+        """
         if entry.entry.constant or entry.says.activate:
             return []
         primary = self._first(entry, entry.primary, look)
         secondary = self._secondary(entry, look) if primary else None
         return [] if primary is None or secondary is None else [primary, *secondary]
 
-    def _decorated(self, entry: CompiledEntry, look: Look) -> Reason | None:
-        """Why decorators about keys keep the entry out."""
+    def _check_key_decorators(self, entry: CompiledEntry, look: Look) -> Reason | None:
+        """Return the reason if a key decorator excludes the entry."""
         for key in entry.excluded:
             if self._window.where(entry, key, look) is not None:
                 return Reason("exclude_key", key.raw)
@@ -185,7 +191,7 @@ class EntryMatcher:
         return None
 
     def _secondary(self, entry: CompiledEntry, look: Look) -> list[Reason] | None:
-        """Reasons by secondary keys, if their logic lets the entry in; else null."""
+        """Return the matching secondary keys, or None if their logic rejects the entry."""
         keys, logic = entry.secondary, entry.entry.logic
         if not keys:
             return []
@@ -200,7 +206,7 @@ class EntryMatcher:
         return None if present else []
 
     def _first(self, entry: CompiledEntry, keys: Sequence[Key], look: Look) -> Reason | None:
-        """The first of `keys` that occurs, and where. Those that cost little come first."""
+        """Return the first matching key. Plain keys are tried first because they are cheaper."""
         for is_pattern in (False, True):
             for key in keys:
                 if (key.pattern is not None) == is_pattern:
@@ -215,14 +221,14 @@ class EntryMatcher:
 
 
 def _is_forced(entry: CompiledEntry, effect: TimedEffect | None) -> bool:
-    """Whether a decorator lets the entry in whatever else decorators and keys say."""
+    """True if a decorator activates the entry regardless of other decorators and keys."""
     return entry.says.activate or (entry.says.keep_activate_after_match and effect is not None)
 
 
 def _check_gates(
     entry: CompiledEntry, scan: Scan, effect: TimedEffect | None, step: Step
 ) -> Reason | None:
-    """Why the entry can't come in at this step, whatever its keys say. The first reason counts."""
+    """Return the first reason, apart from keys, why the entry cannot activate at this step."""
     refused = _check_settings(entry, scan) or _check_timing(entry, scan, effect, step)
     if refused or _is_forced(entry, effect):
         return refused
@@ -239,7 +245,7 @@ def _check_settings(entry: CompiledEntry, scan: Scan) -> Reason | None:
 
 
 def _passes_filter(wanted: CharacterFilter, scan: Scan) -> bool:
-    """As World Info has it: names and tags must each let the character in, where they are given."""
+    """True if the names and the tags of the filter, if set, both admit the character."""
     if wanted.names and (scan.speaker in wanted.names) == wanted.is_exclude:
         return False
     return not wanted.tags or set(wanted.tags).isdisjoint(scan.tags) == wanted.is_exclude
@@ -252,7 +258,7 @@ def _check_timing(
     if now < delay:
         return Reason("delay", count=delay - now)
     if effect is not None and now < effect.sticky_until:
-        return None  # what is sticky asks no recursion either
+        return None  # sticky entries skip the recursion rules
     if effect is not None and effect.cooldown_until is not None and now < effect.cooldown_until:
         return Reason("cooldown", count=effect.cooldown_until - now)
     level = entry.entry.delay_until_recursion

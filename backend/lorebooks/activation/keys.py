@@ -1,8 +1,7 @@
-"""Keys of entries: what each one is, and all plain keys of a book in one automaton.
+"""Classification of entry keys and one search automaton for all plain keys of a book.
 
-Keys and texts are brought into one form (NFC, and case-folded where case does not matter), and are
-compared in it. Folding may change lengths ("ß" becomes "ss"), so neighbours are looked at in the
-folded text, where the match was found.
+Keys and texts are compared in NFC, case-folded unless the search is case-sensitive. Folding may
+change lengths ("ß" becomes "ss"), so word boundaries are checked in the folded text.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from backend.regex.javascript import parse_key
 from backend.regex.patterns import Pattern, compile_pattern
 
 MAX_ENDINGS = 12
-"""How many keys of the automaton may end at one place of a text. It lists them all, so that keys
-"a", "aa", "aaa" and on would make the list as long as the text times the keys."""
+"""Keys of the automaton that may end at one position of a text. The automaton lists all of them, so
+keys like "a", "aa" and "aaa" would make the list as long as the text times the keys."""
 
 MIN_HINT = 3
-"""Characters that a regex must need, for looking for them first to be worth it."""
+"""Characters in a regex's required literal that make a search for it worthwhile."""
 
 MAX_AUTOMATON_KEYS = 5_000
-"""Keys in one automaton. To build one takes quadratic time where keys begin with one another, and
-keeps all other threads waiting: 25 ms for so many, a second for 30,000."""
+"""Keys in one automaton. Building takes quadratic time if keys share prefixes, and blocks all other
+threads: 25 ms for 5,000 keys, a second for 30,000."""
 
 PIECE_CHARACTERS = 8_192
-"""Characters that go to the automaton at once, which bounds the list of what it found."""
+"""Characters per search, which bounds the size of the list of matches."""
 
-# Scripts that are written without spaces between words, or, as Korean, with endings joined to them:
-# first and last code point, flat. In them every place is a place where a word may end.
+# Scripts without spaces between words, or with endings joined to words, as in Korean. First and
+# last code points. Every position in them can be a word boundary.
 _UNSPACED: Final = (
     (0x0E00, 0x109F),  # Thai, Lao, Tibetan, Myanmar
     (0x1100, 0x11FF),  # Hangul letters
@@ -51,13 +50,13 @@ _FIRST: Final = tuple(first for first, _ in _UNSPACED)
 
 
 class Folded:
-    """A text in the forms in which keys are looked for in it.
+    """A text in the forms in which keys are searched.
 
     Attributes:
-        raw: As it came, for regexes.
-        exact: In NFC.
-        folded: The same, case-folded.
-        is_changed: Whether `exact` differs from `raw`.
+        raw: The original text, for regexes.
+        exact: The text in NFC.
+        folded: The NFC text, case-folded.
+        is_changed: True if `exact` differs from `raw`.
     """
 
     __slots__ = ("exact", "folded", "is_changed", "raw")
@@ -70,18 +69,18 @@ class Folded:
 
 
 class Key:
-    """A key, classified.
+    """A classified key.
 
     Attributes:
-        raw: As the user wrote it.
-        number: Its place among the automaton's keys; -1 where it is looked for by itself.
-        exact, folded: Its two forms. Empty for a key that occurs nowhere.
-        is_word: Whether it is one word, to which whole-word matching applies.
-        pattern: Set for a regex.
-        hint: Set for a regex that needs certain characters: a plain key of them. Where that does
-            not occur, the regex can't.
-        is_hint: Whether it is such a key.
-        has_macro: Whether it is only known once its macros are expanded, in each scan.
+        raw: The key as the user wrote it.
+        number: Its index in the automaton, or -1 if it is searched for individually.
+        exact, folded: Its two forms. Both are empty if the key can match nothing.
+        is_word: True if it is one word. Only then does whole-word matching apply.
+        pattern: The compiled pattern of a regex.
+        hint: A plain key with the literal that a regex requires. If the hint does not occur, the
+            regex cannot match.
+        is_hint: True if this key is the hint of a regex.
+        has_macro: True if each scan must expand the key's macros first.
     """
 
     __slots__ = (
@@ -108,8 +107,8 @@ class Key:
         self.folded = self.exact.casefold()
         self.is_word = len(text.split(None, 1)) == 1
 
-    def is_in(self, text: Folded, *, sensitive: bool, whole: bool) -> bool:
-        """Look for a plain key by itself."""
+    def occurs_in(self, text: Folded, *, sensitive: bool, whole: bool) -> bool:
+        """True if the text contains this plain key."""
         if not self.exact:
             return False
         whole = whole and self.is_word
@@ -118,12 +117,12 @@ class Key:
         return _occurs(self.folded, text.folded, whole=whole)
 
     def match_nothing(self) -> None:
-        """Make it a key that occurs nowhere."""
+        """Disable the key."""
         self.exact = self.folded = ""
 
 
 def classify(raw: str) -> Key | None:
-    """The key that `raw` is, its macros expanded; null for one of blanks, which matches nothing."""
+    """Return the key for `raw`, whose macros are expanded, or None if it is blank."""
     if not raw.strip():
         return None
     parsed = parse_key(raw.strip())
@@ -131,7 +130,7 @@ def classify(raw: str) -> Key | None:
 
 
 def find_hint(pattern: Pattern) -> Key | None:
-    """A plain key that occurs wherever `pattern` is found, if there is one that says something."""
+    """Return a plain key that every match of `pattern` contains, or None if none is useful."""
     literal = pattern.literal.strip()
     is_sound = literal.isprintable() and unicodedata.is_normalized("NFC", literal)
     if len(literal) < MIN_HINT or not is_sound:
@@ -142,11 +141,11 @@ def find_hint(pattern: Pattern) -> Key | None:
 
 
 class Hits:
-    """Which of a book's automaton keys occur in texts of one kind, and where first.
+    """The keys of a book's automaton that occur in texts of one kind, and their first positions.
 
-    Four mappings from a key to the first place: as text and as a whole word, by number and without
-    regard to case; and the same in exact spelling, by the spelling. `fresh` are keys of which one
-    of these is new.
+    Four mappings from a key to the index of the first text that contains it. `text` and `word`
+    (whole words) are case-insensitive, by number. `exact` and `exact_word` are case-sensitive, by
+    spelling. `fresh` lists keys with a new position.
     """
 
     __slots__ = ("exact", "exact_word", "fresh", "text", "word")
@@ -159,7 +158,7 @@ class Hits:
         self.fresh: list[int] = []
 
     def place(self, key: Key, *, sensitive: bool, whole: bool) -> int | None:
-        """The first place where `key` was found in the asked way."""
+        """Return the index of the first text that contains `key`."""
         if sensitive:
             found = self.exact_word if whole and key.is_word else self.exact
             return found.get(key.exact)
@@ -167,9 +166,9 @@ class Hits:
 
 
 class KeyIndex:
-    """All plain keys of a book, found in one pass over a text for every few thousand of them.
+    """All plain keys of a book. One pass over a text finds several thousand keys.
 
-    Keys that many others of the book are endings of are left out (`number` stays -1).
+    A key is left out (`number` stays -1) if too many other keys are endings of it.
     """
 
     def __init__(self, keys: Iterable[Key]) -> None:
@@ -194,11 +193,11 @@ class KeyIndex:
         ]
 
     def scan(self, text: Folded, place: int, hits: Hits, *, spelling: bool, within: bool) -> None:
-        """Add to `hits` what occurs in `text`, which stands at `place`.
+        """Add the keys in `text`, whose index is `place`, to `hits`.
 
-        Places must come in ascending order: the first that a key is found at is kept. `spelling`
-        asks for exact spellings too, which entries that mind case need; `within` for single words
-        that are found within others, which entries need that do not ask for whole words.
+        Pass texts in ascending order of `place`, because the first position is kept. `spelling`
+        adds exact spellings, for case-sensitive entries. `within` adds words found inside other
+        words, for entries without whole-word matching.
         """
         here: set[int] = set()
         is_word, needs_text = self._is_word, self._needs_text
@@ -221,14 +220,14 @@ class KeyIndex:
                     hits.fresh.append(number)
 
     def scan_hints(self, text: str, place: int, hits: Hits) -> None:
-        """Add hints alone: for the spelling in which regexes see a text, where it is not NFC."""
+        """Add hints only. For texts that are not NFC, because regexes search the raw spelling."""
         for number, _, _ in self._matches(text.casefold()):
             if self._needs_text[number] and number not in hits.text:
                 hits.text[number] = place
                 hits.fresh.append(number)
 
     def _matches(self, text: str) -> Iterable[tuple[int, int, int]]:
-        """Keys that occur, as number, start and end. Near the seams of pieces some come twice."""
+        """Return matching keys as number, start and end. Matches near piece borders may repeat."""
         if len(self._automata) == 1 and len(text) <= PIECE_CHARACTERS:
             return self._automata[0][1].find_matches_as_indexes(text, overlapping=True)
         return self._matches_by_piece(text)
@@ -244,9 +243,9 @@ class KeyIndex:
 
 
 def _too_many_endings(texts: Iterable[str]) -> set[str]:
-    """Those of `texts` that more than MAX_ENDINGS others are endings of.
+    """Return the texts of which more than MAX_ENDINGS others are endings.
 
-    Read backwards, an ending is a beginning, and beginnings stand right before in sorted order.
+    Reversed and sorted, an ending is a prefix and comes directly before the text that contains it.
     """
     deep: set[str] = set()
     open_texts: list[str] = []
@@ -261,14 +260,14 @@ def _too_many_endings(texts: Iterable[str]) -> set[str]:
 
 
 def is_whole(text: str, start: int, end: int) -> bool:
-    """Whether `text[start:end]`, not empty, stands there as a word of its own."""
+    """True if `text[start:end]`, which is not empty, has word boundaries at both ends."""
     return (start == 0 or _may_part(text[start - 1], text[start])) and (
         end == len(text) or _may_part(text[end], text[end - 1])
     )
 
 
 def _occurs(key: str, text: str, *, whole: bool) -> bool:
-    """Whether `key` occurs in `text`, both in the same form; `whole` asks for a word of its own."""
+    """True if `text` contains `key` in the same form, between word boundaries if `whole` is set."""
     start = text.find(key)
     while start >= 0:
         if not whole or is_whole(text, start, start + len(key)):
@@ -279,7 +278,7 @@ def _occurs(key: str, text: str, *, whole: bool) -> bool:
 
 @lru_cache(maxsize=4096)
 def _may_part(neighbour: str, edge: str) -> bool:
-    """Whether a word may part between the last character of a match and what stands next to it."""
+    """True if there is a word boundary between the edge of a match and its neighbour."""
     if not _is_of_a_word(neighbour):
         return True
     return _is_unspaced(neighbour) or _is_unspaced(edge)
@@ -288,7 +287,7 @@ def _may_part(neighbour: str, edge: str) -> bool:
 def _is_of_a_word(char: str) -> bool:
     if char.isalnum() or char == "_":
         return True
-    # Variation selectors are marks too, but they dress emoji and belong to no word.
+    # Variation selectors are marks too, but they style emoji and are not part of words.
     return unicodedata.category(char).startswith("M") and not "\ufe00" <= char <= "\ufe0f"
 
 

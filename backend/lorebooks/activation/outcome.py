@@ -1,4 +1,4 @@
-"""What goes into a scan and what comes out of it."""
+"""Input and result of a scan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from backend.regex.patterns import Evaluator
 
 
 class ScannedLine(NamedTuple):
-    """A message of the window; `label` names it in reasons."""
+    """A message of the window. Reasons refer to it by `label`."""
 
     name: str
     text: str
@@ -25,9 +25,9 @@ class ScannedLine(NamedTuple):
 
 
 class SemanticHit(NamedTuple):
-    """An entry that a search found: its score, its place from 1, and why.
+    """An entry found by the search: its score, its rank from 1 and the matching signals.
 
-    `kind` says whether its meaning brought it in or its words.
+    `kind` tells if its meaning or its words matched.
     """
 
     score: float
@@ -41,34 +41,34 @@ TOO_MANY_MACROS = "Entries or keys are left out: what their macros do goes beyon
 
 @dataclass(frozen=True, kw_only=True)
 class Scan:
-    """All that decides which entries are in a prompt.
+    """The input that decides which entries are in a prompt.
 
     Attributes:
-        books: The chat's, its chronicle's, the persona's, the characters', global ones, as far as
-            entries of the same order go; see `sources`.
-        messages: Newest first; as many as the deepest scan may want, or all there are.
-        budget: Tokens that lore may take (see `compute_lore_budget`).
-        room: Tokens that are left for lore at all. What ignores the budget stays within this.
-        count: Tokens of a text.
-        vocabulary: What `count` counts in. Named, counts of texts without macros are kept with the
-            compiled entries.
-        message_count: Messages on the chat's active path, the new line among them.
-        reply_count: Those of them that are the characters', greeting included.
-        seed: Of chat and message. The same seed makes the same draws.
-        expand: Expands the macros of a key or a content. May raise `MacroLimitError`: then the key
+        books: Books in order of precedence between entries of the same order: chat, chronicle,
+            persona, characters, global. See `sources`.
+        messages: Newest first. As many as the deepest scan may need, or all.
+        budget: Tokens for lore (see `compute_lore_budget`).
+        room: Tokens left in the prompt. Entries that ignore the budget stay within this limit.
+        count: Returns the number of tokens of a text.
+        vocabulary: The vocabulary of `count`. If set, counts of texts without macros are cached
+            with the compiled entries.
+        message_count: Messages on the active path, including the new one.
+        reply_count: Messages of characters on the active path, including the greeting.
+        seed: Derived from chat and message. The same seed gives the same random draws.
+        expand: Expands the macros of a key or a content. May raise `MacroLimitError`. Then the key
             matches nothing, and the entry is left out.
-        fields: Texts of the cast that entries may opt to look into.
-        note: The author's note, where keys are looked for in it.
-        speaker, tags: Of the character that is about to speak.
-        triggers: What kind of turn it is.
-        semantic: What the search found, by its meaning or by its words.
-        by_meaning: True if it went by meaning, too. If not, entries that are found by their meaning
-            alone are found by their keys as well.
-        inactive: Entries that do not count: what they come from is not on the active path.
-        greeting: Which greeting the chat was opened with, from 0. Null: not known.
-        evaluator: For regexes that RE2 does not take. Without, they are left out with a note.
-        process_seconds: What such regexes may take together.
-        sources: Where the chat has each book from, by its id. Those not named are the chat's own.
+        fields: Texts of the cast that entries may search.
+        note: The author's note, if keys are searched in it.
+        speaker, tags: Name and tags of the character whose turn it is.
+        triggers: The kind of the turn.
+        semantic: Entries found by meaning or by words.
+        by_meaning: True if search by meaning ran. If not, entries with the mode "meaning" are found
+            by their keys as well.
+        inactive: Entries that come from messages outside the active path. They are ignored.
+        greeting: Index of the greeting that opened the chat, or None if unknown.
+        evaluator: Runs regexes that RE2 does not support. Without it, they are skipped with a note.
+        process_seconds: Time limit of all such regexes together.
+        sources: The origin of each book by its id. Other books belong to the chat.
     """
 
     books: Sequence[CompiledBook]
@@ -99,9 +99,9 @@ class Scan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveEntry:
-    """An entry that is in, and why. `rank` is its place in the search by meaning, if that found it.
+    """An active entry with its reasons. `rank` is its rank in the search by meaning, or None.
 
-    `from_start` is set in place of `depth` where a decorator counts messages from the chat's first.
+    `from_start` replaces `depth` if a decorator counts messages from the first of the chat.
     """
 
     entry_id: UUID
@@ -122,7 +122,7 @@ class ActiveEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedEntry:
-    """An entry that was considered and is out, and why. `tokens` is 0 where none were counted."""
+    """An entry that was considered and left out. `tokens` is 0 if they were not counted."""
 
     entry_id: UUID
     title: str
@@ -132,16 +132,16 @@ class SkippedEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanOutcome:
-    """What a scan came to.
+    """The result of a scan.
 
     Attributes:
-        activated: By order, ascending, so ascending in each slot too.
-        left_out: The considered ones that are out; the first thousand.
-        left_out_more: How many more there are.
-        not_found: How many entries were not considered: nothing of theirs occurs.
-        timed: The state to keep with the message that this prompt is for.
-        notes: What the books' author should know, such as a regex that was given up.
-        tokens: What the activated entries take together.
+        activated: Active entries in ascending order, overall and in each slot.
+        left_out: Entries that were considered and left out: the first thousand.
+        left_out_more: Number of further entries left out.
+        not_found: Number of entries that did not occur and were not considered.
+        timed: The state to store with the message of this prompt.
+        notes: Notes for the author of the books, for example about a regex that timed out.
+        tokens: Total tokens of the active entries.
     """
 
     activated: list[ActiveEntry]
@@ -154,11 +154,11 @@ class ScanOutcome:
 
 
 def compute_lore_reserve(settings: LoreSettings, context_tokens: int) -> int:
-    """Tokens that history leaves to lore at most, where lore needs them."""
+    """Return the tokens that history cedes to lore at most if lore needs them."""
     return math.floor(settings.reserve_percent * context_tokens / 100)
 
 
 def compute_lore_budget(settings: LoreSettings, context_tokens: int) -> int:
-    """Tokens that lore may take of a context of that size. A cap of 0 is none."""
+    """Return the tokens for lore in a context of that size. A cap of 0 means no cap."""
     share = round(settings.budget_percent * context_tokens / 100)
     return min(share, settings.budget_cap) if settings.budget_cap else share

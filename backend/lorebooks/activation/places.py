@@ -1,4 +1,4 @@
-"""Where the keys of an entry stand in the messages: for showing it, once a scan is over."""
+"""Positions of an entry's keys in the messages, for display after a scan."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from backend.lorebooks.activation.selection import percentage
 from backend.regex.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Pattern
 
 LOOKUP_COST: Final = 1_000
-"""What a look costs beside the text it reads: into a message, or at the ends of a word."""
+"""Fixed cost of a search, in characters, in addition to the text that it reads."""
 
 _WORD: Final = re.compile(r"\S*")
 
 
 class KeyMatch(NamedTuple):
-    """A key in a text: the message's number, newest 0, and characters in its NFC form."""
+    """The position of a key: message number (0 is the newest) and characters in its NFC form."""
 
     key: str
     is_secondary: bool
@@ -32,11 +32,11 @@ class KeyMatch(NamedTuple):
 
 
 class PlaceFinder:
-    """Finds where keys first stand in the messages of a scan, newest message first.
+    """Find the first positions of keys in the messages of a scan, newest message first.
 
-    A regex is looked for in each message by itself. Of one that may not be searched in this process
-    just the start is known: its place is the word there. All looks together come to no more work
-    than the regexes of a scan may; of keys behind that no place is named.
+    A regex is searched for in each message separately. Regexes that need the evaluator process
+    report only a start, so the word there is returned. All searches share the work limit of a
+    scan's regexes. Keys beyond the limit get no position.
     """
 
     def __init__(self, scan: Scan) -> None:
@@ -48,7 +48,7 @@ class PlaceFinder:
         self._seconds_left = scan.process_seconds
 
     def places(self, entry: CompiledEntry) -> list[KeyMatch]:
-        """The first place of each key of the entry that occurs where the entry looks."""
+        """Return the first position of each key that occurs within the entry's scan depth."""
         return [
             KeyMatch(key.raw, is_secondary, *found)
             for keys, is_secondary in ((entry.primary, False), (entry.secondary, True))
@@ -57,7 +57,7 @@ class PlaceFinder:
         ]
 
     def roll(self, entry: CompiledEntry) -> float | None:
-        """What was drawn for the entry, in per cent: it comes in below its probability."""
+        """Return the drawn percentage. The entry activates if it is below its probability."""
         stored = entry.entry
         if not stored.use_probability or stored.probability >= 100:  # noqa: PLR2004  # per cent
             return None
@@ -74,7 +74,7 @@ class PlaceFinder:
         if settings.min_activations and not entry.has_own_depth:
             depth = len(self._texts)
         for number in range(min(depth, len(self._texts))):
-            span = self._in_message(entry, expanded, number)
+            span = self._find_in_message(entry, expanded, number)
             if span is not None:
                 return number, *span
         return None
@@ -82,15 +82,17 @@ class PlaceFinder:
     def _expand(self, key: Key) -> Key | None:
         if key.raw not in self._expanded:
             self._expanded[key.raw] = None
-            with contextlib.suppress(MacroLimitError):  # the scan has said so
+            with contextlib.suppress(MacroLimitError):  # already noted by the scan
                 self._expanded[key.raw] = classify(self._scan.expand(key.raw))
         return self._expanded[key.raw]
 
-    def _in_message(self, entry: CompiledEntry, key: Key, number: int) -> tuple[int, int] | None:
+    def _find_in_message(
+        self, entry: CompiledEntry, key: Key, number: int
+    ) -> tuple[int, int] | None:
         text = self._texts[number]
         self._work_left -= LOOKUP_COST + len(text)
         if key.pattern is not None:
-            return self._by_pattern(entry, key.pattern, text)
+            return self._find_pattern(entry, key.pattern, text)
         settings = self._scan.settings
         sensitive = settings.case_sensitive if entry.sensitive is None else entry.sensitive
         whole = settings.match_whole_words if entry.whole is None else entry.whole
@@ -101,7 +103,7 @@ class PlaceFinder:
             return origin[start], origin[end - 1] + 1
         return None
 
-    def _by_pattern(
+    def _find_pattern(
         self, entry: CompiledEntry, pattern: Pattern, text: str
     ) -> tuple[int, int] | None:
         data = text.encode(errors="replace")
@@ -125,7 +127,7 @@ class PlaceFinder:
         return answer.start, max(answer.start + 1, word.end() if word else 0)
 
     def _fold(self, number: int) -> tuple[str, list[int]]:
-        """A message folded, and for each character of that the one that it comes from."""
+        """Return a folded message and, per character, the index in the original."""
         if number not in self._folded:
             parts = [char.casefold() for char in self._texts[number]]
             origin = [at for at, part in enumerate(parts) for _ in part]

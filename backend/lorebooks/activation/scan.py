@@ -1,4 +1,4 @@
-"""One scan: which entries of the books come into a prompt, and why the others do not."""
+"""The scan that selects the lorebook entries of a prompt and explains the rejected ones."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from backend.lorebooks.activation.window import ScanWindow
 from backend.lorebooks.entries import LinkSource
 
 MAX_STEPS: Final = 100
-"""Steps of recursion in a scan, where the settings name no limit."""
+"""Recursion steps of a scan if the settings have no limit."""
 
 INACTIVE: Final = Reason("inactive")
-"""Why an entry is out that comes from a branch which was left."""
+"""The entry comes from a branch that is no longer active."""
 
 _FIRST: Final[Mapping[LinkSource, int]] = {"chat": 0, "chronicle": 1, "persona": 2}
 _THEN: Final[Mapping[LoreStrategy, Mapping[LinkSource, int]]] = {
@@ -44,20 +44,20 @@ _THEN: Final[Mapping[LoreStrategy, Mapping[LinkSource, int]]] = {
     "character_first": {"character": 3, "global": 4},
     "global_first": {"character": 4, "global": 3},
 }
-"""Which books' entries come before which others', whatever their order."""
+"""Precedence of books by their source, regardless of the order of their entries."""
 
 MAX_LEFT_OUT: Final = 1_000
-"""Entries that are listed with a reason why they are out; more are counted."""
+"""Entries listed with a reason why they were left out. Further ones are only counted."""
 
 
 def activate(scan: Scan) -> ScanOutcome:
-    """Find the entries that come into the prompt.
+    """Find the entries of the prompt.
 
-    The same scan gives the same outcome: nothing is drawn but from its seed. Takes time for what
-    occurs in the texts, not for what is in the books, but for constant entries and regexes.
+    Deterministic: all random draws use the seed of the scan. The time depends on the matches in the
+    texts, not on the size of the books, except for constant entries and regexes.
     """
     books = {book.book_id: book for book in reversed(scan.books)}
-    if len(books) != len(scan.books):  # a book that is linked twice counts where it stands first
+    if len(books) != len(scan.books):  # a book that is linked twice counts at its first position
         kept = {id(book) for book in books.values()}
         scan = replace(scan, books=[book for book in scan.books if id(book) in kept])
     return _Activation(scan).run()
@@ -65,7 +65,7 @@ def activate(scan: Scan) -> ScanOutcome:
 
 @dataclass(slots=True)
 class _Admission:
-    """An entry that is in: its text as the model will see it, and what it takes."""
+    """An active entry with its expanded content and its tokens."""
 
     found: GroupCandidate
     content: str
@@ -82,7 +82,7 @@ class _Activation:
         self.candidates: set[CompiledEntry] = set()
         self.inside: dict[CompiledEntry, _Admission] = {}
         self.settled: set[CompiledEntry] = set()
-        self.unasked: set[CompiledEntry] = set()  # looked at whether their keys occur or not
+        self.unasked: set[CompiledEntry] = set()  # checked even if no key occurs
         self.lost: set[CompiledEntry] = set()
         self.out: dict[CompiledEntry, tuple[int, Reason]] = {}
         self.groups: dict[str, CompiledEntry] = {}
@@ -104,12 +104,12 @@ class _Activation:
         return self._outcome()
 
     def _place(self, entry: CompiledEntry) -> tuple[int, int, int, int]:
-        """Whose turn it is: by where its book comes from, then by its order, larger first."""
+        """Return the sort key of an entry: source of its book, then larger orders first."""
         tier = self.tiers[entry.book]
         return tier, -entry.entry.order, self.books[entry.book], entry.place
 
     def _pass(self, step: Step) -> list[_Admission]:
-        """Look at all candidates once. Returns those that came in."""
+        """Check all due candidates once. Return the entries that became active."""
         deepest = max((book.deepest for book in self.scan.books), default=0)
         self.window.read(max(deepest, self._reach() + step.further_back))
         found: list[GroupCandidate] = []
@@ -122,10 +122,10 @@ class _Activation:
                     found.append(verdict)
             elif verdict:
                 self.out[entry] = (0, verdict)
-        return self._let_in(found)
+        return self._admit(found)
 
     def _due(self, step: Step) -> set[CompiledEntry]:
-        """Candidates for which something may have changed since the last step."""
+        """Return the candidates whose result may have changed since the last step."""
         primary, other = self.window.fresh()
         primary -= self.settled
         due = primary | (other & self.candidates)
@@ -145,18 +145,18 @@ class _Activation:
         return due
 
     def _reach(self) -> int:
-        """How far back keys of entries are looked for that do not say it themselves."""
+        """Return the scan depth of entries that do not set one."""
         depths = [book.fields.scan_depth for book in self.scan.books]
         return max(
             (self.scan.settings.scan_depth if depth is None else depth for depth in depths),
             default=0,
         )
 
-    def _let_in(self, found: list[GroupCandidate]) -> list[_Admission]:
+    def _admit(self, found: list[GroupCandidate]) -> list[_Admission]:
         rules = GroupRules(self.scan.seed, self.scan.settings.use_group_scoring, self.matcher.score)
         lost = find_losers(found, self.groups, rules)
         new: list[_Admission] = []
-        # Constant entries first, so that the budget never ends before them; then sticky ones.
+        # Constant entries come first, so the budget cannot end before them. Then sticky ones.
         found.sort(
             key=lambda one: (
                 not one.entry.entry.constant,
@@ -167,7 +167,7 @@ class _Activation:
         for one in found:
             entry = one.entry
             if entry.entry_id in lost:
-                # Not for good: the winner may fail its probability.
+                # Retry it at the next step because the winner may fail its probability.
                 self.out[entry] = (0, lost[entry.entry_id])
                 self.lost.add(entry)
             elif (
@@ -181,14 +181,14 @@ class _Activation:
         return [one for one in new if one.found.entry in self.inside]
 
     def _pay(self, found: GroupCandidate) -> _Admission | None:
-        """Let an entry in if there are tokens for it; look for a reason against it first."""
+        """Activate an entry if there are tokens for it. Cheap checks come first."""
         entry = found.entry
         refused = self.budget.refusal(entry)
         if refused is not None:
             is_counted = not entry.has_macros and self.budget.may_read(len(entry.content))
             self._drop(entry, refused, self._count(entry, entry.content) if is_counted else 0)
             return None
-        content = self._expanded(entry)
+        content = self._expand(entry)
         if content is None:
             return None
         if not self.budget.may_read(len(content)):
@@ -210,8 +210,8 @@ class _Activation:
             self.groups.setdefault(name, entry)
         return inside
 
-    def _expanded(self, entry: CompiledEntry) -> str | None:
-        """The content as the model will see it; null, and the entry is out, beyond a limit."""
+    def _expand(self, entry: CompiledEntry) -> str | None:
+        """Return the expanded content. Beyond a macro limit, drop the entry and return None."""
         if not entry.has_macros:
             return entry.content
         try:
@@ -238,7 +238,7 @@ class _Activation:
         self.settled.add(entry)
 
     def _next(self, step: Step, new: list[_Admission]) -> Step | None:
-        """What to do after a step: recursion, then reading further back, then the next level."""
+        """Return the next step: recursion, older messages, or the next recursion level."""
         settings = self.scan.settings
         number = step.number + 1
         if number >= (settings.max_recursion_steps or MAX_STEPS) or self.budget.is_over:
@@ -255,7 +255,7 @@ class _Activation:
         return None
 
     def _may_read_on(self, step: Step) -> bool:
-        """As in World Info: the step that goes beyond the limit is still made."""
+        """True if older messages may be read. As in World Info, one step exceeds the limit."""
         limit = self.scan.settings.min_activations_depth or len(self.scan.messages)
         return self._reach() + step.further_back <= min(limit, len(self.scan.messages))
 
@@ -269,7 +269,7 @@ class _Activation:
                 self.out.items(), key=lambda one: self._place(one[0])
             )
         ]
-        # What came in last stands first among entries of one order, as in World Info.
+        # As in World Info, the entry that activated last comes first among those of equal order.
         inside = sorted(
             (one for one in reversed(self.inside.values()) if one.content.strip()),
             key=lambda one: one.found.entry.entry.order,
@@ -277,16 +277,16 @@ class _Activation:
         entries = sum(len(book.entries) for book in self.scan.books)
         notes = [note for book in self.scan.books for note in book.notes]
         return ScanOutcome(
-            activated=[self._activated(one) for one in inside],
+            activated=[self._build_entry(one) for one in inside],
             left_out=left_out[:MAX_LEFT_OUT],
             left_out_more=max(0, len(left_out) - MAX_LEFT_OUT),
             not_found=entries - len(inside) - len(left_out),
-            timed=self._timed(),
+            timed=self._build_timed(),
             notes=list(dict.fromkeys(notes + self.window.notes + self.notes)),
             tokens=self.budget.used,
         )
 
-    def _activated(self, inside: _Admission) -> ActiveEntry:
+    def _build_entry(self, inside: _Admission) -> ActiveEntry:
         entry, stored = inside.found.entry, inside.found.entry.entry
         semantic = self.scan.semantic.get(entry.entry_id)
         return ActiveEntry(
@@ -306,7 +306,7 @@ class _Activation:
             rank=semantic.rank if semantic else None,
         )
 
-    def _timed(self) -> TimedState:
+    def _build_timed(self) -> TimedState:
         now = self.scan.message_count
         effects: dict[UUID, TimedEffect] = {}
         for book in self.scan.books:
@@ -317,17 +317,17 @@ class _Activation:
                     effects[entry_id] = effect
         for one in self.inside.values():
             entry, known = one.found.entry, effects.get(one.found.entry.entry_id)
-            # What still runs is not begun anew: an entry does not keep itself sticky.
+            # A running effect is not restarted, so an entry cannot keep itself sticky.
             if entry.is_timed and (known is None or not known.is_cooling(now)):
                 effects[entry.entry_id] = start_effect(entry.entry, now=now, keys=entry.keys)
         return TimedState(effects)
 
 
 def _rank_books(scan: Scan) -> tuple[dict[CompiledBook, int], dict[CompiledBook, int]]:
-    """Of each book: before which others its entries come, whatever their order; its place in ties.
+    """Return the precedence of each book and its position among books of equal precedence.
 
-    World Info's: the chat's books, the persona's, then the characters' and the global ones as
-    `strategy` has it; evenly, the global ones win ties.
+    As in World Info: the books of the chat, then of the persona, then character books and global
+    books in the order of `strategy`. With "evenly", global books win ties.
     """
     ranks = {**_FIRST, **_THEN[scan.settings.strategy]}
     sources = {book: scan.sources.get(book.book_id, "chat") for book in scan.books}

@@ -1,4 +1,4 @@
-"""The tokens that lore may take, and who gets them."""
+"""Distribution of the lore tokens among entries, and the choice within groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from backend.lorebooks.activation.compiled import CompiledEntry
 
 @dataclass(slots=True)
 class GroupCandidate:
-    """An entry that may come in: what for, and whether it is sticky."""
+    """An entry that may activate, with its reasons."""
 
     entry: CompiledEntry
     reasons: list[Reason]
@@ -25,12 +25,12 @@ class GroupCandidate:
 
 @dataclass(frozen=True, slots=True)
 class GroupRules:
-    """What a group needs to know of the scan.
+    """Settings of a scan that group selection needs.
 
     Attributes:
-        seed: For the draw.
-        scoring: Whether entries that do not say are compared by how many of their keys occur.
-        score: How many keys of an entry occur.
+        seed: The seed of random draws.
+        scoring: The default of group scoring for entries that do not set it.
+        score: Returns the number of matching keys of an entry.
     """
 
     seed: int
@@ -41,9 +41,10 @@ class GroupRules:
 def find_losers(
     found: Sequence[GroupCandidate], taken: Mapping[str, CompiledEntry], rules: GroupRules
 ) -> dict[UUID, Reason]:
-    """Who of `found`, in the order of their turns, gives way in a group, and why.
+    """Return the entries of `found` that lose in a group, with the reason.
 
-    `taken` are groups of which an entry is in from an earlier step, and which that is.
+    `found` is in order of precedence. `taken` maps groups to the entry activated in an earlier
+    step.
     """
     lost: dict[UUID, Reason] = {}
     names = dict.fromkeys(name for one in found for name in one.entry.groups)
@@ -63,7 +64,7 @@ def find_losers(
 def _find_winners(
     name: str, members: Sequence[GroupCandidate], taken: CompiledEntry | None, rules: GroupRules
 ) -> tuple[Sequence[CompiledEntry], CompiledEntry]:
-    """Who stays, and the one to name to the others. Sticky entries all stay."""
+    """Return the winners and the one to name in reasons. All sticky entries win."""
     sticky = [one.entry for one in members if one.is_sticky]
     if sticky:
         return sticky, sticky[0]
@@ -82,7 +83,7 @@ def _find_winners(
 
 
 def _keep_best_scores(entries: list[CompiledEntry], rules: GroupRules) -> list[CompiledEntry]:
-    """Without those that are compared and have fewer keys in the texts than the best."""
+    """Remove entries with group scoring that have fewer matching keys than the best."""
     compared = [rules.scoring if entry.scoring is None else entry.scoring for entry in entries]
     if not any(compared):
         return entries
@@ -98,15 +99,15 @@ def _keep_best_scores(entries: list[CompiledEntry], rules: GroupRules) -> list[C
 def _draw_winner(name: str, entries: Sequence[CompiledEntry], seed: int) -> CompiledEntry:
     has_weights = any(entry.entry.group_weight > 0 for entry in entries)
 
-    def time_of(entry: CompiledEntry) -> tuple[float, bytes]:
+    def draw_time(entry: CompiledEntry) -> tuple[float, bytes]:
         weight = entry.entry.group_weight if has_weights else 1.0
         return waiting_time(seed, f"group {name}", entry.entry_id, weight), entry.entry_id.bytes
 
-    return min(entries, key=time_of)
+    return min(entries, key=draw_time)
 
 
 def fraction(seed: int, purpose: str, entry_id: UUID) -> float:
-    """A number in (0, 1), uniform over entries, the same for the same arguments."""
+    """Return a number in (0, 1), uniform over entries. The same arguments give the same number."""
     digest = hashlib.blake2b(
         f"{seed}\n{purpose}".encode(errors="replace"), key=entry_id.bytes, digest_size=8
     ).digest()
@@ -114,15 +115,15 @@ def fraction(seed: int, purpose: str, entry_id: UUID) -> float:
 
 
 def percentage(seed: int, entry_id: UUID) -> float:
-    """What is drawn for an entry, in per cent: it comes in below its probability."""
+    """Return the percentage drawn for an entry. It activates if this is below its probability."""
     return fraction(seed, "probability", entry_id) * 100
 
 
 def waiting_time(seed: int, purpose: str, entry_id: UUID, weight: float) -> float:
-    """The entry's time in a race that it wins with probability `weight` / sum of all weights.
+    """Return the entry's time in a race that it wins with probability `weight` / sum of weights.
 
-    An exponential clock of rate `weight`: the least of several is a weighted draw, and each clock
-    depends on its own entry alone. Weight 0 never wins against one that has some.
+    An exponential clock of rate `weight`. The minimum of several clocks is a weighted draw, and
+    each clock depends only on its own entry. Weight 0 never wins against a positive weight.
 
     Source: Efraimidis & Spirakis, Information Processing Letters 97, 2006.
     """
@@ -136,30 +137,30 @@ NO_ROOM: Final = Reason("no_room")
 GAVE_WAY: Final = Reason("gave_way")
 
 TOO_LONG: Final = Reason("too_long")
-"""Why an entry is out that was not read any more."""
+"""The entry was not read because the character limit was reached."""
 
 MAX_CHARACTERS_PER_TOKEN: Final = 8
-"""More than any language needs: English has 4 to 5."""
+"""Upper bound for all languages: English has 4 to 5 characters per token."""
 
 MIN_READ_CHARACTERS: Final = 500_000
-"""Characters that are read of a scan's entries, however little room there is."""
+"""Characters of entries that a scan may always read, regardless of the room."""
 
 
 class LoreBudget:
-    """Hands out tokens, to entries in the order in which they ask.
+    """Hand out tokens to entries in the order of the requests.
 
-    What entries take together stays below the budget, as in World Info: one that would fill it to
-    the last token finds too little. Constant entries and those with `ignore_budget` get theirs as
-    long as there is room in the prompt at all, and what they take counts. The first other entry
-    that finds too little ends it for all others (of its book, where the book's own budget is what
-    ended); entries with `@@ignore_on_max_context` give theirs back before that, and end nothing.
+    As in World Info, the total stays below the budget: an entry that would use the last token is
+    rejected. Constant entries and entries with `ignore_budget` are limited only by the room of the
+    prompt, but count against the budget. The first other entry that does not fit ends the budget
+    for all others, or only for its book if the book's budget is exhausted. Entries with
+    `@@ignore_on_max_context` return their tokens before that and never end the budget.
 
-    Counting tokens takes time, too. Where all entries together have more characters than the prompt
-    has room for, the rest is left out uncounted.
+    Counting tokens takes time. If the entries have more characters than the prompt has room for,
+    the rest is left out uncounted.
 
     Args:
         budget: Tokens for lore.
-        room: Tokens that are left in the prompt for lore at all; null for no bound.
+        room: Tokens for lore that are left in the prompt, or None if unlimited.
     """
 
     def __init__(self, budget: int, room: int | None) -> None:
@@ -175,12 +176,12 @@ class LoreBudget:
         self._returnable: list[tuple[CompiledEntry, int]] = []
 
     def refusal(self, entry: CompiledEntry) -> Reason | None:
-        """Why an entry gets no tokens, if that is known before its text is expanded and counted."""
+        """Return the reason for a rejection if known before the text is expanded and counted."""
         if self._unread is not None and self._unread < 0:
             return TOO_LONG
         if _ignores_budget(entry):
             return NO_ROOM if self._is_beyond_room(entry.least_tokens) else None
-        if self._is_closed_to(entry):
+        if self._is_closed(entry):
             return self._reason(entry)
         gives_way = entry.says.ignore_on_max_context
         is_short = entry.least_tokens < self._most - self.used
@@ -192,7 +193,7 @@ class LoreBudget:
         return self._reason(entry)
 
     def may_read(self, characters: int) -> bool:
-        """Take so many characters of what may be counted; false, and the end, if that is spent."""
+        """Reserve characters to read. Return False and end the budget if the limit is reached."""
         if self._unread is None:
             return True
         self._unread -= characters
@@ -203,36 +204,36 @@ class LoreBudget:
     def ask(
         self, entry: CompiledEntry, tokens: int
     ) -> tuple[Reason | None, Sequence[CompiledEntry]]:
-        """Ask for tokens.
+        """Request tokens.
 
         Returns:
-            Why there are none, null where they are handed out; and the entries that gave way.
+            The reason for a rejection, or None; and the entries that returned their tokens.
         """
         if _ignores_budget(entry):
             if self._is_beyond_room(tokens):
                 return NO_ROOM, ()
             self._pay(entry, tokens)
             return None, ()
-        if self._is_closed_to(entry):
+        if self._is_closed(entry):
             return self._reason(entry), ()
         gives_way = entry.says.ignore_on_max_context
-        gone: Sequence[CompiledEntry] = ()
+        returned: Sequence[CompiledEntry] = ()
         if not self._fits(entry, tokens):
             if gives_way:
                 return GAVE_WAY, ()
-            gone = self._make_way(entry, tokens)
-            if not gone:
+            returned = self._make_way(entry, tokens)
+            if not returned:
                 self._end(entry, tokens)
                 return self._reason(entry), ()
         self._pay(entry, tokens)
         if gives_way:
             self._returnable.append((entry, tokens))
-        return None, gone
+        return None, returned
 
     def _is_beyond_room(self, tokens: int) -> bool:
         return self._room is not None and self.used + tokens > self._room
 
-    def _is_closed_to(self, entry: CompiledEntry) -> bool:
+    def _is_closed(self, entry: CompiledEntry) -> bool:
         return self.is_over or entry.book.book_id in self._books_over
 
     def _reason(self, entry: CompiledEntry) -> Reason:
@@ -247,13 +248,13 @@ class LoreBudget:
         )
 
     def _make_way(self, entry: CompiledEntry, tokens: int) -> list[CompiledEntry]:
-        """Take back from those that give way, the last first; from none if it is not enough."""
+        """Reclaim tokens from entries that give way, the last first. Reclaim none if too few."""
         for kept in reversed(range(len(self._returnable))):
             self._pay(self._returnable[kept][0], -self._returnable[kept][1])
             if self._fits(entry, tokens):
-                gone = [one for one, _ in reversed(self._returnable[kept:])]
+                returned = [one for one, _ in reversed(self._returnable[kept:])]
                 del self._returnable[kept:]
-                return gone
+                return returned
         for one, paid in self._returnable:
             self._pay(one, paid)
         return []

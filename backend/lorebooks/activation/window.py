@@ -1,4 +1,4 @@
-"""What keys are looked for in: messages, fields of the cast, and entries that are already in."""
+"""The texts in which keys are searched: messages, fields of the cast and active entries."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from backend.lorebooks.entries import MatchedField
 from backend.regex.patterns import MAX_SCAN_WORK, PATTERN_SECONDS, Pattern
 
 MIN_PATTERN_SECONDS: Final = 0.03
-"""With less left of the scan's time a pattern is not tried: it could not be answered."""
+"""Minimum remaining time to try a pattern. With less, an answer would come too late."""
 
 MAX_NOTES: Final = 50
 
 MAX_SCANNED: Final = 1_000_000
-"""Characters of messages that are read in a scan; older messages are not looked at."""
+"""Characters of messages that a scan reads. Older messages are ignored."""
 
 MAX_WINDOW_WORK: Final = 100_000_000
-"""Characters that the books of a scan read together, some 0.2 s: a million by each of a hundred."""
+"""Characters that all books of a scan read together, in about 0.2 s."""
 
 BOOK_WORK: Final = 1_000
-"""What it costs to have a book read a text, beside the text's characters."""
+"""Fixed cost of searching a text with a book, in characters."""
 
 MESSAGE_START: Final = "\x01"
-"""Stands before each message for regexes that name it, as in SillyTavern."""
+"""Precedes each message for regexes that refer to it, as in SillyTavern."""
 
 _MARK_NAMES: Final = (r"\x{1}", r"\U00000001", r"\A(?:")
-"""In RE2's syntax, in that of `regex`, and what only the flag y makes."""
+"""The marker in RE2's syntax, in the syntax of `regex`, and a prefix that only flag y creates."""
 
 
 class PatternSearch:
-    """Searches texts with patterns, and remembers what it found for as long as the scan."""
+    """Search texts with patterns. Results are cached for the scan."""
 
     def __init__(self, scan: Scan, notes: list[str]) -> None:
         self._evaluator = scan.evaluator
@@ -51,14 +51,14 @@ class PatternSearch:
     def find(
         self, entry: CompiledEntry, pattern: Pattern, number: int, text: str, *, process: bool
     ) -> int | None:
-        """Where `pattern` is found in `text`, in characters; null where it is not, or not known.
+        """Return the position of the first match in characters, or None if not found or unknown.
 
         Args:
-            entry: For notes, and for what its book has given up.
-            pattern: What to look for.
-            number: Which text it is: the same number means the same text.
+            entry: The entry, for notes and for the abandoned patterns of its book.
+            pattern: The pattern.
+            number: The number of the text, which identifies it in the cache.
             text: The text.
-            process: Whether it may be tried in the process, which takes time.
+            process: True if the slower evaluator process may be used.
         """
         key = (pattern.digest, number)
         if key in self._found:
@@ -111,13 +111,13 @@ class PatternSearch:
             )
         return answer.start if answer.status == "found" else None
 
-    def _note(self, entry: CompiledEntry, what: str) -> None:
+    def _note(self, entry: CompiledEntry, problem: str) -> None:
         if len(self._notes) < MAX_NOTES:
-            self._notes.append(f'A regex of entry "{entry.title}" {what}.')
+            self._notes.append(f'A regex of entry "{entry.title}" {problem}.')
 
 
 class WindowPart:
-    """Texts of one kind, in order, and which keys of each book occur in them."""
+    """Texts of one kind, in order, and the matching keys of each book."""
 
     def __init__(self, kind: str, books: Sequence[CompiledBook]) -> None:
         self.kind = kind
@@ -127,13 +127,13 @@ class WindowPart:
 
 
 class Look(NamedTuple):
-    """Where and how the keys of an entry are looked for.
+    """The texts to search for an entry's keys, and the search options.
 
     Attributes:
-        parts: Texts that count, what the book's keys hit in them, and how many of them.
-        sensitive: Whether case counts.
-        whole: Whether single words must stand as words.
-        process: Whether a regex that RE2 does not take may be tried now.
+        parts: Per kind, the texts, the hits of the book in them, and how many texts count.
+        sensitive: True if the search is case-sensitive.
+        whole: True if keys of one word match only whole words.
+        process: True if a regex that RE2 does not support may be tried now.
     """
 
     parts: Sequence[tuple[WindowPart, Hits, int]]
@@ -143,7 +143,7 @@ class Look(NamedTuple):
 
 
 class _JointText(NamedTuple):
-    """Texts as one, by which number it is known, and where each starts in it."""
+    """Texts joined into one, its number, and the offset of each text."""
 
     number: int
     text: str
@@ -152,7 +152,7 @@ class _JointText(NamedTuple):
 
 
 class ScanWindow:
-    """The scanned texts. They only ever become more, and each is read once."""
+    """The scanned texts. Texts are only added, and each is read once."""
 
     def __init__(self, scan: Scan) -> None:
         self.notes: list[str] = []
@@ -175,7 +175,7 @@ class ScanWindow:
             self._add(self._note, scan.note, FoundIn("authors_note"), scan.books)
 
     def read(self, depth: int) -> None:
-        """Read the newest `depth` messages, those that were not read yet."""
+        """Read the newest `depth` messages, except those already read."""
         for message in self._scan.messages[len(self._messages.texts) : depth]:
             if self._characters > MAX_SCANNED:
                 return
@@ -185,11 +185,11 @@ class ScanWindow:
             self._add(self._messages, text, message.label, self._scan.books)
 
     def add_entry(self, title: str, content: str, step: int) -> None:
-        """Read the content of an entry that is in, for the next step of recursion."""
+        """Add the content of an active entry, for the next recursion step."""
         self._add(self._entries, content, FoundIn("entry", step, title), self._scan.books)
 
     def fresh(self) -> tuple[set[CompiledEntry], set[CompiledEntry]]:
-        """Entries of which something was found since the last call: a primary key; another key."""
+        """Return entries with new matches of primary keys and of other keys since the last call."""
         primary: set[CompiledEntry] = set()
         other: set[CompiledEntry] = set()
         for book in self._scan.books:
@@ -202,9 +202,9 @@ class ScanWindow:
         return primary, other
 
     def look(self, entry: CompiledEntry, depth: int, *, recursion: bool, process: bool) -> Look:
-        """Where to look for keys of `entry`: so many of the newest messages, and what it opted for.
+        """Return the search for keys of `entry` in the newest `depth` messages and opted fields.
 
-        `recursion` adds the entries that are in.
+        If `recursion` is set, the contents of active entries are included.
         """
         settings, book = self._scan.settings, entry.book
         parts = [(self._messages, self._messages.hits[book], depth)]
@@ -219,7 +219,7 @@ class ScanWindow:
         return Look(parts, sensitive, whole, process)
 
     def where(self, entry: CompiledEntry, key: Key, look: Look) -> FoundIn | None:
-        """What `key` occurs in; null where it does not."""
+        """Return the label of the first text that contains `key`, or None."""
         if key.has_macro:
             expanded = self._expand(key)
             if expanded is None:
@@ -239,14 +239,14 @@ class ScanWindow:
     def _where_loose(self, key: Key, look: Look) -> FoundIn | None:
         for part, _, limit in look.parts:
             for place, text in enumerate(part.texts[:limit]):
-                if key.is_in(text, sensitive=look.sensitive, whole=look.whole):
+                if key.occurs_in(text, sensitive=look.sensitive, whole=look.whole):
                     return part.labels[place]
         return None
 
     def _where_pattern(
         self, entry: CompiledEntry, key: Key, pattern: Pattern, look: Look
     ) -> FoundIn | None:
-        """All that is looked at is one text to a regex, so that it may span messages."""
+        """Join all texts for a regex, because it may match across messages."""
         if (hint := key.hint) is not None and hint.number >= 0:
             places = ((hits.text.get(hint.number), limit) for _, hits, limit in look.parts)
             if not any(place is not None and place < limit for place, limit in places):
@@ -258,7 +258,7 @@ class ScanWindow:
         return None if at is None else joined.labels[max(0, bisect_right(joined.starts, at) - 1)]
 
     def _join(self, look: Look, *, is_marked: bool) -> _JointText:
-        """The texts of a look as one, newest message first."""
+        """Return the texts of a search as one, newest message first."""
         kind = is_marked, tuple((part.kind, limit) for part, _, limit in look.parts)
         joined = self._joined.get(kind)
         if joined is None:

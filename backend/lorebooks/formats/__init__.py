@@ -1,6 +1,6 @@
-"""Lorebook files, read and written: JSON values in, values out.
+"""Readers and writers of lorebook files, from and to JSON values.
 
-`reader.read_file` takes a file of any of the field's formats, told apart by what is in it;
-`writer` writes World Info, V2 and V3. Import is lenient and keeps the source; export gives back
-what came in, with what was changed since. No database, no network, no clock.
+`reader.read_file` detects the format of a file from its content. `writer` writes World Info, V2 and
+V3. Import is lenient and keeps the source. Export returns the source with the edits made since. No
+database, network or clock is used.
 """

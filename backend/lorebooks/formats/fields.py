@@ -1,4 +1,4 @@
-"""An entry, and what a book says of itself, out of a format's object and into it."""
+"""Fields of entries and books in each format, and their conversion."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ Format = Literal["world_info", "character_book", "agnai", "risu", "novelai", "ko
 
 
 class EntrySource(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An entry as it came in.
+    """The imported form of an entry.
 
-    `is_short` says that the text of its content is null here: it is in the entry, and need not be
-    stored twice. `key` is the name that it had in World Info's object of entries.
+    If `is_short` is set, the text of `content` is omitted here, because the entry contains it.
+    `key` is the entry's name in World Info's object of entries.
     """
 
     format: Format
@@ -56,10 +56,10 @@ class EntrySource(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BookSource(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A book as it came in, without its entries.
+    """The imported form of a book, without its entries.
 
-    `envelope` is what stood around a `lorebook_v3`'s `data`. `given_name` is what the book was
-    called here because it had no name of its own. `count` is how many entries it had.
+    `envelope` contains the members around the `data` of a `lorebook_v3`. `given_name` is the name
+    that was assigned on import if the book had none. `count` is the number of its entries.
     """
 
     format: Format
@@ -71,14 +71,14 @@ class BookSource(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class ReadBook:
-    """A lorebook out of a file.
+    """A lorebook read from a file.
 
     Attributes:
-        fields: What the book says of itself.
-        source: The book as it came.
-        entries: Each entry with how it came, in the file's order.
-        warnings: Sentences about what had to be bent, for the person who imports.
-        skipped: How many entries were no entries at all, and were left out.
+        fields: The book's own fields.
+        source: The imported form of the book.
+        entries: Each entry with its imported form, in the file's order.
+        warnings: Sentences about adapted values, for the user who imports.
+        skipped: Number of items that were not entries and were left out.
     """
 
     fields: BookFields
@@ -92,7 +92,7 @@ MAX_KEY: Final = 2_000
 MAX_NAME: Final = 500
 MAX_DESCRIPTION: Final = 20_000
 OURS: Final = "talekeeper"
-"""Our own place in a book's `extensions`, for what no format has."""
+"""Our key in a book's `extensions`, for settings that no format has."""
 
 POSITIONS: Final[tuple[Position, ...]] = get_args(Position)
 LOGICS: Final[tuple[Logic, ...]] = get_args(Logic)
@@ -111,11 +111,11 @@ MATCHED: Final[dict[MatchedField, str]] = {
     "scenario": "matchScenario",
     "creator_notes": "matchCreatorNotes",
 }
-"""World Info's flags for the fields that keys are looked for in, too."""
+"""World Info's flags for additional fields in which keys are searched."""
 
 
 def _name(value: object, notes: Notes) -> str:
-    """A title or a label. The end of one that is too long stays in the source alone."""
+    """Read a title or label. If it is too long, only the source keeps its end."""
     found = plain_text(value)
     if len(found) > MAX_NAME:
         notes.add(f"A name was longer than {MAX_NAME} characters and is cut here")
@@ -136,7 +136,7 @@ def _content(value: object, notes: Notes) -> str:
 
 
 def check_content(found: str) -> None:
-    """Raise `LoreLimitError` for more than an entry may say: it is never cut."""
+    """Raise `LoreLimitError` if the content is too long. Content is never truncated."""
     if len(found) > MAX_CONTENT:
         raise LoreLimitError(
             f"An entry has {len(found):,} characters of content; {MAX_CONTENT:,} are allowed. "
@@ -148,12 +148,12 @@ def check_content(found: str) -> None:
 
 
 def _keys(value: object, notes: Notes) -> list[str]:
-    """Keys, none blank: a list of them, or a text with commas between, which patterns may hold."""
+    """Read keys without blank ones from a list, or from a text separated by commas."""
     return _usable_keys([key for key in _key_texts(value) if key.strip()], notes)
 
 
 def _secondary_keys(value: object, notes: Notes) -> list[str]:
-    """The same, but a blank one in a list matters: it is a key that is never said."""
+    """Read secondary keys. A blank one in a list is kept as a key that never matches."""
     texts = _key_texts(value)
     found = [key for key in texts if key.strip()]
     if isinstance(value, list) and len(found) < len(texts):
@@ -174,7 +174,7 @@ def _key_texts(value: object) -> list[str]:
 
 
 def _split_keys(value: str) -> list[str]:
-    """The keys of a text with commas between; a whole text in slashes is one pattern."""
+    """Split a text at commas. A text between slashes is a single pattern."""
     stripped = value.strip()
     if len(stripped) > 1 and stripped.startswith("/") and stripped.rstrip("gimsuy").endswith("/"):
         return [stripped]
@@ -192,7 +192,7 @@ def _usable_keys(found: list[str], notes: Notes) -> list[str]:
 
 
 def _names(value: object, notes: Notes) -> list[str]:
-    """A list of names, none blank, at most as many as the model takes."""
+    """Read a list of names without blank ones, truncated to the limit."""
     items = cast("list[object]", value) if isinstance(value, list) else [value]
     found = [_name(item, notes) for item in items if plain_text(item).strip()]
     if len(found) > MAX_KEYS:
@@ -207,12 +207,12 @@ def _triggers(value: object, notes: Notes) -> list[Trigger]:
 
 
 def _level(value: object, notes: Notes) -> int:
-    """`delayUntilRecursion`: true is the first level."""
+    """Read `delayUntilRecursion`. True means the first level."""
     return int(value) if isinstance(value, bool) else whole(0, 1_000)(value, notes)
 
 
 def _plain_number(value: float) -> float:
-    """Whole numbers as others write them."""
+    """Return whole numbers as integers, as other tools write them."""
     return int(value) if float(value).is_integer() else value
 
 
@@ -227,7 +227,7 @@ _FILTER: Final = Codec(
 
 
 def _filter(value: object, notes: Notes) -> CharacterFilter:
-    """SillyTavern's filter; its names are those of picture files, without their extension."""
+    """Read SillyTavern's filter. Its names are names of image files without extension."""
     if not isinstance(value, dict):
         raise Unusable
     return CharacterFilter(**_FILTER.read(cast("Object", value), notes))
@@ -279,7 +279,7 @@ _OTHERS: Final[dict[Format, dict[str, str]]] = {
         "probability": "probability",
     },
 }
-"""Where the formats that are read alone have the fields of an entry."""
+"""Names of an entry's fields in formats that are only read."""
 
 
 def _field(
@@ -358,7 +358,7 @@ CONTENT: Final[dict[Format, str]] = {
     "character_book": "content",
     **{each: names["content"] for each, names in _OTHERS.items()},
 }
-"""The member that holds what an entry says."""
+"""The member with the content of an entry."""
 
 BOOK: Final = Codec(
     (
@@ -379,20 +379,20 @@ BOOK: Final = Codec(
     ),
     "",
 )
-"""What a book says of itself, in all formats: the members beside its entries."""
+"""The book's own fields in all formats, next to its entries."""
 
 
 Target = Literal["world_info", "character_book"]
-"""A format that is written."""
+"""A format that can be written."""
 
 _SILLYTAVERNS: Final = frozenset(
     {"useProbability", "selectiveLogic", "exclude_recursion", "display_index"}
 )
-"""Tools that write one of these write `use_regex: true` on every entry, and mean nothing by it."""
+"""Marks of tools that write a meaningless `use_regex: true` in every entry."""
 
 
 def read_entry(file_format: Format, raw: Mapping[str, Any], notes: Notes) -> LoreEntry:
-    """An entry out of an object of any format. Raises `LoreLimitError`."""
+    """Read an entry from an object of any format. Raises `LoreLimitError`."""
     found = ENTRIES[file_format].read(raw, notes)
     matched = [field for field in MATCHED if found.pop(f"match_{field}", False)]
     if matched:
@@ -402,7 +402,7 @@ def read_entry(file_format: Format, raw: Mapping[str, Any], notes: Notes) -> Lor
     if file_format == "character_book":
         _read_book_members(found, raw)
     elif file_format in {"risu", "kobold"}:
-        # A blank key says nothing there.
+        # A blank key has no effect in these formats.
         found["secondary_keys"] = [key for key in found.get("secondary_keys", []) if key]
     if file_format == "kobold":
         _read_anti_keys(found, raw)
@@ -410,7 +410,7 @@ def read_entry(file_format: Format, raw: Mapping[str, Any], notes: Notes) -> Lor
 
 
 def _read_book_members(found: Object, raw: Mapping[str, Any]) -> None:
-    """What `extensions` say wins over the entry's own members."""
+    """Read members of a `character_book` entry. `extensions` take precedence over its members."""
     if object_in(raw, "extensions").get("position") is None:
         before = raw.get("position") in ("before_char", 0, "0")
         found["position"] = "before_character" if before else "after_character"
@@ -421,7 +421,7 @@ def _read_book_members(found: Object, raw: Mapping[str, Any]) -> None:
 
 
 def has_bare_patterns(raw: Mapping[str, Any]) -> bool:
-    """Whether an entry's keys are patterns without the slashes that mark one here."""
+    """True if an entry's keys are patterns without the slashes that mark a pattern here."""
     return bool(raw.get("use_regex")) and _SILLYTAVERNS.isdisjoint(object_in(raw, "extensions"))
 
 
@@ -438,9 +438,9 @@ def _is_pattern(key: str) -> bool:
 
 
 def _read_anti_keys(found: Object, raw: Mapping[str, Any]) -> None:
-    """Kobold's keys that must not occur.
+    """Read Kobold's keys that must not occur.
 
-    They become secondary keys, or a decorator of Character Card V3 where those are taken.
+    They become secondary keys, or a V3 decorator if there are secondary keys already.
     """
     anti, secondary = found.pop("anti_keys", []), found["secondary_keys"]
     if raw.get("selective") is None:
@@ -453,7 +453,7 @@ def _read_anti_keys(found: Object, raw: Mapping[str, Any]) -> None:
 
 
 def write_entry(entry: LoreEntry, target: Target) -> Object:
-    """The entry as `target` holds it, but for its number; all that is known here, and no more."""
+    """Write all fields of the entry in the format `target`, except its number."""
     values = msgspec.structs.asdict(entry)
     values["disabled"] = not entry.enabled
     values |= {f"match_{field}": field in entry.match_fields for field in MATCHED}
@@ -470,12 +470,12 @@ def write_entry(entry: LoreEntry, target: Target) -> Object:
 
 
 def read_book(raw: Mapping[str, Any], notes: Notes, *, given_name: str) -> BookFields:
-    """A book's own fields; `given_name` is its name where it has none."""
+    """Read a book's own fields. `given_name` is used if it has no name."""
     fields = BookFields(**BOOK.read(raw, notes))
     name = fields.name.strip() or given_name[:MAX_NAME]
     return msgspec.structs.replace(fields, name=name)
 
 
 def write_book(fields: BookFields) -> Object:
-    """The same members, those that say something; `name`, `description`, `extensions` always."""
+    """Write the fields that are set. `name`, `description` and `extensions` are always written."""
     return {"extensions": {}, **BOOK.write(msgspec.structs.asdict(fields))}

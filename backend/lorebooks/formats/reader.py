@@ -1,6 +1,6 @@
-"""A file or a JSON value into a lorebook, whichever of the field's formats it is of.
+"""Read a lorebook from a file or a JSON value in any supported format.
 
-Formats are told apart by what is in them, never by the file's name.
+The format is detected from the content, never from the file name.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from backend.lorebooks.formats.fields import (
 
 _NO_LOREBOOK = "This is no lorebook: it has no entries of a kind that is known here."
 _OF_FILES: Final = frozenset({"type", "id", "name", "title", "scenarioVersion", "gamestarted"})
-"""Members of a file around a lorebook that need no warning."""
+"""Members of a file around a lorebook that are ignored without a warning."""
 
 _OF_ENTRIES: Final = frozenset(
     {"id", "_id", "uid", "folder", "mode", "category", "contextConfig", "lastUpdatedAt", "wigroup"}
 )
-"""Members of entries that need no warning: they order a book, or are read in part."""
+"""Members of entries that are ignored without a warning: they order a book or are read in part."""
 
 _READ_ALONE: Final[frozenset[Format]] = frozenset({"agnai", "risu", "novelai", "kobold"})
-"""Formats that are not written. Those that are may have any members."""
+"""Formats that are read but not written. The other formats may have any members."""
 
 _WORLD_INFOS: Final = frozenset({"uid", "order", "position", "disable", "addMemo"})
 
 
 def read_file(data: bytes, *, given_name: str) -> ReadBook:
-    """Read a lorebook out of a file: of any format, or inside a card, a module or a story.
+    """Read a lorebook from a file of any format, or from a card, module or story.
 
     CPU-bound: up to some seconds for 20 MB. Call it in a thread.
 
     Args:
         data: The file: JSON, or a card as PNG, CHARX, JSON or YAML.
-        given_name: The name of a book that has none.
+        given_name: The name if the book has none.
 
     Raises:
-        LoreFileError: Broken, or no lorebook.
-        LoreLimitError: Too many entries, too deep, or an entry that is too long.
-        TooLargeError: A file of more than `MAX_FILE_BYTES`.
+        LoreFileError: The file is broken or is not a lorebook.
+        LoreLimitError: Too many entries, too deep nesting, or an entry that is too long.
+        TooLargeError: The file is larger than `MAX_FILE_BYTES`.
     """
     check_file_size(len(data))
     try:
@@ -86,9 +86,9 @@ def _read_from_card(card: Card) -> ReadBook:
 
 
 def _read_inside(raw: Object, *, given_name: str) -> ReadBook | None:
-    """Read the lorebook in a file that has more in it; None if it is no such file.
+    """Read the lorebook in a file with other content, or return None if there is none.
 
-    The rest of the file is left out, and named.
+    The other content is left out and named in a warning.
     """
     module = object_in(raw, "module") or raw
     definition = object_in(object_in(raw, "node") or raw, "definition")
@@ -116,7 +116,7 @@ def _read_inside(raw: Object, *, given_name: str) -> ReadBook | None:
 
 
 def read_card_book(book: Object, *, given_name: str) -> ReadBook:
-    """Read a card's `character_book`. A book without entries is one, too.
+    """Read a card's `character_book`, which may have no entries.
 
     Raises `LoreLimitError`.
     """
@@ -161,7 +161,7 @@ def _is_card(raw: Object) -> bool:
 
 
 def _refusal(value: object) -> str:
-    """Return why a JSON value is no lorebook, by the kind of file that it is."""
+    """Explain why a JSON value is not a lorebook, based on its kind of file."""
     kind = find_kind(value)
     if kind is None or kind.advice.startswith(AS_LOREBOOK):
         return _NO_LOREBOOK
@@ -169,7 +169,7 @@ def _refusal(value: object) -> str:
 
 
 def _format(raw: Object) -> Format:
-    """Which format an object with `entries` is of: by its marks, else by its entries'."""
+    """Detect the format of an object with `entries` by its own members, else by its entries."""
     entries: Any = raw.get("entries")
     if not isinstance(entries, dict | list):
         raise LoreFileError(_refusal(raw))

@@ -1,8 +1,7 @@
-"""Books and entries, joined with their sources into the objects of lorebook files.
+"""Write books and entries as lorebook files, merged with their imported sources.
 
-Where the source is of the format that is written, it comes back as it was, with those members
-changed that say something else now than when it was read. Where it is of another, what the model
-does not know comes along in `extensions`.
+If the source has the format that is written, only the members changed since the import differ from
+it. If it has another format, unknown members are written to `extensions`.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ _NOT_IN_TABLE: Final[dict[Format, frozenset[str]]] = {
     "world_info": frozenset({"uid", "addMemo", "extensions"}),
     "character_book": frozenset({"id", "position", "use_regex", "extensions"}),
 }
-"""What an entry of another format has in another form, beside the fields of the table."""
+"""Members without a field in the table. Another format represents them differently."""
 
 
 def entry_object(entry: LoreEntry, source: EntrySource | None, target: Target) -> Object:
-    """An entry as `target` holds it."""
+    """Return an entry in the format `target`."""
     written = write_entry(entry, target)
     if source is None:
         return written
@@ -51,13 +50,13 @@ def entry_object(entry: LoreEntry, source: EntrySource | None, target: Target) -
     if before == written:
         return raw
     if target == "character_book" and has_bare_patterns(raw):
-        # Slashes from here on: once it has extensions of SillyTavern's, `use_regex` says nothing.
+        # Write keys with slashes: with SillyTavern's extensions `use_regex` has no meaning.
         before = {**before, "keys": None, "secondary_keys": None}
     return overlaid(raw, before, written)
 
 
 def _whole(source: EntrySource, entry: LoreEntry) -> Object:
-    """An entry's source with its content, as it is now."""
+    """Return an entry's source with its current content."""
     said = CONTENT[source.format]
     return {**source.raw, said: entry.content} if source.is_short else source.raw
 
@@ -82,11 +81,11 @@ def _pick_number(value: object, member: str) -> Object:
 def world_info_object(
     book: BookFields, source: BookSource | None, entries: Sequence[Sourced]
 ) -> Object:
-    """A book as World Info: an object of entries by their `uid`."""
+    """Return a book as World Info: an object of entries by `uid`."""
     listed = [entry_object(entry, own, "world_info") for entry, own in entries]
     found = _build_members(book, source, "world_info")
     if source is None or not _is_untouched(source, entries, listed):
-        # SillyTavern's copy of the card's book that this was made of: out of date by now.
+        # SillyTavern's copy of the original card book is out of date now.
         found.pop("originalData", None)
     for member in ("description", "extensions"):
         if not found.get(member) and (source is None or member not in source.raw):
@@ -102,7 +101,7 @@ def _is_untouched(source: BookSource, entries: Sequence[Sourced], listed: Sequen
 
 
 def _index_by_uid(listed: Iterable[Object], sources: Iterable[EntrySource | None]) -> Object:
-    """Entries by key, each with a `uid` of its own; keys and uids that are sound stay."""
+    """Return entries by key, each with a unique `uid`. Valid keys and uids are kept."""
     pairs = list(zip(listed, sources, strict=True))
     numbers = [each["uid"] for each, _ in pairs if _pick_number(each.get("uid"), "uid")]
     highest = max((number for number in numbers if number < 2**53), default=-1)
@@ -129,7 +128,7 @@ def book_object(
     *,
     required: Sequence[str] = (),
 ) -> Object:
-    """A book as a card's `character_book`; entries get those `required` members they lack."""
+    """Return a book as `character_book`. Missing `required` members are added to entries."""
     listed: list[Object] = []
     for place, (entry, own) in enumerate(entries):
         each = entry_object(entry, own, "character_book")
@@ -137,7 +136,7 @@ def book_object(
             each.setdefault("id", place)
         lacking = [member for member in required if member not in each]
         if lacking:
-            # Whose `extensions` say nothing, and so do not change what `use_regex` means.
+            # Empty `extensions` do not change the meaning of `use_regex`.
             written: Object = {**write_entry(entry, "character_book"), "extensions": {}}
             each = {**each, **{member: written[member] for member in lacking}}
         listed.append(each)
@@ -150,13 +149,13 @@ def book_object(
 def lorebook_v3_object(
     book: BookFields, source: BookSource | None, entries: Sequence[Sourced]
 ) -> Object:
-    """A book as a file of its own, as Character Card V3 has it."""
+    """Return a book as a standalone file of Character Card V3."""
     data = book_object(book, source, entries, required=REQUIRED_BY_V3)
     return {"spec": "lorebook_v3", "data": data, **(source.envelope if source else {})}
 
 
 def _build_members(book: BookFields, source: BookSource | None, target: Target) -> Object:
-    """The members of a book beside its entries."""
+    """Return the members of a book next to its entries."""
     written = write_book(book)
     if source is None:
         return written

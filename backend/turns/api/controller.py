@@ -1,4 +1,4 @@
-"""Turns and their contexts: `/chats/{chat_id}/turns`, `/turns`, `/messages/{id}/context`."""
+"""Routes of turns and contexts: `/chats/{chat_id}/turns`, `/turns`, `/messages/{id}/context`."""
 
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -37,6 +37,8 @@ from backend.http.schemas import (
     PageSize,
 )
 from backend.llm.server_slots import ModelBusyError
+from backend.lorebooks.errors import LorebookNotFoundError
+from backend.turns.api.lore_tester import LoreTest, LoreTester, LoreTestRequest
 from backend.turns.api.schemas import (
     ChoiceRequest,
     ContextRequest,
@@ -79,7 +81,7 @@ PROMPT_ERRORS = (
     UnknownModelError,
     SettingNotTakenError,
 )
-"""What may go wrong wherever a prompt is put together."""
+"""Errors that building a prompt can raise."""
 
 
 class TurnController(Controller):
@@ -120,10 +122,10 @@ class TurnController(Controller):
         turns: NamedDependency[TurnService],
         watch: NamedDependency[SessionWatch],
     ) -> Response[Any]:
-        """Send a line and stream the reply, as server-sent events.
+        """Send a line and stream the reply as server-sent events.
 
-        With `Accept: application/json` the answer is the turn once it is over, or waits for its
-        player. The turn goes on when the client hangs up: take it up again at
+        With `Accept: application/json` the response is the turn once it has ended or waits for its
+        player. The turn continues if the client disconnects. Continue the stream at
         `/turns/{turn_id}/events`.
         """
         turn_id = await turns.take(identity, chat_id, data)
@@ -139,7 +141,7 @@ class TurnController(Controller):
         after: FromQuery[UUID | None] = None,
         in_state: Annotated[TurnState | None, QueryParameter(name="state")] = None,
     ) -> Page[TurnView]:
-        """Turns of a chat, newest first, in one state or in any; `text` and `reply` are null."""
+        """List turns of a chat, newest first, in any or one state. `text` and `reply` are null."""
         items = await turns.list_turns(
             identity, chat_id, state=in_state, after=after, limit=limit + 1
         )
@@ -169,9 +171,11 @@ class TurnController(Controller):
         suggestions: NamedDependency[SuggestionService],
         data: JSONBody[SuggestionRequest | None] = None,
     ) -> Suggestions:
-        """Two to four lines that the user could say next. None is stored; what they took is.
+        """Suggest two to four lines for the user.
 
-        Turns come first: on a server that answers one request at a time, suggestions wait.
+        They are not stored, but their tokens are counted.
+
+        Turns come first. Suggestions wait if the model's server answers one request at a time.
         """
         return await suggestions.suggest(identity, chat_id, data or SuggestionRequest())
 
@@ -190,9 +194,9 @@ class TurnController(Controller):
         prompt: FromQuery[bool] = False,  # noqa: FBT002  # a query parameter
         viewpoint: FromQuery[ViewpointText | None] = None,
     ) -> ContextView:
-        """What the prompt of the turn that would come now is made of, and why; no model is asked.
+        """Return the items of the next turn's prompt and the reasons for them. Asks no model.
 
-        `prompt=true` adds the prompt itself. `viewpoint` is whose knowledge it may hold.
+        `prompt=true` adds the prompt. The prompt contains only the knowledge of `viewpoint`.
         """
         request = ContextRequest(text=text, prompt=prompt, viewpoint=viewpoint)
         return await contexts.preview(identity, chat_id, request)
@@ -215,16 +219,16 @@ class TurnController(Controller):
         identity: NamedDependency[Identity],
         contexts: NamedDependency[ContextService],
     ) -> ContextView:
-        """The context of the coming turn, with a draft of any length and other budgets.
+        """Return the context of the next turn, with a draft of any length and other budgets.
 
-        Nothing is stored. `diff` adds how the prompt differs from that of the last reply on the
-        active path; null where that has none.
+        Nothing is stored. `diff` adds the difference to the prompt of the last reply on the active
+        path. It is null if that reply has no record.
         """
         return await contexts.preview(identity, chat_id, data)
 
 
 class RunningTurnController(Controller):
-    """Turns by their id: looking, following, stopping."""
+    """Turns by id: read, follow, stop, choose."""
 
     path = "/turns/{turn_id:uuid}"
     tags = ("Turns",)
@@ -236,7 +240,7 @@ class RunningTurnController(Controller):
         identity: NamedDependency[Identity],
         turns: NamedDependency[TurnService],
     ) -> TurnView:
-        """How a turn is going or how it ended."""
+        """Return the state and the result of a turn."""
         return await turns.get(identity, turn_id)
 
     @get(
@@ -253,7 +257,7 @@ class RunningTurnController(Controller):
         turns: NamedDependency[TurnService],
         watch: NamedDependency[SessionWatch],
     ) -> Response[Any]:
-        """The turn's events after `Last-Event-ID`, from whichever process has them."""
+        """Stream the events after `Last-Event-ID`, in whichever process the turn runs."""
         await turns.get(identity, turn_id)
         last_id = read_last_event_id(request)
         return stream_events(turns, watch, identity, turn_id, last_id=last_id)
@@ -271,7 +275,7 @@ class RunningTurnController(Controller):
         identity: NamedDependency[Identity],
         turns: NamedDependency[TurnService],
     ) -> None:
-        """End a turn where it is; what was said is kept."""
+        """Stop a turn. Its text so far is kept."""
         await turns.stop(identity, turn_id)
 
     @post(
@@ -305,12 +309,13 @@ class RunningTurnController(Controller):
         turns: NamedDependency[TurnService],
         watch: NamedDependency[SessionWatch],
     ) -> Response[Any]:
-        """Let a turn that waits go on, and stream what comes, from the choice on.
+        """Resume a waiting turn, and stream its events from the choice on.
 
-        The choice counts from now on, also if the turn is stopped: the changes of the turn so far,
-        the die and its costs belong to its reply. Sent again, the same choice follows the same
-        turn; another one is refused. A question takes an answer in the player's own words. With
-        `Accept: application/json` the answer is the turn once it is over, or waits again.
+        The choice takes effect at once, even if the turn is stopped later. The changes of the turn
+        so far, the die and its costs belong to its reply. If the same choice is sent again, the
+        same turn is followed. Another choice is refused. The player may answer a question in their
+        own words. With `Accept: application/json` the response is the turn once it has ended or
+        waits again.
         """
         last_id = await turns.choose(identity, turn_id, data)
         return await make_response(request, turns, watch, identity, turn_id, last_id=last_id)
@@ -333,8 +338,45 @@ class MessageContextController(Controller):
         contexts: NamedDependency[ContextService],
         diff: FromQuery[Literal["previous"] | None] = None,
     ) -> ContextView:
-        """What the prompt of a reply was made of, why, and the exact prompt.
+        """Return the items of a reply's prompt, the reasons for them, and the exact prompt.
 
-        `diff=previous` adds how it differs from the prompt of the reply before it.
+        `diff=previous` adds the difference to the prompt of the reply before it.
         """
-        return await contexts.stored(identity, message_id, with_difference=diff is not None)
+        return await contexts.read_stored(identity, message_id, with_difference=diff is not None)
+
+
+class LoreTesterController(Controller):
+    """Test lorebooks."""
+
+    path = "/lorebooks/{lorebook_id:uuid}/test"
+    tags = ("Lorebooks",)
+
+    @post(
+        status_code=200,
+        opt={
+            NEEDS: "read",
+            PREVIEWS: True,
+            RAISES: (
+                LorebookNotFoundError,
+                ChatNotFoundError,
+                CharacterNotFoundError,
+                UnknownModelError,
+                SettingNotTakenError,
+            ),
+            EXAMPLE: {"texts": ["Who lives in the lighthouse?"]},
+        },
+        summary="Try a lorebook on a text",
+    )
+    async def test_lorebook(
+        self,
+        lorebook_id: FromPath[UUID],
+        data: JSONBody[LoreTestRequest],
+        identity: NamedDependency[Identity],
+        lore_tester: NamedDependency[LoreTester],
+    ) -> LoreTest:
+        """Return the entries that a text activates, with their keys, and the ones that it misses.
+
+        The same scan fills prompts. It uses only this lorebook, linked or not, and only the text,
+        not the messages of a chat. There is no semantic search, and nothing is stored.
+        """
+        return await lore_tester.test(identity, lorebook_id, data)

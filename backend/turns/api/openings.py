@@ -1,4 +1,4 @@
-"""Opening a chat: the one act that needs characters, personas and chats together."""
+"""Open chats and change their members. This needs characters, personas and chats together."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -38,8 +38,6 @@ FALLBACK_TITLE = "New chat"
 
 
 class OpeningService:
-    """Opens chats, and changes who takes part as the user."""
-
     def __init__(
         self,
         database: Database,
@@ -58,10 +56,10 @@ class OpeningService:
         self._accounts = accounts
 
     async def open(self, identity: Identity, new: NewChat) -> ChatView:
-        """Make a chat; the first character's greetings become its first message and its swipes.
+        """Create a chat. The greetings of the first character become its first message and swipes.
 
-        Greetings that are too long, or whose macros do too much, are refused as a whole: none is
-        left out or cut in silence.
+        If a greeting is too long or its macros do too much, the chat is not created. No greeting is
+        dropped or cut.
 
         Raises `CharacterNotFoundError`, `PersonaNotFoundError`, `ValidationError`,
         `MessageTooLongError`, `OpeningTooLongError`, `MacroLimitError`.
@@ -110,9 +108,9 @@ class OpeningService:
     async def patch(
         self, identity: Identity, chat_id: UUID, patch: dict[str, Any], *, if_match: str | None
     ) -> ChatView:
-        """Change title, persona or characters; what is absent stays, null clears.
+        """Change title, persona or characters. Absent members stay, null clears.
 
-        A title of null, or a blank one, is the default again, as on opening.
+        A title that is null or blank becomes the default title.
 
         Raises `ChatNotFoundError`, `CharacterNotFoundError`, `PersonaNotFoundError`,
         `ValidationError`, `PreconditionFailedError`.
@@ -132,7 +130,7 @@ class OpeningService:
 
 
 class OpeningController(Controller):
-    """Opening chats."""
+    """Open chats and change their members."""
 
     path = "/chats"
     tags = ("Chats",)
@@ -158,7 +156,7 @@ class OpeningController(Controller):
         identity: NamedDependency[Identity],
         opening: NamedDependency[OpeningService],
     ) -> ChatView:
-        """Open a chat; the first character's greetings become its first message and its swipes."""
+        """Open a chat. It begins with the first character's greetings."""
         return await opening.open(identity, data)
 
     @patch(
@@ -184,9 +182,9 @@ class OpeningController(Controller):
         identity: NamedDependency[Identity],
         opening: NamedDependency[OpeningService],
     ) -> Response[ChatView]:
-        """Change title, persona, characters or campaign; what is absent stays, null clears.
+        """Change title, persona, characters or campaign. Absent members stay, null clears.
 
-        A title of null is the default again: the names of the characters.
+        If the title is null, the names of the characters become the title.
         """
         view = await opening.patch(
             identity, chat_id, data, if_match=request.headers.get("if-match")
@@ -200,7 +198,7 @@ async def _check_members(
     character_ids: Sequence[UUID],
     persona_id: UUID | None,
 ) -> list[str]:
-    """The names of characters who are the user's, as the persona has to be."""
+    """Return the names of the characters. Raises if one, or the persona, is not the user's."""
     if len(set(character_ids)) < len(character_ids):
         raise ValidationError("character_ids contains a character twice.")
     names = await _find_names(session, identity, character_ids)
@@ -236,9 +234,9 @@ def _draft_greetings(
     longest: int,
     scripts: Callable[[MacroContext], Scripts],
 ) -> list[MessageDraft]:
-    """A card's greetings, their macros expanded once and for all: they are messages from now on.
+    """Return a card's greetings as messages, with their macros expanded.
 
-    Regex scripts change them as they change replies; one of which they leave nothing stays.
+    Regex scripts are applied as to replies. A greeting that they would empty is not changed.
     """
     seed = uuid4().int >> 64
     author = card.nickname or card.name

@@ -1,4 +1,4 @@
-"""Shapes of the turns' part of the API."""
+"""Requests and views of turns and contexts."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -9,10 +9,10 @@ import msgspec
 from backend.accounts.profile.settings import BudgetSettings
 from backend.chats.schemas import MessageView
 from backend.context.blocks import PresetFields
+from backend.context.layout import LeftOut
 from backend.context.record import (
     RecordedBudget,
     RecordedItem,
-    RecordedLeftOut,
     RecordedPreset,
     RecordedWindow,
     Totals,
@@ -24,21 +24,21 @@ from backend.llm.slot_rules import Occupation
 from backend.turns.models import TurnKind, TurnState
 
 MAX_ANSWER_CHARACTERS = 2_000
-"""Characters of an answer in the player's own words."""
+"""Limit of an answer in the player's own words."""
 
 
 class TurnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a turn is to do.
+    """The request of a turn.
 
-    `text` is the user's line; without it the last line of the path is answered. `regenerate_of`
-    adds a swipe to a reply, `continue` goes on with the last one, `impersonate` writes the user's
-    next line and stores nothing. `speaker` says which character replies. `turn_id` makes it safe
-    to send the request again.
+    `text` is the user's line. Without it, the last line of the path is answered. `regenerate_of`
+    adds a swipe to a reply, `continue` continues the last reply, `impersonate` writes the user's
+    next line and stores nothing. `speaker` is the character that replies. With `turn_id` the
+    request can be repeated safely.
 
-    In a campaign's chat, `audience` says who may know the line and the reply; absent, a reply is
-    for those who may know what it answers. `viewpoint` is whose knowledge the prompt may hold: the
-    game master's by default, and, where the campaign has hidden information, for an impersonation
-    that of the player's character.
+    In a campaign's chat, `audience` limits who knows the line and the reply. By default, a reply
+    has the audience of the message that it answers. The prompt contains only the knowledge of
+    `viewpoint`. The default is the game master. If the campaign has hidden information, the default
+    of an impersonation is the player's character.
     """
 
     text: str | None = None
@@ -52,10 +52,10 @@ class TurnRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit
 
 
 class ChoiceRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The player's choice: the `id` of one of the options that the turn waits with.
+    """The player's choice: the `id` of an option of the waiting turn.
 
-    A question can be answered in the player's own words: `option` is then the member `own` of
-    `turn.awaiting_choice`, and `text` the answer.
+    The player may answer a question in their own words. Then `option` is the member `own` of
+    `turn.awaiting_choice`, and `text` is the answer.
     """
 
     option: Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
@@ -73,9 +73,9 @@ class TurnUsage(msgspec.Struct, kw_only=True):
 
 
 class TurnView(msgspec.Struct, kw_only=True):
-    """A turn. `text` is what an impersonation wrote; `reply` the stored message.
+    """A turn. `text` is the line of an impersonation, `reply` the stored message.
 
-    `waiting` says for what one waits: the data of its last `turn.awaiting_choice`. `waits_for` is
+    `waiting` is the data of the last `turn.awaiting_choice` while the turn waits. `waits_for` is
     the work of the model's server that a running turn waits for, at most a second late.
     """
 
@@ -98,7 +98,7 @@ class TurnView(msgspec.Struct, kw_only=True):
 
 
 class SuggestionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How many lines to suggest, and from whose knowledge, as an impersonation takes it."""
+    """The number of lines to suggest, and the viewpoint as for an impersonation."""
 
     count: Annotated[int, msgspec.Meta(ge=2, le=4)] = 3
     viewpoint: ViewpointText | None = None
@@ -107,8 +107,8 @@ class SuggestionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 class Suggestions(msgspec.Struct, kw_only=True):
     """Lines that the user could say next.
 
-    `dropped` counts those that were left out, because they were JSON, part of a schema, or had
-    empty lines.
+    `dropped` is the number of lines that were left out because they were JSON, part of a schema, or
+    had empty lines.
     """
 
     items: list[str]
@@ -116,13 +116,12 @@ class Suggestions(msgspec.Struct, kw_only=True):
 
 
 class ContextRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What to look at the context of the coming turn with.
+    """Options for the context of the next turn.
 
-    `text` is a draft of the user's line; one of blanks alone is none. `budgets` stand before the
-    chat's and the account's; what is absent is as those say. `preset` is tried in place of the one
-    that is chosen. `prompt` asks for the prompt itself,
-    `diff` for how it differs from that of the last reply. `viewpoint` is whose knowledge the prompt
-    may hold.
+    `text` is a draft of the user's line. A blank one is ignored. `budgets` override those of the
+    chat and the account. `preset` replaces the chosen preset. `prompt` adds the prompt, `diff` the
+    difference to the prompt of the last reply. The prompt contains only the knowledge of
+    `viewpoint`.
     """
 
     text: str | None = None
@@ -134,14 +133,14 @@ class ContextRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, o
 
 
 class ShownMessage(msgspec.Struct, kw_only=True):
-    """A message of a prompt, as it was or would be sent."""
+    """A message of a prompt in the form in which it is sent."""
 
     role: str
     text: str
 
 
 class HistoryView(msgspec.Struct, kw_only=True):
-    """The stretch of the path that is in the prompt."""
+    """The part of the path that the prompt contains."""
 
     first: int
     last: int
@@ -154,10 +153,10 @@ class HistoryView(msgspec.Struct, kw_only=True):
 
 
 class PromptDifference(msgspec.Struct, kw_only=True):
-    """How a prompt differs from the one before it on the path.
+    """The difference between a prompt and the one before it on the path.
 
-    `shared_prefix` counts messages that are the same from the beginning on: what a provider's
-    prefix cache can reuse; `shared_tokens` is about what they take.
+    `shared_prefix` is the number of equal messages at the beginning, which a provider's prefix
+    cache can reuse. `shared_tokens` estimates their tokens.
     """
 
     previous_message_id: UUID
@@ -171,7 +170,7 @@ class PromptDifference(msgspec.Struct, kw_only=True):
 
 
 class PromptLayers(msgspec.Struct, kw_only=True):
-    """Tokens of a campaign's prompt: what stays, what is over, what was found, what is now."""
+    """Tokens of a campaign's prompt by layer: constant, past, recalled, and current."""
 
     frozen: int
     cold: int
@@ -180,16 +179,16 @@ class PromptLayers(msgspec.Struct, kw_only=True):
 
 
 class ContextView(msgspec.Struct, kw_only=True):
-    """What a prompt is made of, and why. `prompt` is the exact prompt.
+    """The items of a prompt and the reasons for them. `prompt` is the exact prompt.
 
-    `containers` says which lorebook an entry is in, which chronicle an event and which campaign an
-    item, by `source_id`; what was deleted since is in none. `near_misses` are what the search found
-    and did not bring up, at most ten, as far as it counts now. `usage` is what the provider
-    reported for a stored reply, `layers` are the tokens of a campaign's prompt by layer. `tools`
-    were called in a played turn, in order; `tool_support` says how the model was asked for calls.
-    `shape` is the message shape in which the prompt was sent. `unsent_settings` are sampling
-    settings that were left out because the model refuses them, or refuses them together.
-    `window` is the model's, with its source; null in records of earlier versions.
+    `containers` maps `source_id` to the lorebook of an entry, the chronicle of an event or the
+    campaign of an item, unless it was deleted. `near_misses` are at most ten search results that
+    the prompt does not contain but that still apply. `usage` is the provider's report for a stored
+    reply. `layers` are the tokens of a campaign's prompt by layer. `tools` were called in a played
+    turn, in order, and `tool_support` is the way in which the model was asked for calls. `shape` is
+    the message shape of the sent prompt. `unsent_settings` are sampling settings that were left out
+    because the model refuses them, alone or together. `window` is the model's window with its
+    source. It is null in records of earlier versions.
     """
 
     model: str
@@ -200,8 +199,8 @@ class ContextView(msgspec.Struct, kw_only=True):
     items: list[RecordedItem]
     retrieved: list[RecordedItem]
     history: HistoryView | None
-    left_out: list[RecordedLeftOut]
-    near_misses: list[RecordedLeftOut]
+    left_out: list[LeftOut]
+    near_misses: list[LeftOut]
     notes: list[str]
     prompt_files: dict[str, str]
     prompt_hash: str

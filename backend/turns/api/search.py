@@ -1,4 +1,4 @@
-"""The search of turns, given to people: `GET /search`."""
+"""The memory search of turns for users: `GET /search`."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ SOURCE_NAMES: tuple[SourceName, ...] = ("campaign", "event", "lore", "message")
 
 
 class FoundMemory(msgspec.Struct, kw_only=True):
-    """Something that was found. `signals` says what speaks for it, in `reason` in English.
+    """A search result. `signals` are the reasons for it, and `reason` describes them in English.
 
-    `scores` are those of the index, by signal, and `score` what they came to.
-    `container_id` is the campaign, the chronicle, the lorebook or the chat. `position` is where in
-    its chat a message stands. `story_time` is the day of a campaign's story, such as "Day 5", or
-    the time that an event gives; it may be empty.
+    `scores` are the scores of the index by signal, `score` is their combination. `container_id` is
+    the campaign, chronicle, lorebook or chat. `position` is the position of a message in its chat.
+    `story_time` is the day of a campaign's story, such as "Day 5", or the time of an event. It may
+    be empty.
     """
 
     kind: str
@@ -64,9 +64,9 @@ class FoundMemory(msgspec.Struct, kw_only=True):
 
 
 class MissedMemory(msgspec.Struct, kw_only=True):
-    """Something that came close, and why it stayed out: `reason` is `why` in English.
+    """A near miss. `reason` describes the reason `why` in English.
 
-    Of what does not count at this moment there is no `title` and no `text`.
+    A result that does not apply at present has no `title` and no `text`.
     """
 
     kind: str
@@ -80,9 +80,9 @@ class MissedMemory(msgspec.Struct, kw_only=True):
 
 
 class SearchAnswer(msgspec.Struct, kw_only=True):
-    """What was found, best first. `notes` tells what the search had to do without.
+    """Search results, best first. `notes` list limitations of the search.
 
-    `near_misses` are null where they were not asked for.
+    `near_misses` are null unless the request asks for them.
     """
 
     items: list[FoundMemory]
@@ -91,7 +91,7 @@ class SearchAnswer(msgspec.Struct, kw_only=True):
 
 
 class SearchService:
-    """Searches everything of a user's, or what a chat would look in."""
+    """Searches all data of a user, or the data that a chat uses."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class SearchService:
         min_relevance: float = 0,
         with_near_misses: bool = False,
     ) -> SearchAnswer:
-        """Look for a text. Raises `ChatNotFoundError`, `ValidationError`."""
+        """Search for a text. Raises `ChatNotFoundError`, `ValidationError`."""
         async with self._database.read() as session:
             if chat_id is None:
                 parts = await self._everywhere(session, identity, kinds)
@@ -159,7 +159,6 @@ class SearchService:
     async def _near_misses(
         self, identity: Identity, result: SearchResult, memories: Sequence[Memory]
     ) -> list[MissedMemory]:
-        """What came close. To a viewpoint only what it may know: what is read for it."""
         viewpoint = result.request.viewpoint if result.request else GM
         missed = near_misses(result, memories)
         kinds: dict[UUID, Kind] = {each.payload.source_id: each.payload.kind for each in missed}
@@ -182,7 +181,7 @@ class SearchService:
 
 
 class SearchController(Controller):
-    """Searching memory."""
+    """Memory search."""
 
     path = "/search"
     tags = ("Memory",)
@@ -202,18 +201,20 @@ class SearchController(Controller):
     ) -> SearchAnswer:
         """Find entities, facts, threads, events, lorebook entries and messages, best first.
 
-        It is the search that fills prompts, by words and by meaning, without its threshold: that is
-        `min_relevance`, from 0 (all that was found) to 1. With `near_misses` it tells as well what
-        came close and stayed out, at most ten, and why: what is not near enough, says the same as
-        something found, is beyond `limit`, or does not count at this moment.
-        `sources` names what to look for, with commas between (`campaign`, `event`, `lore`,
-        `message`; all of them without it); `chat_id` keeps to that chat's messages, its lorebooks,
-        its chronicle and its campaign. Messages count that are on a chat's active path and not
-        hidden; what comes from messages counts while those are on it, and a fact while no other
-        supersedes it. `viewpoint` finds only what `public`, or an entity of a campaign, may know.
+        The same search fills prompts, by words and by meaning, but with a threshold. Here the
+        threshold is `min_relevance`, from 0 (all results) to 1. `near_misses` adds at most ten
+        results that were left out, with the reason: not relevant enough, a duplicate, beyond
+        `limit`, or not applicable at present.
+
+        `sources` is a comma-separated list of `campaign`, `event`, `lore` and `message`. The
+        default is all of them. `chat_id` limits the search to the messages, lorebooks, chronicle
+        and campaign of a chat. Messages have to be on the active path and not hidden. Items that
+        were made from messages have to be on the active path as well, and facts must not be
+        superseded. `viewpoint` limits the search to the knowledge of `public` or of an entity of a
+        campaign.
         """
         if not q.strip():
-            raise ValidationError("q must not be blank.")
+            raise ValidationError("q is blank.")
         return await search_service.search(
             identity,
             q,
@@ -229,7 +230,7 @@ class SearchController(Controller):
 async def _check_viewpoint(
     session: AsyncSession, identity: Identity, viewpoint: Viewpoint, chat_id: UUID | None
 ) -> None:
-    """Raises `ValidationError`."""
+    """Raise `ValidationError` if the viewpoint does not exist."""
     campaigns = None
     if chat_id is not None:
         chat = await chats.get_chat(session, chat_id, owner_id=identity.user_id)
@@ -240,7 +241,7 @@ async def _check_viewpoint(
 async def _find_chat_scope(
     session: AsyncSession, identity: Identity, chat_id: UUID, kinds: Sequence[Kind]
 ) -> tuple[list[ScopePart], list[str]]:
-    """Where a chat's turns look, and who takes part in it."""
+    """Return the scopes that the chat's turns search, and the names of its characters."""
     owner_id = identity.user_id
     chat = await chats.get_chat(session, chat_id, owner_id=owner_id)
     member_ids = (await chats.character_ids(session, [chat.id])).get(chat.id, [])
@@ -269,7 +270,7 @@ async def _find_chat_scope(
 
 
 def _read_kinds(sources: str) -> list[Kind]:
-    """The kinds that a list names. Raises `ValidationError` for one that is none."""
+    """Return the kinds of a list of sources. Raises `ValidationError` for an unknown source."""
     named = [part.strip() for part in sources.split(",") if part.strip()]
     if unknown := sorted(set(named) - set(SOURCE_NAMES)):
         raise ValidationError(
@@ -295,7 +296,7 @@ def _view_missed(missed: NearMiss, recalled: MemoryItem | None) -> MissedMemory:
 def _view_found(
     asked: str, memories: Sequence[Memory], days: Mapping[UUID, str]
 ) -> list[FoundMemory]:
-    """What was found, with the words that it shares with what was asked. CPU-bound."""
+    """Return views of the results, with the words that they share with the query. CPU-bound."""
     words = SharedWords(asked)
     return [_view_memory(memory, words, days) for memory in memories]
 

@@ -1,7 +1,7 @@
-"""One turn, from the user's line to the stored reply.
+"""Turns from the user's line to the stored reply.
 
-What fails before the model is asked is an answer of its own, what fails later is an event of the
-stream. No database connection is held while the model talks.
+Failures before the model is asked are error responses, later ones are events of the stream. No
+database connection is held while the model works.
 """
 
 from __future__ import annotations
@@ -56,9 +56,16 @@ from backend.turns.run.store import TurnStore
 from backend.turns.run.turn_run import TurnRun
 from backend.vault.sealing import Sealer, digest
 
+log = get_logger(__name__)
+
+MAX_ATTEMPTS = 3
+
+FOLLOW_SECONDS = 0.5
+
+NEW_ID = "Use a new id for each turn."
+
 
 def view_turn(sealer: Sealer, turn: Turn) -> TurnView:
-    """A turn as its row tells it."""
     return TurnView(
         id=turn.id,
         chat_id=turn.chat_id,
@@ -81,16 +88,7 @@ def view_turn(sealer: Sealer, turn: Turn) -> TurnView:
     )
 
 
-log = get_logger(__name__)
-
-MAX_ATTEMPTS = 3
-FOLLOW_SECONDS = 0.5
-NEW_ID = "Make a new one for each turn."
-
-
 class TurnService:
-    """Starts turns, follows them, stops them."""
-
     def __init__(  # noqa: PLR0913  # the application hands it its parts
         self,
         database: Database,
@@ -119,13 +117,13 @@ class TurnService:
         )
 
     async def take(self, identity: Identity, chat_id: UUID, request: TurnRequest) -> UUID:
-        """Build the prompt, store the user's line with a place for the reply, ask the model.
+        """Build the prompt, store the user's line with a row for the reply, and ask the model.
 
-        Gives back the turn's id; the turn goes on without a listener, too. With a turn id that was
-        used for the same request it is that turn, and nothing is begun.
+        Returns the id of the turn, which runs with or without a listener. If the turn id was used
+        for the same request, nothing is started.
 
         Raises `TurnInProgressError`, `TurnIdReusedError`, `QuotaExceededError`, `ChatChangedError`
-        and what `PromptBuilder.build` raises. Nothing is stored then.
+        and the errors of `PromptBuilder.build`. Nothing is stored then.
         """
         turn_id, fingerprint = (
             request.turn_id or new_id(),
@@ -139,25 +137,25 @@ class TurnService:
         except _ReplayError:
             return turn_id
         except QuotaExceededError:
-            # What is sent again takes nothing more: it gives back the same turn.
+            # A repeated request uses no tokens, so it returns the same turn.
             async with self._database.read() as session:
                 if await _is_replay(session, identity, turn_id, fingerprint):
                     return turn_id
             raise
         self.runs.start(run)
         self._recount_if_needed(run)
-        # The turn's task, and in it the model's, get to run before the answer's head is made.
+        # Yield twice so that the model request starts before the response headers are sent.
         for _ in range(2):
             await asyncio.sleep(0)
         return turn_id
 
     async def choose(self, identity: Identity, turn_id: UUID, choice: ChoiceRequest) -> int:
-        """Let a turn that waits go on with the player's choice, once however often it is sent.
+        """Resume a waiting turn with the player's choice. A repeated choice has no further effect.
 
-        Returns the id of the event before that of the choice. Raises what `TurnResumer.choose`
-        raises, and `QuotaExceededError`.
+        Returns the id of the event before that of the choice. Raises the errors of
+        `TurnResumer.choose` and `QuotaExceededError`.
         """
-        event_id = await self._waiting.made(identity, turn_id, choice)
+        event_id = await self._waiting.find_made_choice(identity, turn_id, choice)
         if event_id is None:
             await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
             with self._quotas.turns.hold(identity.user_id) as permit:
@@ -175,10 +173,10 @@ class TurnService:
         turn_id: UUID,
         fingerprint: bytes,
     ) -> TurnRun:
-        """The turn, stored and ready to run. Raises `_ReplayError` if it was started before."""
+        """Store the turn. Raises `_ReplayError` if the same request has started it before."""
 
         async def check(session: AsyncSession) -> None:
-            """Look for this very turn, and for another one that is not over."""
+            """Raise an error if this turn exists or another turn of the chat is open."""
             if request.turn_id and await _is_replay(session, identity, turn_id, fingerprint):
                 raise _ReplayError
             turn = await repository.find_open_turn(session, chat_id, owner_id=identity.user_id)
@@ -189,8 +187,9 @@ class TurnService:
 
         is_outrun = False
         for attempt in range(MAX_ATTEMPTS):
-            # A new line without an id needs no look: the index on running turns refuses a second
-            # one. Whatever else goes by the last message has to know that none runs.
+            # A new line without a turn id needs no check, because the index on open turns refuses a
+            # second one. Other requests depend on the last message and must know that no turn is
+            # running.
             look = check if attempt or request.turn_id or request.text is None else None
             built = await self._builder.build(identity, chat_id, request, check=look)
             try:
@@ -203,8 +202,8 @@ class TurnService:
                     rebuild=partial(self._builder.rebuild, identity, request),
                 )
             except OvertakenError:
-                # A turn that came first has the place of the running one, or this one's id. The
-                # next look says which, and raises, unless the id is that of someone else's turn.
+                # Another turn was first, or has the same id. The next check finds out which, and
+                # raises, unless the id belongs to another user's turn.
                 log.info("turn.outrun", chat_id=chat_id, turn_id=turn_id, attempt=attempt)
                 is_outrun = True
                 continue
@@ -219,9 +218,11 @@ class TurnService:
     async def events(
         self, identity: Identity, turn_id: UUID, *, last_id: int, beat: float
     ) -> AsyncIterator[list[TurnEvent]]:
-        """A turn's events after `last_id`, wherever it runs or ran; empty lists in silence.
+        """Yield the events of a turn after `last_id`, in any process.
 
-        Raises `TurnNotFoundError` before the first.
+        Yields empty lists in silence.
+
+        Raises `TurnNotFoundError` before the first event.
         """
         run = self.runs.get(turn_id)
         if run is not None and run.user_id == identity.user_id:
@@ -235,14 +236,14 @@ class TurnService:
             except TurnNotFoundError as error:
                 if cursor.last_id == 0:
                     raise
-                # Its chat was deleted while somebody followed it here.
+                # The chat was deleted while a client followed the turn here.
                 yield [TurnEvent(cursor.last_id + 1, "turn.failed", error.to_problem())]
                 return
             batch = cursor.next_events(progress)
             if batch:
                 yield batch
             if progress.is_at_rest or self.runs.is_closing:
-                return  # the process that has the turn, or the next one, goes on
+                return  # another process continues the stream
             silence = 0.0 if batch else silence + FOLLOW_SECONDS
             if silence >= beat:
                 silence = 0.0
@@ -250,7 +251,7 @@ class TurnService:
             await asyncio.sleep(FOLLOW_SECONDS)
 
     async def get(self, identity: Identity, turn_id: UUID) -> TurnView:
-        """Raises `TurnNotFoundError`."""
+        """Return a turn with its reply. Raises `TurnNotFoundError`."""
         async with self._database.read() as session:
             turn = await repository.get_turn(session, turn_id, owner_id=identity.user_id)
         reply = None
@@ -272,7 +273,7 @@ class TurnService:
         after: UUID | None,
         limit: int,
     ) -> list[TurnView]:
-        """Turns of a chat, newest first, without what was said. Raises `ChatNotFoundError`."""
+        """List turns of a chat, newest first, without their texts. Raises `ChatNotFoundError`."""
         async with self._database.read() as session:
             await get_chat(session, chat_id, owner_id=identity.user_id)
             turns = await repository.list_turns(
@@ -286,19 +287,17 @@ class TurnService:
         return [view_turn(identity.sealer, turn) for turn in turns]
 
     async def stop(self, identity: Identity, turn_id: UUID) -> None:
-        """End a turn where it is; what was said is kept. Raises `TurnNotFoundError`."""
+        """Stop a turn. Its text so far is kept. Raises `TurnNotFoundError`."""
         await self._recovery.stop(identity, turn_id)
         if run := self.runs.get(turn_id):
             run.stop()
 
     async def recover(self) -> None:
-        """Mark turns that a crash cut off."""
         count = await self._recovery.recover()
         if count:
             log.warning("turn.recovered", count=count)
 
     async def close(self) -> None:
-        """Cut running turns off, with what they said kept."""
         await self.runs.close()
         for task in list(self._recounts):
             task.cancel()
@@ -310,7 +309,7 @@ class TurnService:
         return read_progress(identity.sealer, turn, reply)
 
     def _recount_if_needed(self, run: TurnRun) -> None:
-        """Move a chat's stored counts to its model's vocabulary, beside the turn."""
+        """Count the chat's messages with its model's tokenizer, in the background."""
         if not run.built.window.is_estimated:
             return
         task = asyncio.create_task(self._recount(run))
@@ -328,13 +327,12 @@ class TurnService:
 
 
 class _ReplayError(Exception):
-    """The very same turn was started before."""
+    """The same request has started the turn before."""
 
 
 async def _is_replay(
     session: AsyncSession, identity: Identity, turn_id: UUID, fingerprint: bytes
 ) -> bool:
-    """Whether this request started this turn before. Raises `TurnIdReusedError`."""
     turn = await repository.find_turn(session, turn_id, owner_id=identity.user_id)
     if turn is None:
         return False
@@ -344,6 +342,6 @@ async def _is_replay(
 
 
 def _compute_fingerprint(identity: Identity, chat_id: UUID, request: TurnRequest) -> bytes:
-    """What makes two requests the same turn: everything in them but the turn's id."""
+    """Return a hash of the request without its turn id."""
     body = msgspec.json.encode(msgspec.structs.replace(request, turn_id=None))
     return digest(identity.sealer.derive_key("turn-requests"), chat_id.bytes, body)

@@ -1,4 +1,4 @@
-"""Turns as HTTP answers: server-sent events, or the turn as JSON once it is over."""
+"""Responses with turns: server-sent events, or the turn as JSON once it has ended."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ AnyRequest = Request[Any, Any, Any]
 KEEP_ALIVE_SECONDS = 15.0
 
 MAX_EVENT_ID_DIGITS = 18
-"""Digits; ids count characters."""
+"""Event ids count characters, so they stay far below this length."""
 
 BEAT_SECONDS = 2.0
-"""How often a stream looks whether its session is still open."""
+"""The interval at which a stream checks whether its session is still open."""
 
 
 def _wants_json(request: AnyRequest) -> bool:
@@ -41,7 +41,7 @@ async def make_response(
     *,
     last_id: int,
 ) -> Response[Any]:
-    """A turn's events after `last_id`, or, where JSON is asked for, the turn once no more come."""
+    """Return the events after `last_id`, or as JSON the turn once it has ended or waits."""
     if not _wants_json(request):
         return stream_events(turns, watch, identity, turn_id, last_id=last_id)
     async for _ in _watch_events(turns, watch, identity, turn_id, last_id=last_id):
@@ -50,7 +50,7 @@ async def make_response(
 
 
 def read_last_event_id(request: AnyRequest) -> int:
-    """The last event that a client has; 0 for none. Raises `BadRequestError`."""
+    """Return the id of the client's last event. 0 for none. Raises `BadRequestError`."""
     text = request.headers.get("last-event-id", "").strip()
     if not text:
         return 0
@@ -62,7 +62,7 @@ def read_last_event_id(request: AnyRequest) -> int:
 def stream_events(
     turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
 ) -> Response[Any]:
-    """A turn's events after `last_id`, as server-sent events."""
+    """Return a response with the events after `last_id`."""
     return Stream(
         _encode_events(_watch_events(turns, watch, identity, turn_id, last_id=last_id)),
         media_type="text/event-stream",
@@ -73,9 +73,9 @@ def stream_events(
 async def _watch_events(
     turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
 ) -> AsyncIterator[list[TurnEvent]]:
-    """A turn's events, for as long as the session that asked is open.
+    """Yield the events of a turn while the session of the request is open.
 
-    Raises `UnauthenticatedError` once it is not: in a stream the connection just ends.
+    Raises `UnauthenticatedError` when it ends. A stream is closed then.
     """
     with watch.watching(identity.slot_id):
         async for batch in turns.events(identity, turn_id, last_id=last_id, beat=BEAT_SECONDS):
@@ -85,7 +85,6 @@ async def _watch_events(
 
 
 async def _encode_events(events: AsyncIterator[list[TurnEvent]]) -> AsyncIterator[bytes]:
-    """Events on the wire, until the turn is over or the session has ended."""
     spoke_at = time.monotonic()
     try:
         async for batch in events:

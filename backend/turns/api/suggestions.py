@@ -1,4 +1,4 @@
-"""Lines that the user could say next: what the model is asked, and what that took."""
+"""Suggest lines that the user could say next."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from backend.turns.prompt.built_prompt import (
 from backend.turns.prompt.context import Constraint, get_version
 
 _JSON_MEMBER = re.compile(r'"\w{1,40}"\s{0,9}:\s{0,9}(?:["{\[\d-]|true|false|null)')
-"""A name in quotes and a value: an object, or a piece of one. Speech is not written like that."""
+"""A quoted name and a value, as in JSON. Speech does not contain this."""
 
 _BRACKETS = re.compile(r"""^(?:\[|\{(?!\{))\s{0,9}(?:["'{\[\]}]|$)""")
-"""The beginning of a JSON list or object. `[OOC: ...]` and `{{user}}` are none."""
+"""The beginning of a JSON list or object. `[OOC: ...]` and `{{user}}` do not match."""
 
 _SCHEMA_WORDS = frozenset(
     {
@@ -53,15 +53,25 @@ _SCHEMA_WORDS = frozenset(
         *("required", "json", "schema", "enum"),
     }
 )
-"""A line that has no other words repeats the schema that the model was given."""
+"""A line with only these words repeats the schema."""
 
 _BLANK_LINE = re.compile(r"\n[^\S\n]{0,99}\n")
+
 _WORD = re.compile(r"[^\W_]+")
+
+PATIENCE_SECONDS = 60.0
+"""Suggestions wait at most this long for turns that use the same model."""
+
+SUGGESTIONS_SCHEMA = {
+    "type": "object",
+    "properties": {"lines": {"type": "array", "items": {"type": "string"}}},
+    "required": ["lines"],
+}
 
 
 @dataclass(frozen=True, slots=True)
 class SuggestedLines:
-    """Lines that can be shown, and how many were dropped: those with JSON, and empty ones."""
+    """Lines that can be shown, and the numbers of dropped lines: with JSON, and empty ones."""
 
     lines: list[str]
     code: int
@@ -69,12 +79,11 @@ class SuggestedLines:
 
     @property
     def dropped(self) -> int:
-        """All that were dropped."""
         return self.code + self.empty
 
 
 def read_suggestions(said: Iterable[str], *, most: int) -> SuggestedLines:
-    """Keep the lines that a user could say, at most so many. Linear in their length."""
+    """Return at most `most` lines that a user could say. Takes linear time."""
     lines: list[str] = []
     code = empty = 0
     for each in said:
@@ -95,24 +104,12 @@ def _is_code(text: str) -> bool:
     return bool(_BRACKETS.match(text)) or (bool(words) and words <= _SCHEMA_WORDS)
 
 
-PATIENCE_SECONDS = 60.0
-"""Seconds that suggestions wait for turns which use the same model."""
-
-SUGGESTIONS_SCHEMA = {
-    "type": "object",
-    "properties": {"lines": {"type": "array", "items": {"type": "string"}}},
-    "required": ["lines"],
-}
-
-
 class _SuggestionsAnswer(msgspec.Struct):
-    """What a model is to answer."""
-
     lines: list[str]
 
 
 class SuggestionService:
-    """Has lines suggested. Of them nothing is stored; what they took is a run of the chat's."""
+    """Suggests lines. They are not stored, but their tokens are counted as a run of the chat."""
 
     def __init__(
         self, database: Database, builder: PromptBuilder, quotas: Quotas, slots: ModelSlots
@@ -125,11 +122,11 @@ class SuggestionService:
     async def suggest(
         self, identity: Identity, chat_id: UUID, request: SuggestionRequest
     ) -> Suggestions:
-        """Lines that the user could say next, made by the model of the same prompt.
+        """Ask the model of the chat for lines that the user could say next.
 
-        Raises what building a prompt raises, `ModelError`, `QuotaExceededError`, and
-        `ModelBusyError` or `ChatChangedError` where turns come first for too long, and
-        `ChatNotFoundError` if the chat is deleted while the model works.
+        Raises the errors of `PromptBuilder.build`, `ModelError`, `QuotaExceededError`,
+        `ModelBusyError` or `ChatChangedError` if turns come first for too long, and
+        `ChatNotFoundError` if the chat was deleted while the model was working.
         """
         await self._quotas.check(TOKENS_PER_DAY, identity.user_id)
         with self._quotas.turns.hold(identity.user_id):
@@ -137,7 +134,7 @@ class SuggestionService:
         written = len(str(answer.value)) // CHARACTERS_PER_TOKEN + 1
         usage = answer.usage or TokenUsage(built.assembled.tokens, written)
         async with self._database.write() as session:
-            # A chat that was deleted while the model worked does not make the tokens free.
+            # Tokens are charged even if the chat was deleted while the model was working.
             spent = usage.prompt_tokens + usage.completion_tokens
             await add_tokens_if_account(session, identity.user_id, spent)
             chat = await find_chat(session, chat_id, owner_id=identity.user_id)
@@ -168,10 +165,10 @@ class SuggestionService:
     async def _ask(
         self, identity: Identity, chat_id: UUID, request: SuggestionRequest
     ) -> tuple[BuiltPrompt, StructuredAnswer, float]:
-        """Ask the model, and again after a turn in another chat has cut it off.
+        """Ask the model. Ask again if a turn in another chat has taken its slot.
 
-        A prompt that it refuses as too long is built again, smaller. Returns also how many seconds
-        the answer took.
+        If the model refuses the prompt as too long, a smaller one is built. Also returns the
+        seconds that the answer took.
         """
         turn = TurnRequest(impersonate=True, viewpoint=request.viewpoint)
         until, version = time.monotonic() + PATIENCE_SECONDS, None
@@ -182,7 +179,7 @@ class SuggestionService:
                 built = await self._builder.build(
                     identity, chat_id, turn, suggestions=request.count, constraint=constraint
                 )
-                # After a turn in this chat they would be for the line before it.
+                # After a turn in this chat, the suggestions would be for an earlier line.
                 if version not in {None, get_version(built.loaded.chat)}:
                     raise ChatChangedError("Ask for suggestions again.")
                 version = get_version(built.loaded.chat)
@@ -196,7 +193,7 @@ class SuggestionService:
                     constraint = make_constraint(refused, built)
             except SlotTakenError:
                 if time.monotonic() >= until:
-                    raise ModelBusyError("Ask for suggestions again in a while.") from None
+                    raise ModelBusyError("Ask for suggestions again later.") from None
 
     async def _ask_once(
         self, identity: Identity, built: BuiltPrompt, patience: float

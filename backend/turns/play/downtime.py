@@ -1,4 +1,4 @@
-"""Downtime of a campaign: its player's own call, while no turn of its chats is open."""
+"""Downtime of a campaign, while no turn of its chats is open."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -30,14 +30,14 @@ AnyRequest = Request[Any, Any, Any]
 
 
 class NewDowntime(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What is done in downtime: an activity of the rules, and whom or what it is about."""
+    """An activity of downtime and its target."""
 
     activity: Annotated[str, msgspec.Meta(min_length=1, max_length=50)]
     target: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
 class DowntimeView(msgspec.Struct, kw_only=True):
-    """What downtime came to: what its dice said, and the changes of the ledger."""
+    """The result of downtime: its dice, and the changes of the ledger."""
 
     result: dict[str, Any]
     changes: list[ChangeView]
@@ -45,7 +45,7 @@ class DowntimeView(msgspec.Struct, kw_only=True):
 
 
 class DowntimeService:
-    """Begins and ends downtime. What it changes are changes of the user's, which always count."""
+    """Begins and ends downtime. Its changes count as the user's own, so they always apply."""
 
     def __init__(self, database: Database, names: SnapshotCache) -> None:
         self._database = database
@@ -57,8 +57,8 @@ class DowntimeService:
         """Begin downtime with an activity.
 
         Raises `CampaignNotFoundError`, `PreconditionFailedError`, `TurnInProgressError`,
-        `TurnWaitingError`, `DowntimeError`, and `ValidationError` where the rules have no such
-        activity, or the campaign is not played.
+        `TurnWaitingError`, `DowntimeError`, and `ValidationError` if the rules do not have the
+        activity or the campaign is not played.
         """
 
         def enter(table: Table) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class DowntimeService:
         return await self._play(identity, campaign_id, enter, if_match)
 
     async def end(self, identity: Identity, campaign_id: UUID, *, if_match: str | None) -> None:
-        """End downtime. Raises as `begin` does."""
+        """End downtime. Raises the errors of `begin`."""
         await self._play(identity, campaign_id, leave_downtime, if_match)
 
     async def _play(
@@ -86,7 +86,7 @@ class DowntimeService:
                     "Downtime needs the campaign's setting `tools`. Turn it on first."
                 )
             await _check_no_turn(session, identity, campaign_id)
-            names = await self._names.names(session, sealer, campaign)
+            names = await self._names.load(session, sealer, campaign)
             table = await load_table(session, sealer, campaign, names)
             result = act(table)
             changes = await commit_table(session, sealer, campaign, table)
@@ -99,7 +99,6 @@ class DowntimeService:
 
 
 async def _check_no_turn(session: AsyncSession, identity: Identity, campaign_id: UUID) -> None:
-    """Raise `TurnWaitingError` or `TurnInProgressError` where a turn of the campaign is open."""
     turn = await session.scalar(
         select(Turn)
         .join(Chat, Chat.id == Turn.chat_id)
@@ -119,7 +118,7 @@ async def _check_no_turn(session: AsyncSession, identity: Identity, campaign_id:
 
 
 class DowntimeController(Controller):
-    """`/campaigns/{campaign_id}/downtime`: downtime, between what happens."""
+    """`/campaigns/{campaign_id}/downtime`: downtime between scenes."""
 
     path = "/campaigns/{campaign_id:uuid}/downtime"
     tags = ("Campaigns",)
@@ -146,9 +145,9 @@ class DowntimeController(Controller):
         identity: NamedDependency[Identity],
         downtime: NamedDependency[DowntimeService],
     ) -> Response[DowntimeView]:
-        """Begin downtime with an activity of the campaign's rules, whose dice the server rolls.
+        """Begin downtime with an activity of the campaign's rules. The server rolls the dice.
 
-        Not in the middle of an action, and not while a turn of the campaign runs or waits.
+        This is refused during an action, and while a turn of the campaign runs or waits.
         """
         if_match = request.headers.get("if-match")
         begun = await downtime.begin(identity, campaign_id, data, if_match=if_match)
@@ -174,6 +173,6 @@ class DowntimeController(Controller):
         identity: NamedDependency[Identity],
         downtime: NamedDependency[DowntimeService],
     ) -> None:
-        """Go back to the mood that play begins in. What downtime changed stays."""
+        """Return to the mood in which play begins. Changes made in downtime are kept."""
         if_match = request.headers.get("if-match")
         await downtime.end(identity, campaign_id, if_match=if_match)

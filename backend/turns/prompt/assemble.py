@@ -1,27 +1,33 @@
-"""From what was read to the prompt: lore, sections, history, memories, within the budget."""
+"""Assemble a prompt from its retrieved data, within the token budgets."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
+import threading
+from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
+from uuid import UUID
 
 from msgspec import structs
 
 from backend.accounts.auth.identity import Identity
+from backend.accounts.events import UserSignedOut
 from backend.context.assembly import Counter, assemble
 from backend.context.budget import ContextOverflowError
 from backend.context.layout import LeftOut, PromptItem
 from backend.context.macros import MacroBudget
 from backend.core.cpu_pool import CpuPool
 from backend.core.reasons import Reason
-from backend.generation.tokens import MESSAGE_OVERHEAD
+from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.lorebooks.activation.outcome import compute_lore_reserve
 from backend.prompts import PromptLibrary
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.prompt.built_prompt import BuiltPrompt, misses_rounds
-from backend.turns.prompt.context import PromptContext
+from backend.turns.prompt.context import RetrievedPrompt
 from backend.turns.prompt.history import fit_history
 from backend.turns.prompt.lore import (
     LoreExpander,
@@ -29,7 +35,7 @@ from backend.turns.prompt.lore import (
     Outlets,
     PlacedLore,
     list_triggers,
-    make_scan,
+    make_turn_scan,
     place_lore,
 )
 from backend.turns.prompt.macros import (
@@ -39,23 +45,67 @@ from backend.turns.prompt.macros import (
     rewrite_lore,
 )
 from backend.turns.prompt.retrieve import (
-    count_item,
+    collect_items,
     find_semantic_hits,
     group_memory_texts,
     list_near_misses,
-    make_consequence_items,
-    make_memory_items,
-    make_named_items,
-    sort_by_rank,
     split_by_history,
 )
 from backend.turns.prompt.sections import PromptOrder, SectionBuilder
 
-LOST_ROUNDS = "There was no room for all rounds that the campaign's summary does not tell yet."
+MAX_COUNTS = 20_000
+
+MIN_CACHED_CHARACTERS = 200
+"""For shorter texts, counting is as fast as the cache."""
+
+LOST_ROUNDS = "The prompt has no room for all rounds that the campaign's summary does not cover."
+
+_CACHED_COUNT_FACTOR = 8
+"""Most turns only expand fields, because their token counts are cached."""
+
+_LINE_CHARACTERS = 2
+"""Adding a message of the history takes as long as counting so many characters."""
+
+
+class CountCache(UserSignedOut):
+    """Token counts by user, tokenizer and text hash, with the least recently used dropped first.
+
+    The hashes use a key of this process, so that texts cannot be guessed from them. Thread-safe.
+    """
+
+    def __init__(self, capacity: int = MAX_COUNTS) -> None:
+        self._capacity = capacity
+        self._key = os.urandom(32)
+        self._counts: OrderedDict[tuple[UUID, bytes], int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def count(self, user_id: UUID, tokenizer: str, text: str) -> int:
+        if len(text) < MIN_CACHED_CHARACTERS:
+            return get_tokenizer(tokenizer).count(text)
+        digest = hashlib.blake2b(
+            text.encode(), key=self._key, digest_size=16, person=tokenizer.encode()[:16]
+        ).digest()
+        key = user_id, digest
+        with self._lock:
+            found = self._counts.get(key)
+            if found is not None:
+                self._counts.move_to_end(key)
+                return found
+        found = get_tokenizer(tokenizer).count(text)
+        with self._lock:
+            self._counts[key] = found
+            if len(self._counts) > self._capacity:
+                self._counts.popitem(last=False)
+        return found
+
+    def user_signed_out(self, user_id: UUID) -> None:
+        with self._lock:
+            for key in [each for each in self._counts if each[0] == user_id]:
+                del self._counts[key]
 
 
 class PromptAssembler:
-    """Puts prompts together from what was loaded alone: no database, no index."""
+    """Assembles prompts from retrieved data. Uses neither the database nor the index."""
 
     def __init__(
         self, prompts: PromptLibrary, counts: CountCache, lore: LoreReader, pool: CpuPool
@@ -66,20 +116,24 @@ class PromptAssembler:
         self._lore = lore
 
     async def assemble(
-        self, identity: Identity, context: PromptContext, request: TurnRequest, *, suggestions: int
+        self,
+        identity: Identity,
+        prompt: RetrievedPrompt,
+        request: TurnRequest,
+        *,
+        suggestions: int,
     ) -> BuiltPrompt:
-        """The prompt. Raises `ContextOverflowError` and `MacroLimitError`."""
+        """Assemble the prompt in a thread. Raises `ContextOverflowError` and `MacroLimitError`."""
         return await self._pool.run(
             identity.user_id,
-            partial(self._assembled, identity, context, request, suggestions),
-            size=_estimate_size(context),
+            partial(self._assemble, identity, prompt, request, suggestions),
+            size=_estimate_size(prompt),
         )
 
-    def _assembled(
-        self, identity: Identity, context: PromptContext, request: TurnRequest, suggestions: int
+    def _assemble(
+        self, identity: Identity, prompt: RetrievedPrompt, request: TurnRequest, suggestions: int
     ) -> BuiltPrompt:
-        """The prompt. CPU-bound, without the database."""
-        loaded, window = context.loaded, context.window
+        loaded, window = prompt.loaded, prompt.window
         order = PromptOrder(
             loaded.preset, loaded.settings, list_triggers(request, is_quiet=bool(suggestions))
         )
@@ -88,12 +142,12 @@ class PromptAssembler:
         expander = LoreExpander(macros, loaded.variables, macro_budget)
         placed = PlacedLore(timed=loaded.lore.timed)
         if loaded.lore.books:
-            placed = self._scan(context, request, order, expander, count)
+            placed = self._scan(prompt, request, order, expander, count)
         outlets = Outlets(placed.slots.get("outlet", ()))
         sections = SectionBuilder(
             self._prompts,
             identity,
-            context,
+            prompt,
             order,
             placed,
             replace(macros, outlets=outlets),
@@ -105,31 +159,22 @@ class PromptAssembler:
         )
         sampling = structs.replace(window.sampling, start_reply_with=sections.reply_start())
         window = replace(window, sampling=sampling)
-        told = [*(loaded.campaign.told if loaded.campaign else ()), *sections.chapter_ids]
-        memories = make_memory_items(
-            context.memories,
-            count=count,
-            pinned=loaded.pinned,
-            told=told,
-            marks=loaded.marks,
-            days=context.days if loaded.campaign else None,
-        )
-        named = make_named_items(loaded, count=count)
-        followed = make_consequence_items(context, count=count)
-        found = sort_by_rank(
-            [*named, *followed, *memories],
-            [count_item(item, count) for item in placed.ranked],
-            context.memories,
-        )
+        told = [
+            *(loaded.story.campaign.told if loaded.story.campaign else ()),
+            *sections.chapter_ids,
+        ]
+        found = collect_items(prompt, placed.ranked, told=told, count=count)
         if not order.sends_memory:
             unsent = [item.left_out(Reason("block_off")) for item in found]
             placed = replace(placed, left_out=[*placed.left_out, *unsent])
             found = []
         with _convert_overflow(window.ratio):
-            reserved = self._reserved(context, [item for item in found if not item.rank], count)
-            fixed, history, unsaid = fit_history(context, items, count=count, reserved=reserved)
+            reserved = self._count_reserved(
+                prompt, [item for item in found if not item.rank], count
+            )
+            fixed, history, unsaid = fit_history(prompt, items, count=count, reserved=reserved)
             retrieved, repeated = split_by_history(
-                found, context.memories, history, chat_id=loaded.chat.id
+                found, prompt.memories, history, chat_id=loaded.chat.id
             )
             assembled = assemble(
                 fixed,
@@ -164,12 +209,12 @@ class PromptAssembler:
             variables=variables,
             prompt_files=files,
             timed=placed.timed,
-            near_misses=list_near_misses(context, history, known | set(told)),
+            near_misses=list_near_misses(prompt, history, known | set(told)),
             notes=[
-                *context.notes,
+                *prompt.notes,
                 *([LOST_ROUNDS] if misses_rounds(loaded, assembled) else ()),
                 *placed.notes,
-                *(loaded.preset.refused_by(window.spec) if loaded.preset else ()),
+                *(loaded.preset.describe_refused(window.spec) if loaded.preset else ()),
                 *unkept,
                 *_note_ignored_macros(macro_budget),
                 *(loaded.scripts.notes if loaded.scripts else ()),
@@ -178,86 +223,75 @@ class PromptAssembler:
 
     def _scan(
         self,
-        context: PromptContext,
+        prompt: RetrievedPrompt,
         request: TurnRequest,
         order: PromptOrder,
         expander: LoreExpander,
         count: Counter,
     ) -> PlacedLore:
-        """Which lore comes in, and where it stands."""
-        loaded = context.loaded
+        loaded = prompt.loaded
         scan = replace(
-            make_scan(
+            make_turn_scan(
                 loaded,
                 request,
-                context.window,
+                prompt.window,
                 count=count,
                 expander=expander,
                 is_quiet="quiet" in order.triggers,
             ),
-            semantic=find_semantic_hits(context.memories),
-            by_meaning=context.by_meaning,
+            semantic=find_semantic_hits(prompt.memories),
+            by_meaning=prompt.by_meaning,
         )
         outcome = rewrite_lore(loaded.scripts, self._lore.scan(scan), count)
         return place_lore(
             outcome,
-            loaded.note,
-            note_is_due=loaded.note_is_due,
+            loaded.note.fields,
+            note_is_due=loaded.note.is_due,
             as_written=order.lore_as_written,
         )
 
-    def _reserved(self, context: PromptContext, asked: Sequence[PromptItem], count: Counter) -> int:
-        """Tokens that history leaves to pinned events and lore by key: at most a share."""
+    def _count_reserved(
+        self, prompt: RetrievedPrompt, asked: Sequence[PromptItem], count: Counter
+    ) -> int:
+        """Return the tokens that the history leaves to pinned events and lore."""
         if not asked:
             return 0
         around = count(render_memory(self._prompts, [structs.replace(asked[0], text="")]))
         tokens = sum(each.tokens for each in asked) + around + MESSAGE_OVERHEAD
         return min(
-            tokens, compute_lore_reserve(context.loaded.lore.settings, context.window.budget.prompt)
+            tokens, compute_lore_reserve(prompt.loaded.lore.settings, prompt.window.budget.prompt)
         )
 
 
 def render_omitted(prompts: PromptLibrary, count: int) -> str:
-    """The line that stands for messages taken out of the middle."""
+    """Render the line that replaces messages from the middle of the history."""
     return prompts["sections/omitted"].render(count=count)
 
 
 def render_memory(prompts: PromptLibrary, items: Sequence[PromptItem]) -> str:
-    """The section of what was retrieved."""
     return prompts["sections/memory"].render(**group_memory_texts(items))
 
 
-_CACHED_COUNT_FACTOR = 8
-"""Fields come back turn after turn, and their counts are kept: most turns only expand them."""
-
-_LINE_CHARACTERS = 2
-"""Laying out a line of the history takes as long as counting so many characters."""
-
-
-def _estimate_size(context: PromptContext) -> int | None:
-    """How much work a prompt is, as `CpuPool.run` is told; None where lorebooks are scanned.
-
-    Patterns that can't be trusted may take a quarter of a second together.
-    """
-    if context.loaded.lore.books:
+def _estimate_size(prompt: RetrievedPrompt) -> int | None:
+    """Return the work for `CpuPool.run`. None if lorebooks are scanned, which may take long."""
+    if prompt.loaded.lore.books:
         return None
-    loaded = context.loaded
-    texts = [*loaded.fields, loaded.summary.text if loaded.summary else "", loaded.said or ""]
-    found = sum(len(memory.recalled.text) for memory in context.memories)
-    lines = _LINE_CHARACTERS * len(context.lines.ids)
+    loaded = prompt.loaded
+    texts = [*loaded.macro_texts, loaded.summary.text if loaded.summary else "", loaded.said or ""]
+    found = sum(len(memory.recalled.text) for memory in prompt.memories)
+    lines = _LINE_CHARACTERS * len(prompt.lines.ids)
     return lines + (estimate_expansion(texts) + found) // _CACHED_COUNT_FACTOR
 
 
 def _note_ignored_macros(macros: MacroBudget) -> list[str]:
-    """What to say of macros that mean nothing here."""
     names = ", ".join(sorted(macros.ignored))
-    return [f"Macros that stand for nothing here: {names}."] if names else []
+    return [f"Macros without a value: {names}."] if names else []
 
 
 def _drop_unread_outlets(
     items: Sequence[PromptItem], outlets: Outlets
 ) -> tuple[list[PromptItem], list[LeftOut]]:
-    """Items without what stands in outlets that no field reads; and that."""
+    """Split off the items of outlets that no field reads."""
     kept: list[PromptItem] = []
     unread: list[LeftOut] = []
     for item in items:
@@ -271,8 +305,8 @@ def _drop_unread_outlets(
 
 @contextlib.contextmanager
 def _convert_overflow(ratio: float) -> Generator[None]:
-    """Let an overflow speak of the model's tokens, as everything that people read does."""
+    """Convert the numbers of an overflow error to the model's tokens."""
     try:
         yield
     except ContextOverflowError as error:
-        raise error.scaled(ratio) from None
+        raise error.scale(ratio) from None

@@ -1,4 +1,4 @@
-"""Building the prompt of a turn: load, retrieve, assemble. A preview shares all of it."""
+"""Build the prompt of a turn or of a preview: load, retrieve, assemble."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ from backend.llm.token_ratios import RatioCache
 from backend.llm.user_models import UserModels
 from backend.lorebooks.activation.outcome import compute_lore_reserve
 from backend.memory.index.protocol import Kind
+from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.request import Memory
 from backend.memory.search.search import MemorySearch, SearchSession, near_misses
 from backend.prompts import PromptLibrary
@@ -52,7 +53,13 @@ from backend.turns.api.schemas import ContextRequest, TurnRequest
 from backend.turns.errors import ChatChangedError
 from backend.turns.prompt.assemble import CountCache, PromptAssembler
 from backend.turns.prompt.built_prompt import BuiltPrompt
-from backend.turns.prompt.context import Constraint, LoadedChat, PromptContext, PromptWindow
+from backend.turns.prompt.context import (
+    Constraint,
+    LoadedChat,
+    LoadedPrompt,
+    PromptWindow,
+    RetrievedPrompt,
+)
 from backend.turns.prompt.history import HistoryCache, load_last_thoughts, open_history
 from backend.turns.prompt.load import ChatLoader, find_history_begin
 from backend.turns.prompt.lore import LoreReader
@@ -60,20 +67,18 @@ from backend.turns.prompt.macros import expand_line, load_scripts, rewrite_line
 from backend.turns.prompt.retrieve import Rephraser, make_request
 
 FIXED_RESERVE_TOKENS = 16_384
-"""Tokens that what is always sent hardly ever exceeds; half of a window that is smaller."""
+"""Reserve for the fixed sections: 16,384 tokens, or half of a smaller window."""
 
 QUICK_CHARACTERS, QUICK_MACROS = 20_000, 100
-"""Limits of the macros of a line that are expanded on the event loop: 1 or 2 ms."""
+"""Limits of macros that are expanded on the event loop. They take 1 or 2 ms."""
 
 SCANNED_KINDS: tuple[Kind, ...] = ("lore",)
-"""Of these the scan of the lorebooks has the texts at hand, and knows which of them count."""
+"""Kinds with texts that the lorebook scan has already loaded."""
 
 Check = Callable[[AsyncSession], Awaitable[None]]
 
 
 class PromptBuilder:
-    """Builds the prompt of the turn that would come now."""
-
     def __init__(  # noqa: PLR0913  # the application hands it its parts
         self,
         database: Database,
@@ -124,17 +129,24 @@ class PromptBuilder:
         suggestions: int = 0,
         constraint: Constraint | None = None,
     ) -> BuiltPrompt:
-        """Read what the turn needs and put its prompt together; nothing is stored.
+        """Load the data of the turn and build its prompt. Stores nothing.
 
-        `check` looks first, in the same view of the database, whether the turn may come at all.
-        `tried` makes it a preview, which need not have a line, with budgets that stand before what
-        the settings say, and its preset in place of the chosen one. Otherwise, where a campaign's
-        history would lose rounds that its summary does not tell, the summary is made first.
-        `constraint` limits it further after a refusal.
+        Args:
+            identity: The user.
+            chat_id: The chat.
+            request: The request of the turn.
+            check: Runs first in the same transaction, and raises if the turn is not allowed.
+            tried: Makes it a preview. Its budgets and its preset replace the stored settings.
+            suggestions: The number of lines to suggest. 0 for a reply.
+            constraint: Limits the prompt further after the model refused one.
 
-        Raises what `ChatLoader.load` raises, `EmptyMessageError`, `MessageTooLongError`,
-        `ContextOverflowError` and `MacroLimitError`, and `ValidationError` where the budgets tried
-        leave nothing for a prompt.
+        If the history would drop rounds that no summary covers, the summary is written first,
+        except in a preview.
+
+        Raises:
+            AppError: As `ChatLoader.load` does; `EmptyMessageError`, `MessageTooLongError`,
+                `ContextOverflowError`, `MacroLimitError`; and `ValidationError` if the tried
+                budgets leave no room for a prompt.
         """
         if request.text is not None:
             self._messages.check_text(request.text)
@@ -143,7 +155,7 @@ class PromptBuilder:
 
         async def attempt() -> BuiltPrompt:
             async with self._search.session(identity.sealer) as search:
-                context = await self._load(
+                prompt = await self._load(
                     identity,
                     chat_id,
                     request,
@@ -153,50 +165,50 @@ class PromptBuilder:
                     is_quiet=bool(suggestions),
                     constraint=constraint,
                 )
-                await self._retrieve(
-                    identity, context, search, rank=rank if tried is None else None
+                retrieved = await self._retrieve(
+                    identity, prompt, search, rank=rank if tried is None else None
                 )
             return await self._assembler.assemble(
-                identity, context, request, suggestions=suggestions
+                identity, retrieved, request, suggestions=suggestions
             )
 
-        built = await self._fresh(identity, attempt)
+        built = await self._run_attempt(identity, attempt)
         if built.loses_rounds and tried is None and await self._summarise(identity, built, rank):
-            built = await self._fresh(identity, attempt)
+            built = await self._run_attempt(identity, attempt)
         return built
 
     async def rebuild(
         self, identity: Identity, request: TurnRequest, built: BuiltPrompt, constraint: Constraint
     ) -> BuiltPrompt:
-        """Build the prompt of a turn again after its line was stored, as its model takes it now.
+        """Build the prompt of a turn again after its line was stored, with a smaller size.
 
-        The chat is as it was loaded for `built`: the same line, cast, lore and variables. No model
-        is asked, because the turn may hold the only slot of its server.
+        Line, cast, lore and variables stay as they were loaded for `built`. No model is asked,
+        because the turn may hold the only slot of its server.
 
-        Raises `ChatChangedError` if the path has left the turn, `ContextOverflowError` and
+        Raises `ChatChangedError` if the active path has left the turn, `ContextOverflowError` and
         `MacroLimitError`.
         """
         loaded = built.loaded
         if loaded.scripts is not None:
-            loaded = replace(loaded, scripts=loaded.scripts.renewed())
+            loaded = replace(loaded, scripts=loaded.scripts.renew())
         async with self._search.session(identity.sealer) as search:
             async with self._database.read() as session:
                 await _check_path(session, loaded)
-                window = await self.window(
+                window = await self.make_window(
                     session, identity, loaded.settings, loaded=loaded, constraint=constraint
                 )
                 before = await _estimate_search_end(session, loaded, window)
                 await search.start(
                     make_request(identity, loaded, before=before, budget=window.budget.retrieval)
                 )
-                context = await self._with_history(session, identity, loaded, window)
-            await self._retrieve(identity, context, search, rank=None)
-        return await self._assembler.assemble(identity, context, request, suggestions=0)
+                prompt = await self._load_history(session, identity, loaded, window)
+            retrieved = await self._retrieve(identity, prompt, search, rank=None)
+        return await self._assembler.assemble(identity, retrieved, request, suggestions=0)
 
-    async def _fresh(
+    async def _run_attempt(
         self, identity: Identity, attempt: Callable[[], Awaitable[BuiltPrompt]]
     ) -> BuiltPrompt:
-        """What `attempt` gives, begun again once where its campaign has to be folded first."""
+        """Run `attempt`, again if the campaign has to be folded or books compiled first."""
         try:
             return await self._lore.with_books(identity, attempt)
         except StaleCampaignError as stale:
@@ -204,10 +216,7 @@ class PromptBuilder:
             return await self._lore.with_books(identity, attempt)
 
     async def _summarise(self, identity: Identity, built: BuiltPrompt, rank: Rank) -> bool:
-        """Have lines summarised for which the history has no room. True if that was done.
-
-        A job does it. It uses the place at the model's server that the turn holds for it.
-        """
+        """Let a job summarise messages that do not fit. It uses the slot of the turn."""
         loaded, models, account = built.loaded, built.window.models, identity.settings
         usual = loaded.settings.model or account.model or models.default_id
         chosen = choose_model(models, self._settings, "summary", loaded.settings, account, usual)
@@ -235,11 +244,8 @@ class PromptBuilder:
         tried: ContextRequest | None,
         is_quiet: bool,
         constraint: Constraint | None,
-    ) -> PromptContext:
-        """The chat, its budgets and its last lines, in one view of the database.
-
-        Begins to search memory as soon as it is known for what.
-        """
+    ) -> LoadedPrompt:
+        """Load the chat and its last messages in one transaction, and start the memory search."""
         async with self._database.read() as session:
             if check is not None:
                 await check(session)
@@ -256,7 +262,7 @@ class PromptBuilder:
             scripts = await load_scripts(session, identity, self._scripts, loaded)
             if scripts is not None:
                 loaded = replace(loaded, scripts=scripts)
-            window = await self.window(
+            window = await self.make_window(
                 session,
                 identity,
                 loaded.settings,
@@ -282,30 +288,30 @@ class PromptBuilder:
                 self._check_line(loaded, request)
                 await search.start(asked(loaded))
             loaded = await loader.with_campaign(loaded)
-            context = await self._with_history(session, identity, loaded, window)
+            prompt = await self._load_history(session, identity, loaded, window)
         if not is_rewritten:
-            # After the transaction, which waits for no thread.
+            # The transaction has ended, because it must not wait for a thread.
             loaded = await self._pool.run(identity.user_id, partial(rewrite_line, loaded, window))
             self._check_line(loaded, request)
             await search.start(asked(loaded))
-            context.loaded = loaded
-        return context
+            prompt = replace(prompt, loaded=loaded)
+        return prompt
 
     def _check_line(self, loaded: LoadedChat, request: TurnRequest) -> None:
-        """Raise `EmptyMessageError` or `MessageTooLongError` if the line became unusable."""
+        """Raise `EmptyMessageError` or `MessageTooLongError` if the line has become invalid."""
         if loaded.line is None or loaded.line == request.text:
             return
         if not loaded.line.strip():
             raise EmptyMessageError("The macros or your regex scripts removed the whole text.")
         self._messages.check_text(loaded.line)
 
-    async def _with_history(
+    async def _load_history(
         self, session: AsyncSession, identity: Identity, loaded: LoadedChat, window: PromptWindow
-    ) -> PromptContext:
-        """Read the lines that the history may take, still sealed, and the thoughts among them."""
+    ) -> LoadedPrompt:
+        """Load the sealed messages that the history may take, with the thoughts to send."""
         chain = loaded.settings, identity.settings
         most = find_first_set(chain, "reasoning_sent", default=0)
-        return PromptContext(
+        return LoadedPrompt(
             loaded=loaded,
             window=window,
             lines=await self._histories.read(session, loaded, window),
@@ -315,62 +321,74 @@ class PromptBuilder:
     async def _retrieve(
         self,
         identity: Identity,
-        context: PromptContext,
+        prompt: LoadedPrompt,
         search: SearchSession,
         *,
         rank: Rank | None,
-    ) -> None:
-        """Unseal the history, and bring back what the search found.
+    ) -> RetrievedPrompt:
+        """Unseal the history and load the search results.
 
-        `rank` is that of the requests to a model; None to ask none. A preview asks none, because
-        the page may ask for one with each key that is pressed.
+        `rank` is the rank of requests to a model. With None, no model is asked: a preview asks none
+        because the page may request one with each key press.
         """
-        # Counts stored in another unit chose the lines; they are made anew for them.
-        recount = context.window.is_estimated
-        sealed = sum(map(len, context.lines.sealed_contents))
-        opened = sum(map(len, context.lines.opened))
-        context.history = await self._pool.run(
+        loaded, window = prompt.loaded, prompt.window
+        sealed = sum(map(len, prompt.lines.sealed_contents))
+        opened = sum(map(len, prompt.lines.opened))
+        # Messages that were counted in another unit are counted again.
+        is_counted = window.is_estimated or loaded.scripts is not None
+        history, texts = await self._pool.run(
             identity.user_id,
-            partial(open_history, identity, context),
-            size=sealed + opened if recount or context.loaded.scripts else sealed // SEALED_FACTOR,
+            partial(open_history, identity, prompt),
+            size=sealed + opened if is_counted else sealed // SEALED_FACTOR,
         )
-        self._histories.keep(context)
-        # An embedding model far away takes its time: no connection waits for it.
+        self._histories.keep(prompt, texts)
+        # A remote embedding model may be slow, so no connection is held while waiting.
         found = await search.result()
         if rank is not None:
-            found = await self._rephraser.search_again(
-                identity, context.loaded, context.window, found, rank
-            )
-        campaign = context.loaded.campaign
+            found = await self._rephraser.search_again(identity, loaded, window, found, rank)
+        campaign = loaded.story.campaign
+        days: dict[UUID, str] = {}
+        consequences: dict[UUID, Sequence[MemoryItem]] = {}
 
-        async def follow(session: AsyncSession, memories: Sequence[Memory]) -> None:
-            """Read the consequences of the lines among them, and their days in the story."""
+        async def load_consequences(session: AsyncSession, memories: Sequence[Memory]) -> None:
             if campaign is not None:
                 recalled = [each.recalled for each in memories]
-                context.days = await self._clock.find_days(session, identity.sealer, recalled)
-                context.consequences = await find_consequences(
-                    session,
-                    identity.sealer,
-                    [each.source_id for each in recalled if each.kind == "message"],
-                    viewpoint=context.loaded.viewpoint,
-                    besides={each.source_id for each in recalled} | campaign.told,
-                    kept=campaign.names,
-                    marks=campaign.now.marks,
+                days.update(await self._clock.find_days(session, identity.sealer, recalled))
+                consequences.update(
+                    await find_consequences(
+                        session,
+                        identity.sealer,
+                        [each.source_id for each in recalled if each.kind == "message"],
+                        viewpoint=loaded.viewpoint,
+                        besides={each.source_id for each in recalled} | campaign.told,
+                        kept=campaign.names,
+                        marks=campaign.now.marks,
+                    )
                 )
 
-        context.memories = await self._search.recall(
+        memories = await self._search.recall(
             self._database,
             identity.sealer,
             found,
             known=SCANNED_KINDS,
             instead=[CampaignSource(campaign.names, campaign.now.marks)] if campaign else [],
-            then=follow,
+            then=load_consequences,
         )
-        context.near_misses = near_misses(found, context.memories)
-        context.by_meaning = found.by_meaning
-        context.notes = found.notes
+        return RetrievedPrompt(
+            loaded=loaded,
+            window=window,
+            lines=prompt.lines,
+            thoughts=prompt.thoughts,
+            history=history,
+            memories=memories,
+            consequences=consequences,
+            days=days,
+            near_misses=near_misses(found, memories),
+            by_meaning=found.by_meaning,
+            notes=found.notes,
+        )
 
-    async def window(
+    async def make_window(
         self,
         session: AsyncSession,
         identity: Identity,
@@ -381,11 +399,10 @@ class PromptBuilder:
         is_quiet: bool = False,
         constraint: Constraint | None = None,
     ) -> PromptWindow:
-        """How prompts of a chat with these settings are counted, and what they may take.
+        """Return the model, tokenizer and budgets for prompts of a chat with these settings.
 
-        Of the model that replies; with `is_quiet` of the one that makes suggestions. With a
-        `constraint` the window that the server has shown counts, even if the user has set a larger
-        one: the request would be refused again.
+        With `is_quiet`, the model is the one that writes suggestions. With a `constraint`, the
+        window that the server has reported applies even if the user has set a larger one.
         """
         models = await self._user_models.of(session, identity.user, identity.sealer)
         preset = loaded.preset if loaded else None
@@ -395,11 +412,11 @@ class PromptBuilder:
         if is_quiet:
             account = identity.settings
             chosen = choose_model(models, self._settings, "suggestions", settings, account, spec.id)
-            if chosen != spec.id:  # sampling goes with the model that it was chosen for
+            if chosen != spec.id:  # the sampling settings were chosen for the other model
                 spec = models.spec(chosen)
                 sampling = safe_sampling(spec, sampling.safety)
         tokenizer = best_tokenizer(spec.tokenizer)
-        has_names = loaded is not None and loaded.member_count > 1
+        has_names = loaded is not None and loaded.cast.member_count > 1
         unit = CountUnit(tokenizer, names=has_names if settings.names is None else settings.names)
         ratio = await self._ratios.get(session, identity.user_id, spec, tokenizer)
         limits, extra = self._budget(identity, settings, spec, tried), 0
@@ -414,7 +431,7 @@ class PromptBuilder:
             stored_unit=CountUnit.parse(loaded.chat.count_unit) if loaded else unit,
             ratio=ratio,
             limits=limits,
-            budget=limits.counted(ratio),
+            budget=limits.convert(ratio),
             extra=extra,
         )
 
@@ -425,7 +442,7 @@ class PromptBuilder:
         spec: ModelSpec,
         tried: BudgetSettings | None,
     ) -> Budget:
-        """Budgets in the model's tokens: those tried, the chat's, the account's, the server's."""
+        """Return the budgets in the model's tokens, from the first settings that have them."""
         chain = [chat.budgets, identity.settings.budgets]
         if tried is not None and tried != BudgetSettings():
             chain.insert(0, tried)
@@ -438,12 +455,10 @@ class PromptBuilder:
 async def _estimate_search_end(
     session: AsyncSession, loaded: LoadedChat, window: PromptWindow
 ) -> int | None:
-    """Return the position from which on memory need not be searched, because history has the rest.
+    """Return the position where the history probably begins. Memory is searched before it.
 
-    What is always sent seldom leaves less than history may take: lines are read for that, while
-    memory is searched, and cut once what is always sent is known. Of a small window that may take a
-    good part: memory is looked through from where history would begin then. What is kept all the
-    same is left out later.
+    The fixed sections are not known yet, so their size is estimated. Results that turn out to be in
+    the history are left out later.
     """
     always = min(window.budget.prompt // 2, FIXED_RESERVE_TOKENS)
     if loaded.lore.books:
@@ -453,7 +468,6 @@ async def _estimate_search_end(
 
 
 async def _check_path(session: AsyncSession, loaded: LoadedChat) -> None:
-    """Raise `ChatChangedError` unless the active path still leads through the turn's place."""
     leaf = loaded.target.leaf
     if leaf is None:
         return

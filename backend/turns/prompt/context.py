@@ -1,13 +1,17 @@
-"""What one prompt is made of: what is loaded and retrieved, and how it is counted."""
+"""The data of one prompt, phase by phase: `LoadedPrompt`, `RetrievedPrompt`, `BuiltPrompt`.
+
+Each phase adds to the one before it and is not changed afterwards.
+"""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate
+from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -20,40 +24,129 @@ from backend.campaigns.rules.protocol import is_unsettled
 from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.state.situations import CampaignLayers
 from backend.characters.cards.model import Card
-from backend.chats.models import Chat
+from backend.chats.models import Chat, Message
 from backend.chats.repository import SealedHistory
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.token_counting import CountUnit
 from backend.chronicles.repository import StoryEvent
+from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import Budget
 from backend.context.layout import History
 from backend.context.macros import Variables
 from backend.core.audience import GM, NAMELESS_MARKS, PUBLIC, AudienceMarks, Viewpoint
 from backend.core.reasons import ReasonKind
 from backend.enrichment.summaries.store import HOT_ROUNDS, StoredSummary
-from backend.generation.model import ChatModel, ModelSpec
+from backend.generation.model import ChatModel, ModelSpec, Role
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import starting_ratio
+from backend.lorebooks.activation.compiled import CompiledBook
+from backend.lorebooks.activation.timed import TimedState
+from backend.lorebooks.entries import LinkSource, LoreSettings
 from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.request import Memory
 from backend.memory.search.search import NearMiss
 from backend.regex.scripts import Scripts
-from backend.turns.prompt.load import TurnTarget
-from backend.turns.prompt.lore import LoadedLore
-from backend.turns.prompt.sections import LoadedPreset
+from backend.turns.models import TurnKind
+
+LineKind = Literal["user_line", "continue", "impersonate", "opening", "next"]
+
+SealedThoughts = Mapping[int, tuple[UUID, bytes]]
+"""The message id and the sealed thoughts of replies, by position."""
+
+NARRATOR = "Narrator"
+"""The speaker of a chat without a character."""
+
+MAX_SCAN_DEPTH = 1_000
+"""Maximum depth of a lorebook scan in messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnTarget:
+    """The place of a turn in the message tree.
+
+    Attributes:
+        leaf: The last message of the history. None before the first message.
+        line: The user's line, if it is stored already.
+        parent: The parent of the reply, if no new line is stored.
+        continued: The reply that is continued.
+        spoken_by: The character of the reply that is continued or regenerated.
+        audience: The audience of the message that is answered, continued or regenerated, in the
+            form of the column.
+    """
+
+    kind: TurnKind
+    line_kind: LineKind
+    leaf: Message | None
+    line: Message | None = None
+    parent: Message | None = None
+    continued: Message | None = None
+    spoken_by: UUID | None = None
+    audience: str = PUBLIC
+
+    @property
+    def rewritten(self) -> int | None:
+        """The position of the reply that is regenerated."""
+        if self.kind != "regenerate":
+            return None
+        return self.parent.position + 1 if self.parent else 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPreset:
+    """The prompt preset of a turn, and the setting that chose it.
+
+    `id` is None and `revision` 0 if the preset is not saved.
+    """
+
+    id: UUID | None
+    revision: int
+    chosen_by: ChosenBy
+    fields: PresetFields
+
+    def describe_refused(self, spec: ModelSpec) -> list[str]:
+        """Return a note about the samplers that the model does not accept. They are not sent."""
+        names = [name for name in self.fields.sampling.set_fields() if name not in spec.accepts]
+        return [f"The model does not accept the preset's {', '.join(names)}."] if names else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedLore:
+    """The compiled lorebooks of a chat, and the state that earlier turns left.
+
+    `inactive` are entries of a chronicle's lorebook that come from another branch.
+    """
+
+    books: Sequence[CompiledBook] = ()
+    inactive: Collection[UUID] = frozenset()
+    settings: LoreSettings = field(default_factory=LoreSettings)
+    timed: TimedState = field(default_factory=TimedState)
+    reply_count: int = 0
+    greeting: int | None = None
+    sources: Mapping[UUID, LinkSource] = field(default_factory=dict[UUID, LinkSource])
+
+    @property
+    def depth(self) -> int:
+        if not self.books:
+            return 0
+        wanted = [self.settings.scan_depth, *(book.deepest for book in self.books)]
+        wanted += [book.fields.scan_depth or 0 for book in self.books]
+        if self.settings.min_activations:
+            # The scan still makes the step that reaches the limit, so it needs one message more.
+            wanted.append((self.settings.min_activations_depth or MAX_SCAN_DEPTH) + 1)
+        return min(max(wanted), MAX_SCAN_DEPTH)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPath:
-    """Converts stored tokens from the root: those of all lines, and those of known lines alone.
+    """Converts stored token sums between all messages and the messages that the viewpoint knows.
 
-    A history of known lines is cut by their own sums: lines that the viewpoint may not know take
-    no room in it.
+    The history of a viewpoint is cut by sums of known messages only. Unknown messages take no room.
 
     Attributes:
-        begins: For each line that is not known, the tokens of all lines before it, in order.
-        totals: For each of these lines, and after the last one, the tokens of those before it.
+        begins: For each unknown message, the tokens of all messages before it, in order.
+        totals: For each unknown message, and after the last one, the tokens of the unknown
+            messages before it.
     """
 
     begins: tuple[int, ...] = ()
@@ -61,7 +154,7 @@ class KnownPath:
 
     @classmethod
     def without(cls, lines: Iterable[tuple[int, int]]) -> KnownPath:
-        """Return the path without some lines: (tokens of all lines before it, its own tokens)."""
+        """Return the path without messages, each given by the tokens before it and its own."""
         rows = list(lines)
         return cls(
             tuple(begin for begin, _ in rows),
@@ -69,11 +162,11 @@ class KnownPath:
         )
 
     def to_known(self, path_tokens: int) -> int:
-        """Return the tokens of known lines among the first `path_tokens` of the path."""
+        """Return the tokens of known messages among the first `path_tokens` of the path."""
         return path_tokens - self.totals[bisect_left(self.begins, path_tokens)]
 
     def to_path(self, known_tokens: int) -> int:
-        """Return the tokens of all lines down to where known lines have `known_tokens`."""
+        """Return the tokens of all messages up to `known_tokens` of known messages."""
         place = bisect_left(
             range(len(self.begins)),
             known_tokens,
@@ -84,7 +177,7 @@ class KnownPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speaker:
-    """The character that speaks: its id (None in a chat without one), its card, its name."""
+    """The character that speaks. `id` is None in a chat without characters."""
 
     id: UUID | None
     card: Card
@@ -93,10 +186,24 @@ class Speaker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecentLine:
-    """One of the last lines: macros quote them, lorebooks are looked up in them."""
+class Cast:
+    """The characters of a chat and its user.
 
-    role: str
+    `others` are the names of the characters that do not speak in this turn. `persona` is the
+    description of the user's persona.
+    """
+
+    speaker: Speaker
+    others: Sequence[str]
+    member_count: int
+    user_name: str
+    persona: str
+    persona_id: UUID | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentLine:
+    role: Role
     author: str
     text: str
     position: int
@@ -104,121 +211,45 @@ class RecentLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedChat:
-    """Everything about a chat that a prompt is made of, but its history.
+class Note:
+    """The author's note of the chat or of the speaker. `is_due` if this turn sends it."""
+
+    fields: AuthorsNote
+    reason: ReasonKind
+    is_due: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """The campaign of a chat. Empty in a chat without a campaign.
 
     Attributes:
-        system_prompt: What the chat's settings say, or the account's; so for `post_history`.
-        others: Names of the characters that do not speak; `member_count` counts all of them.
-        note: The author's note: the chat's, or the speaker's. `note_is_due`: it comes with this
-            turn.
-        line: What the user says now, as it is stored.
-        said: What is answered, as the model gets it: that line, or one that is stored already; None
-            where nobody says anything new.
-        has_scripts: Whether the account has regex scripts of its own; `scripts` are those that run.
-        campaign_fields: What the chat's campaign says of itself; None in a chat of none.
-        campaign: What it says now.
-        table: What the turn is played at; None where it is not played.
-        known_path: The path as the viewpoint knows it. `summary`, `rounds` and `unread` have the
-            tokens of known lines.
-        rounds: Of a campaign's chat, stored tokens from the root to where each of the last rounds
-            that the viewpoint may know begins, the last one first.
-        untold_rounds: Those of all last rounds that the summary does not tell.
-        unread: Of a campaign's chat, the first message that neither its summary tells nor a
-            compaction has read; `unread_rounds` are those since the last one that was read.
-        viewpoint: Whose knowledge the prompt may hold.
-        audience: Who may know what the turn stores, as a column holds it.
-        typed: The line before its macros were expanded; None if there were none.
-        expands_macros: Macros in the user's line are expanded before it is stored.
-        variables: The variables for the prompt's macros: the stored ones, after the line's macros.
-        stored_variables: The variables as the database has them.
-        keeps_other_speakers: A reply goes on where a line of another speaker begins.
-        preset: The nearest one that is chosen; None for the default order.
+        fields: The fields of the campaign.
+        campaign: Its current state.
+        table: The table of a played turn.
+        rounds: The stored tokens before each of the last rounds that the viewpoint knows, the last
+            round first.
+        untold_rounds: The number of last rounds that the summary does not cover.
+        unread: The first message that neither the summary nor a compaction covers.
+        unread_rounds: The number of rounds since the last compaction.
     """
 
-    chat: Chat
-    settings: ChatSettings
-    system_prompt: str
-    post_history: str
-    speaker: Speaker
-    others: Sequence[str]
-    member_count: int
-    user_name: str
-    persona: str
-    persona_id: UUID | None
-    target: TurnTarget
-    variables: Variables
-    stored_variables: Variables
-    lore: LoadedLore
-    note: AuthorsNote
-    note_reason: ReasonKind
-    note_is_due: bool
-    recent: Sequence[RecentLine] = ()
-    pinned: Sequence[StoryEvent] = ()
-    summary: StoredSummary | None = None
-    line: str | None = None
-    said: str | None = None
-    typed: str | None = None
-    expands_macros: bool = True
-    has_scripts: bool = False
-    scripts: Scripts | None = None
-    campaign_fields: CampaignFields | None = None
+    fields: CampaignFields | None = None
     campaign: CampaignLayers | None = None
     table: Table | None = None
-    known_path: KnownPath = field(default_factory=KnownPath)
     rounds: Sequence[int] = ()
     untold_rounds: int = 0
     unread: UnreadStart | None = None
     unread_rounds: int = 0
-    viewpoint: Viewpoint = GM
-    audience: str = PUBLIC
-    keeps_other_speakers: bool = False
-    preset: LoadedPreset | None = None
 
     @property
-    def sums_rounds(self) -> bool:
-        """Whether a campaign's summary stands for all but the last rounds."""
-        return self.campaign_fields is not None and self.campaign_fields.settings.summaries
-
-    @property
-    def summed_up(self) -> int:
-        """Stored tokens from the root that a campaign's history leaves to its summary, and state.
-
-        The last rounds it keeps.
-        """
-        told = 0
-        if self.sums_rounds and self.summary is not None and len(self.rounds) >= HOT_ROUNDS:
-            told = min(self.summary.path_tokens, self.rounds[HOT_ROUNDS - 1])
-        kept = self.campaign_fields.settings.memory_interval if self.campaign_fields else 0
-        if self.unread is None or not kept <= len(self.rounds):
-            return told
-        return max(told, min(self.unread.path_tokens, self.rounds[kept - 1]))
-
-    @property
-    def is_summary_due(self) -> bool:
-        """Whether with this turn's round so many are told that the campaign's summary goes on."""
-        if self.campaign_fields is None or not self.sums_rounds:
-            return False
-        settings = self.campaign_fields.settings
-        # A viewpoint that may not know the summary says nothing of how far it goes.
-        if self.viewpoint != GM and not settings.hidden_information:
-            return False
-        return self.untold_rounds >= HOT_ROUNDS + settings.memory_interval - 1
-
-    @property
-    def is_compaction_due(self) -> bool:
-        """Whether with this turn's round so many are told that the campaign is brought up to date.
-
-        After a failure not again with the next one, but when as many more are told.
-        """
-        if self.campaign_fields is None or not self.chat.chronicle_enabled:
-            return False
-        rounds = self.unread_rounds + (self.target.line_kind == "user_line")
-        return rounds > 0 and rounds % self.campaign_fields.settings.compaction_interval == 0
+    def has_summaries(self) -> bool:
+        """True if a summary replaces all but the last rounds."""
+        return self.fields is not None and self.fields.settings.summaries
 
     @property
     def begins_unsettled(self) -> bool:
-        """Whether the turn begins in an action or a fight."""
+        """True if the turn begins in an action or a fight."""
         if self.campaign is None:
             return False
         world = self.campaign.now.in_play.get(self.campaign.campaign_id)
@@ -226,32 +257,118 @@ class LoadedChat:
         state: State = msgspec.to_builtins(world) if world else {}
         return is_unsettled(state, find_rules(fields.rules), is_played=fields.settings.tools)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedChat:
+    """Everything that a prompt needs of a chat except for its history.
+
+    Attributes:
+        system_prompt: From the settings of the chat, else of the account. The same applies to
+            `post_history`.
+        line: The user's new line, as it is stored.
+        said: The line that is answered, as the model gets it. None if no line is answered.
+        typed: The new line before its macros were expanded. None if it has no macros.
+        expands_macros: True if macros in the user's line are expanded before it is stored.
+        has_scripts: True if the account has regex scripts. `scripts` are the ones that run.
+        known_path: The path as the viewpoint knows it. `summary` and `story` count tokens of
+            known messages.
+        viewpoint: The prompt contains only the knowledge of this viewpoint.
+        audience: The audience of the messages that the turn stores, in the form of the column.
+        variables: The variables of macros: `stored_variables`, changed by the line's macros.
+        keeps_other_speakers: True if a reply may contain lines of other speakers.
+        preset: The nearest preset that is chosen. None for the default order.
+    """
+
+    chat: Chat
+    settings: ChatSettings
+    system_prompt: str
+    post_history: str
+    cast: Cast
+    target: TurnTarget
+    variables: Variables
+    stored_variables: Variables
+    lore: LoadedLore
+    note: Note
+    recent: Sequence[RecentLine] = ()
+    pinned: Sequence[StoryEvent] = ()
+    summary: StoredSummary | None = None
+    story: Story = field(default_factory=Story)
+    line: str | None = None
+    said: str | None = None
+    typed: str | None = None
+    expands_macros: bool = True
+    has_scripts: bool = False
+    scripts: Scripts | None = None
+    known_path: KnownPath = field(default_factory=KnownPath)
+    viewpoint: Viewpoint = GM
+    audience: str = PUBLIC
+    keeps_other_speakers: bool = False
+    preset: LoadedPreset | None = None
+
     @property
-    def fields(self) -> list[str]:
-        """The texts whose macros a prompt expands."""
-        card = self.speaker.card
+    def sums_rounds(self) -> bool:
+        """True if the summary of a campaign replaces all but the last rounds."""
+        return self.story.has_summaries
+
+    @property
+    def summed_up(self) -> int:
+        """The stored tokens that summary and state replace. The last rounds always stay."""
+        story, told = self.story, 0
+        if story.has_summaries and self.summary is not None and len(story.rounds) >= HOT_ROUNDS:
+            told = min(self.summary.path_tokens, story.rounds[HOT_ROUNDS - 1])
+        kept = story.fields.settings.memory_interval if story.fields else 0
+        if story.unread is None or not kept <= len(story.rounds):
+            return told
+        return max(told, min(story.unread.path_tokens, story.rounds[kept - 1]))
+
+    @property
+    def is_summary_due(self) -> bool:
+        """True if the campaign's summary has to be extended after this turn."""
+        fields = self.story.fields
+        if fields is None or not self.sums_rounds:
+            return False
+        settings = fields.settings
+        # If the viewpoint may not know the summary, the loaded rounds do not show its end.
+        if self.viewpoint != GM and not settings.hidden_information:
+            return False
+        return self.story.untold_rounds >= HOT_ROUNDS + settings.memory_interval - 1
+
+    @property
+    def is_compaction_due(self) -> bool:
+        """True if the campaign has to be compacted after this turn.
+
+        After a failure, the next attempt comes only after a whole interval of rounds.
+        """
+        fields = self.story.fields
+        if fields is None or not self.chat.chronicle_enabled:
+            return False
+        rounds = self.story.unread_rounds + (self.target.line_kind == "user_line")
+        return rounds > 0 and rounds % fields.settings.compaction_interval == 0
+
+    @property
+    def macro_texts(self) -> list[str]:
+        card = self.cast.speaker.card
         return [
             *(card.description, card.personality, card.scenario, card.mes_example),
-            *(card.system_prompt, card.post_history_instructions, self.persona, self.note.text),
-            *(self.system_prompt, self.post_history),
+            *(card.system_prompt, card.post_history_instructions, self.cast.persona),
+            *(self.note.fields.text, self.system_prompt, self.post_history),
             card.depth_prompt.prompt if card.depth_prompt else "",
             *([block.content for block in self.preset.fields.blocks] if self.preset else ()),
         ]
 
     @property
     def whole_tokens(self) -> int:
-        """Stored tokens of the whole path."""
         return self.target.leaf.path_tokens if self.target.leaf else 0
 
     @property
     def path_tokens(self) -> int:
-        """Stored tokens of the path's lines that the viewpoint may know."""
+        """Stored tokens of the messages of the path that the viewpoint knows."""
         return self.known_path.to_known(self.whole_tokens)
 
     @property
     def marks(self) -> AudienceMarks:
-        """Says who knows a text of the prompt that is not for everyone."""
-        return self.campaign.now.marks if self.campaign else NAMELESS_MARKS
+        """The marks before texts of the prompt that not everyone knows."""
+        return self.story.campaign.now.marks if self.story.campaign else NAMELESS_MARKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +376,7 @@ class Constraint:
     """Limits of a prompt in addition to its budgets, because the model refused the one before it.
 
     Attributes:
-        ratio: The model's tokens for one counted, at least.
+        ratio: The model's tokens for one counted token, at least.
         extra: The model's tokens that the request takes in addition to the prompt.
     """
 
@@ -269,17 +386,16 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptWindow:
-    """Whom a prompt is for, how it is counted, and what it may take.
+    """The model, tokenizer and token budgets of one prompt.
 
     Attributes:
-        models: What its user may ask.
-        unit: What the prompt is counted in.
-        stored_unit: What the chat's stored counts are in.
-        ratio: Makes counted tokens the model's.
+        models: The models that the user may ask.
+        unit: The unit in which the prompt is counted.
+        stored_unit: The unit of the chat's stored counts.
+        ratio: The model's tokens for one counted token.
         limits: The budgets in the model's tokens.
-        budget: The same in counted ones.
-        extra: The model's tokens that the request takes in addition to the prompt, as far as is
-            known.
+        budget: The budgets in counted tokens.
+        extra: The model's tokens that the request takes in addition to the prompt, if known.
     """
 
     models: ModelRegistry
@@ -294,64 +410,67 @@ class PromptWindow:
 
     @property
     def model(self) -> ChatModel:
-        """Who replies."""
         return self.models.get(self.spec.id)
 
     @property
     def is_estimated(self) -> bool:
-        """Whether the stored counts are in another unit."""
+        """True if the stored counts are in another unit."""
         return self.unit != self.stored_unit
 
     @property
     def needs_authors(self) -> bool:
-        """Whether who speaks counts, or is sent with the text."""
+        """True if the author's name is counted or sent with each message."""
         return self.unit.names or self.is_estimated
 
     @property
     def scale(self) -> float:
-        """Makes stored tokens counted ones."""
+        """The counted tokens for one stored token."""
         return starting_ratio(self.unit.tokenizer, counted_with=self.stored_unit.tokenizer)
 
     @property
     def widest(self) -> int:
-        """Stored tokens that history may take at most: what is always sent may leave less."""
+        """Stored tokens that the history may take at most, if there are no fixed sections."""
         return self.to_stored(self.budget.for_history(0))
 
     def to_stored(self, count: int) -> int:
-        """A count in tokens as they are stored."""
         return math.floor(count / self.scale)
 
     def to_model_tokens(self, count: int) -> int:
-        """A count in the model's tokens."""
         return round(count * self.ratio)
 
 
-@dataclass(slots=True, kw_only=True)
-class PromptContext:
-    """Everything that one prompt is made of. Loading makes it, retrieving fills in the rest.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPrompt:
+    """The first phase of a prompt: everything that one read of the database returns.
 
     Attributes:
-        loaded: The chat, its cast, its books, its place in the tree.
-        lines: The history as it is stored, oldest first, down to the leaf.
-        texts: What they say, as it is stored: filled with `history`.
-        thoughts: Of replies in it, still sealed: the message's id and its thoughts, by position.
-        history: The same as the model gets it: unsealed, after regex scripts, with its tokens.
-        memories: What was found and counts, best first.
-        consequences: What followed from lines that were found, as it is now, by line.
-        days: The story's day of memories of a campaign, by their ids: see `StoryClock.find_days`.
-        near_misses: What was found, too, and not brought up.
-        by_meaning: Whether it was looked for by meaning, too.
-        notes: What there is to say about the search.
+        lines: The history as it is stored, oldest first, up to the leaf.
+        thoughts: The sealed thoughts of replies in it: message id and thoughts, by position.
     """
 
     loaded: LoadedChat
     window: PromptWindow
     lines: SealedHistory
-    texts: Sequence[str] = ()
-    thoughts: Mapping[int, tuple[UUID, bytes]] = field(
-        default_factory=dict[int, tuple[UUID, bytes]]
-    )
-    history: History = field(default_factory=History)
+    thoughts: SealedThoughts = field(default_factory=dict[int, tuple[UUID, bytes]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievedPrompt(LoadedPrompt):
+    """The second phase of a prompt: the unsealed history and the results of the memory search.
+
+    The third phase is `BuiltPrompt`.
+
+    Attributes:
+        history: The history as the model gets it, after regex scripts, with its tokens.
+        memories: The search results that apply, best first.
+        consequences: Campaign items that changed because of a message, by message id.
+        days: The day of the story of each memory, by source id. See `StoryClock.find_days`.
+        near_misses: Search results that the prompt does not use.
+        by_meaning: True if the search used embeddings.
+        notes: Notes about the search for the context record.
+    """
+
+    history: History
     memories: Sequence[Memory] = ()
     consequences: Mapping[UUID, Sequence[MemoryItem]] = field(
         default_factory=dict[UUID, Sequence[MemoryItem]]
@@ -363,7 +482,7 @@ class PromptContext:
 
 
 def get_version(chat: Chat) -> tuple[UUID | None, int, str]:
-    """What of a chat a prompt is built on: its path, what is set, how its messages are counted."""
+    """Return the values that a prompt depends on: path, settings and counting unit of the chat."""
     return chat.leaf_id, chat.revision, chat.count_unit
 
 
@@ -376,13 +495,13 @@ class _CardExtensions(msgspec.Struct):
 
 
 def choose_authors_note(own: AuthorsNote, card: Card) -> tuple[AuthorsNote, ReasonKind]:
-    """The note that holds, and where it is from.
+    """Return the author's note that applies, and its source.
 
-    A card keeps its character's in `extensions.talekeeper.authors_note`.
+    A card stores a note in `extensions.talekeeper.authors_note`. The chat's own note comes first.
     """
     if not own.text.strip():
         try:
             return msgspec.convert(card.extensions, _CardExtensions).talekeeper.authors_note, "card"
-        except msgspec.ValidationError:  # there is none, or what is there is no note
+        except msgspec.ValidationError:  # the card has no valid note
             pass
     return own, "chat_settings"

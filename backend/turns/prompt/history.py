@@ -1,26 +1,27 @@
-"""Unsealed histories, kept between turns: the history of a turn is that of the last one, and more.
+"""The history of a prompt: cached messages, the summary before them, and the thoughts of replies.
 
-Reading and unsealing a full window takes longer than everything else that a turn reads. Once a
-message has a reply, neither its text nor the messages above it change. Everything else that decides
-which lines are sent is compared with the database: the end of the path, the token counts, and
-whether lines were hidden or got another audience.
+Unsealed histories are kept between turns, because reading and unsealing a full window takes longer
+than everything else that a turn reads. Once a message has a reply, its text and the messages above
+it cannot change. Everything else is compared with the database: the end of the path, the token
+counts, and changes of visibility or audience.
 """
 
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
 
 from msgspec import structs
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.events import UserSignedOut
 from backend.chats import repository as chats
-from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat
+from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
 from backend.chats.repository import SealedHistory
 from backend.chats.token_counting import line_text
 from backend.context.assembly import Counter, Plan, plan
@@ -30,18 +31,47 @@ from backend.core.audience import GM, PUBLIC, AudienceMarks, put_mark
 from backend.core.plain_cache import PlainCache
 from backend.core.reasons import Reason, ReasonKind
 from backend.generation.model import PromptMessage
-from backend.turns.prompt.context import LoadedChat, PromptContext, PromptWindow
+from backend.turns.prompt.context import (
+    LoadedChat,
+    LoadedPrompt,
+    PromptWindow,
+    RetrievedPrompt,
+    SealedThoughts,
+)
 from backend.turns.prompt.macros import rewrite_history
+from backend.vault.sealing import Sealer
 
 SUMMARY_KIND = "summary"
-"""The kind of the section that a summary is."""
+"""The kind of the section with the summary."""
+
+MAX_CHARACTERS = 20_000_000
+"""Characters of all cached histories together."""
+
+KEEP_SECONDS = 300.0
+"""The same time for which a user's keys stay in memory after the last request."""
+
+MAX_THOUGHTS_SHARE = 4
+"""Thoughts take at most a quarter of a prompt. The last replies come first."""
+
+_LAST = (
+    select(Message.position, Message.id, Message.sealed_thinking)
+    .where(
+        Message.chat_id == bindparam("chat_id"),
+        Message.is_active,
+        ~Message.hidden,
+        Message.role == "assistant",
+        Message.position <= bindparam("to_position"),
+    )
+    .order_by(Message.position.desc())
+    .limit(bindparam("most"))
+)
 
 
 def find_read_begin(loaded: LoadedChat, window: PromptWindow) -> int:
-    """Stored tokens from the root after which lines are read: those of known lines.
+    """Return the stored tokens from the root after which messages are read. Counts known messages.
 
-    They are as many as history may take beside nothing else, and what a summary needs of those
-    before. They are cut when it is known what is always sent.
+    The history may take these messages if there are no fixed sections. Messages that connect it to
+    a summary are added. They are cut once the fixed sections are known.
     """
     begin = max(find_eviction_point(loaded.path_tokens, window.widest), loaded.summed_up)
     if loaded.summary is None or loaded.sums_rounds:
@@ -55,27 +85,26 @@ def find_read_begin(loaded: LoadedChat, window: PromptWindow) -> int:
     return begin if reached is None else reached
 
 
-def open_history(identity: Identity, context: PromptContext) -> History:
-    """The lines unsealed, as they are sent, with their tokens. CPU-bound."""
-    lines, unit, scripts = context.lines, context.window.unit, context.loaded.scripts
+def open_history(identity: Identity, prompt: LoadedPrompt) -> tuple[History, Sequence[str]]:
+    """Return the unsealed history as it is sent, and the stored texts. CPU-bound."""
+    lines, unit, scripts = prompt.lines, prompt.window.unit, prompt.loaded.scripts
     sealed = zip(lines.ids[len(lines.opened) :], lines.sealed_contents, strict=True)
     stored = [*lines.opened, *identity.sealer.open_many(MESSAGE_CONTENT, sealed)]
-    context.texts = stored
     tokens = list(lines.tokens)
-    texts = rewrite_history(scripts, lines.roles, stored, has_line=context.loaded.said is not None)
+    texts = rewrite_history(scripts, lines.roles, stored, has_line=prompt.loaded.said is not None)
     changed = [at for at, text in enumerate(texts) if text != stored[at]]
-    if context.window.needs_authors:
+    if prompt.window.needs_authors:
         authors = identity.sealer.open_many(
             MESSAGE_AUTHOR, zip(lines.ids, lines.sealed_authors, strict=True)
         )
         spoken = list(zip(authors, texts, strict=True))
-        if context.window.is_estimated:
+        if prompt.window.is_estimated:
             tokens = unit.count_many(spoken)
             changed = []
         texts = [line_text(author, text, names=unit.names) for author, text in spoken]
-    marks = _mark_lines(texts, lines, context.loaded.marks)
+    marks = _mark_lines(texts, lines, prompt.loaded.marks)
     changed = [*changed, *marks]
-    # The names, if they are sent, stand in the texts by now.
+    # The texts already contain the names, if they are sent.
     unnamed = replace(unit, names=False)
     for at, count in zip(
         changed, unnamed.count_many([("", texts[at]) for at in changed]), strict=True
@@ -85,19 +114,19 @@ def open_history(identity: Identity, context: PromptContext) -> History:
         texts,
         tokens,
         lines.positions,
-        context.thoughts,
+        prompt.thoughts,
         sealer=identity.sealer,
         count=lambda text: unnamed.count_many([("", text)])[0],
-        most=context.window.budget.prompt // MAX_THOUGHTS_SHARE,
+        most=prompt.window.budget.prompt // MAX_THOUGHTS_SHARE,
     )
     messages = list(map(PromptMessage, lines.roles, texts))
     positions = list(lines.positions)
     words = {positions[at]: said for at, said in marks.items()}
-    return History(messages, tokens, positions, thoughts, words)
+    return History(messages, tokens, positions, thoughts, words), stored
 
 
 def _mark_lines(texts: list[str], lines: SealedHistory, marks: AudienceMarks) -> dict[int, str]:
-    """Put who knows a line before each that is not for everyone; the words, by place in `texts`."""
+    """Mark messages that not everyone knows. Returns the marks by place in `texts`."""
     found: dict[int, str] = {}
     for at, audience in enumerate(lines.audiences):
         if audience != PUBLIC and (words := marks.words(audience)):
@@ -106,32 +135,31 @@ def _mark_lines(texts: list[str], lines: SealedHistory, marks: AudienceMarks) ->
 
 
 def fit_history(
-    context: PromptContext, items: Sequence[PromptItem], *, count: Counter, reserved: int = 0
+    prompt: RetrievedPrompt, items: Sequence[PromptItem], *, count: Counter, reserved: int = 0
 ) -> tuple[Plan, History, list[LeftOut]]:
-    """What is always sent, counted, and the lines beside it; and the summary, if it is left out.
+    """Return the counted fixed sections, the history, and the summary if it is left out.
 
-    The lines leave `reserved` tokens to others, unless they have to reach back to a summary. A
-    summary that the kept lines do not follow on from is left out, as is one that would leave no
-    room for what has to be sent; but a campaign's stays, and its history holds what it does not
-    tell.
+    The history leaves `reserved` tokens to other items, unless it has to reach back to a summary. A
+    summary is left out if the history does not connect to it, or if it leaves no room for the fixed
+    sections. The summary of a campaign always stays.
 
     Raises:
-        ContextOverflowError: What is always sent is over the budget by itself.
+        ContextOverflowError: The fixed sections alone exceed the budget.
     """
-    budget, summarised = context.window.budget, context.loaded.summary
-    shape = context.window.spec.shape
+    budget, summarised = prompt.window.budget, prompt.loaded.summary
+    shape = prompt.window.spec.shape
     summary = next((item for item in items if item.kind == SUMMARY_KIND), None)
-    if summary is None or summarised is None or context.loaded.sums_rounds:
+    if summary is None or summarised is None or prompt.loaded.sums_rounds:
         fixed = plan(items, budget=budget, count=count, shape=shape)
-        return fixed, _drop_before(context, _find_begin(context, fixed, reserved, count)), []
+        return fixed, _drop_before(prompt, _find_begin(prompt, fixed, reserved, count)), []
     kind: ReasonKind = "summary_no_room"
     try:
         fixed = plan(items, budget=budget, count=count, shape=shape)
     except ContextOverflowError:
         pass
     else:
-        begin = _find_begin(context, fixed, reserved, count)
-        history = _reach_summary(context, fixed, begin, summarised.path_tokens)
+        begin = _find_begin(prompt, fixed, reserved, count)
+        history = _reach_summary(prompt, fixed, begin, summarised.path_tokens)
         if history is not None:
             return fixed, history, []
         kind = "summary_too_old"
@@ -139,23 +167,23 @@ def fit_history(
     fixed = plan(rest, budget=budget, count=count, shape=shape)
     reasons = [Reason(kind, count=each.count) for each in summary.reasons]
     left_out = structs.replace(summary, tokens=count(summary.text)).left_out(*reasons)
-    return fixed, _drop_before(context, _find_begin(context, fixed, reserved, count)), [left_out]
+    return fixed, _drop_before(prompt, _find_begin(prompt, fixed, reserved, count)), [left_out]
 
 
-def _find_begin(context: PromptContext, fixed: Plan, reserved: int, count: Counter) -> int:
-    """Stored tokens from the root after which history fits beside what is always sent."""
-    window, loaded = context.window, context.loaded
+def _find_begin(prompt: RetrievedPrompt, fixed: Plan, reserved: int, count: Counter) -> int:
+    """Return the stored tokens from the root after which the history fits the budget."""
+    window, loaded = prompt.window, prompt.loaded
 
     def find_begin(taken: int) -> int:
         fits = window.to_stored(window.budget.for_history(taken))
         return max(find_eviction_point(loaded.path_tokens, fits), loaded.summed_up)
 
-    # Lines are cut by their stored tokens, in which neither thoughts nor marks are.
-    taken = fixed.fixed + reserved + sum(context.history.thoughts.values())
+    # Stored tokens do not include thoughts and marks.
+    taken = fixed.fixed + reserved + sum(prompt.history.thoughts.values())
     begin = find_begin(taken)
-    if not context.history.marks:
+    if not prompt.history.marks:
         return begin
-    history = _drop_before(context, begin)
+    history = _drop_before(prompt, begin)
     kept = Counts(history.marks[at] for at in history.positions if at in history.marks)
     return find_begin(
         taken + sum(times * count(put_mark("", each)) for each, times in kept.items())
@@ -163,23 +191,23 @@ def _find_begin(context: PromptContext, fixed: Plan, reserved: int, count: Count
 
 
 def _reach_summary(
-    context: PromptContext, fixed: Plan, begin: int, summarised: int
+    prompt: RetrievedPrompt, fixed: Plan, begin: int, summarised: int
 ) -> History | None:
-    """History that reaches back to where a summary ends; None where there is no room for that."""
-    room = context.window.budget.for_reaching(fixed.fixed)
-    most, path_tokens = context.window.to_stored(room), context.loaded.path_tokens
+    """Return the history that reaches back to a summary. None if it does not fit."""
+    room = prompt.window.budget.for_reaching(fixed.fixed)
+    most, path_tokens = prompt.window.to_stored(room), prompt.loaded.path_tokens
     start = find_joined_start(begin, summarised=summarised, path_tokens=path_tokens, most=most)
     if start is None:
         return None
-    history = _drop_before(context, start)
-    # Stored counts may be estimates: what they let through has to fit as it is counted.
+    history = _drop_before(prompt, start)
+    # Stored counts may be estimates, so the counted tokens have to fit as well.
     return history if start == begin or sum(history.tokens) <= room else None
 
 
-def _drop_before(context: PromptContext, begin: int) -> History:
-    """The lines that stand wholly after `begin` stored tokens from the root."""
-    history, stored = context.history, context.lines.tokens
-    start = context.loaded.path_tokens - sum(stored)
+def _drop_before(prompt: RetrievedPrompt, begin: int) -> History:
+    """Return the messages that begin after `begin` stored tokens from the root."""
+    history, stored = prompt.history, prompt.lines.tokens
+    start = prompt.loaded.path_tokens - sum(stored)
     dropped = 0
     for tokens in stored:
         if start >= begin:
@@ -195,22 +223,15 @@ def _drop_before(context: PromptContext, begin: int) -> History:
     )
 
 
-MAX_CHARACTERS = 20_000_000
-"""Characters that are kept of all chats together."""
-
-KEEP_SECONDS = 300.0
-"""As long as a user's keys stay in memory after the last request."""
-
-
 @dataclass(frozen=True, slots=True)
 class KeptHistory:
-    """The lines of a chat that lie wholly after `begin` stored tokens from the root.
+    """The messages of a chat after `begin` stored tokens from the root.
 
     Attributes:
-        mark: How lines are counted, and how often one was hidden, shown, or got another audience.
-        begin: As it was asked for.
-        start: Stored tokens from the root to the first line.
-        lines: Without the last line of the path.
+        mark: The counting unit, and the number of changes of visibility or audience.
+        begin: The requested begin.
+        start: Stored tokens from the root to the first message.
+        lines: The messages without the last one of the path.
     """
 
     mark: tuple[str, int]
@@ -220,21 +241,19 @@ class KeptHistory:
 
     @property
     def end(self) -> int:
-        """Stored tokens from the root to where the last line begins."""
+        """Stored tokens from the root to the last message."""
         return self.start + sum(self.lines.tokens[:-1])
 
-    def continued(
-        self, later: SealedHistory, *, begin: int, path_tokens: int
-    ) -> SealedHistory | None:
-        """The lines that lie wholly after `begin`, with new ones at the end.
+    def extend(self, later: SealedHistory, *, begin: int, path_tokens: int) -> SealedHistory | None:
+        """Return the cached messages after `begin`, followed by new ones.
 
         Args:
-            later: The lines that lie wholly after `end`.
+            later: The messages after `end`.
             begin: Stored tokens from the root.
             path_tokens: Stored tokens of the whole path.
 
         Returns:
-            None if the path has changed, or if not all of them are kept.
+            None if the path has changed, or if a message is not cached.
         """
         kept, end = self.lines, self.end
         if (
@@ -262,7 +281,7 @@ class KeptHistory:
 
 
 class HistoryCache(UserSignedOut):
-    """The last history of each chat, as the game master may know it."""
+    """The last history of each chat, as the game master knows it."""
 
     def __init__(self) -> None:
         self._kept: PlainCache[KeptHistory] = PlainCache(most=MAX_CHARACTERS, seconds=KEEP_SECONDS)
@@ -270,7 +289,7 @@ class HistoryCache(UserSignedOut):
     async def read(
         self, session: AsyncSession, loaded: LoadedChat, window: PromptWindow
     ) -> SealedHistory:
-        """The lines that history may take, down to the leaf. Kept lines are not read again."""
+        """Return the messages that the history may take, up to the leaf. Reads only new ones."""
         leaf, chat, begin = loaded.target.leaf, loaded.chat, find_read_begin(loaded, window)
         if leaf is None:
             return SealedHistory()
@@ -286,18 +305,15 @@ class HistoryCache(UserSignedOut):
             kept = self._kept.get(chat.user_id, chat.id)
             if kept is not None and kept.mark == _get_mark(chat):
                 later = await read(from_sum=kept.end)
-                lines = kept.continued(later, begin=begin, path_tokens=leaf.path_tokens)
+                lines = kept.extend(later, begin=begin, path_tokens=leaf.path_tokens)
                 if lines is not None:
                     return lines
         return await read(from_sum=loaded.known_path.to_path(begin))
 
-    def keep(self, context: PromptContext) -> None:
-        """Keep the lines of a prompt with their texts, except for the last one.
-
-        A reply without a line after it can be continued, which changes its text.
-        """
-        loaded, lines, texts = context.loaded, context.lines, context.texts
-        if len(texts) <= 1 or not _is_cacheable(loaded, context.window):
+    def keep(self, prompt: LoadedPrompt, texts: Sequence[str]) -> None:
+        """Cache the messages except for the last one, because its text may be continued."""
+        loaded, lines = prompt.loaded, prompt.lines
+        if len(texts) <= 1 or not _is_cacheable(loaded, prompt.window):
             return
         chat = loaded.chat
         kept = SealedHistory(
@@ -310,18 +326,16 @@ class HistoryCache(UserSignedOut):
         )
         history = KeptHistory(
             _get_mark(chat),
-            begin=find_read_begin(loaded, context.window),
+            begin=find_read_begin(loaded, prompt.window),
             start=loaded.path_tokens - sum(lines.tokens),
             lines=kept,
         )
         self._kept.put(chat.user_id, chat.id, history, size=sum(map(len, texts)))
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop the histories of a user's chats."""
         self._kept.forget(user_id)
 
     def sweep(self) -> None:
-        """Drop histories that were not used for some minutes."""
         self._kept.sweep()
 
 
@@ -331,3 +345,64 @@ def _is_cacheable(loaded: LoadedChat, window: PromptWindow) -> bool:
 
 def _get_mark(chat: Chat) -> tuple[str, int]:
     return chat.count_unit, chat.hidden_changes
+
+
+async def load_last_thoughts(
+    session: AsyncSession, loaded: LoadedChat, most: int
+) -> SealedThoughts:
+    """Return the thoughts of the last `most` replies on the path.
+
+    The thoughts of a reply that is continued are not sent. A prompt for a viewpoint has none,
+    because thoughts may contain secrets.
+    """
+    leaf = loaded.target.leaf
+    if not most or leaf is None or loaded.viewpoint != GM:
+        return {}
+    last = leaf.position - (loaded.target.line_kind == "continue")
+    values = {"chat_id": loaded.chat.id, "to_position": last, "most": most}
+    rows = (await session.execute(_LAST, values)).all()
+    return {position: (key, sealed) for position, key, sealed in rows if sealed is not None}
+
+
+def prefix_thoughts(text: str, thoughts: str) -> str:
+    """Return a reply with its thoughts before it, in the form that thinking models write."""
+    return f"<think>\n{thoughts}\n</think>\n\n{text}"
+
+
+def add_thoughts(
+    texts: list[str],
+    tokens: list[int],
+    positions: Sequence[int],
+    sealed: SealedThoughts,
+    *,
+    sealer: Sealer,
+    count: Callable[[str], int],
+    most: int,
+) -> dict[int, int]:
+    """Put thoughts before the replies in `texts`, the last reply first, and count them. CPU-bound.
+
+    Args:
+        texts: The messages of the history, oldest first. Changed in place.
+        tokens: Their tokens. Changed in place.
+        positions: Their positions on the path.
+        sealed: The thoughts.
+        sealer: Opens the thoughts.
+        count: Counts the tokens of a text.
+        most: Tokens that all thoughts together may take.
+
+    Returns:
+        The tokens that thoughts added, by position.
+    """
+    added: dict[int, int] = {}
+    for at in range(len(texts) - 1, -1, -1):
+        if len(added) == len(sealed):
+            break
+        if (found := sealed.get(positions[at])) is None:
+            continue
+        thoughts = prefix_thoughts("", sealer.open(MESSAGE_THINKING, *found))
+        more = count(thoughts)
+        if sum(added.values()) + more > most:
+            break
+        added[positions[at]] = more
+        texts[at], tokens[at] = thoughts + texts[at], tokens[at] + more
+    return added

@@ -1,8 +1,8 @@
-"""What a turn needs from the database, read in one view of it."""
+"""Load everything that a turn needs from the database, in one transaction."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -20,36 +20,60 @@ from backend.campaigns.models import Campaign
 from backend.campaigns.play.store import build_table
 from backend.campaigns.state.situations import RECENT_LINES, SituationService
 from backend.campaigns.state.state_block import render_played_block
-from backend.campaigns.state.viewpoints import find_player
+from backend.campaigns.state.viewpoints import (
+    check_chat_audience,
+    check_viewpoint,
+    find_player,
+    find_players_viewpoint,
+)
 from backend.characters import repository as characters
+from backend.characters.cards.model import Card
+from backend.characters.errors import CharacterNotFoundError
+from backend.characters.models import Character, open_card
 from backend.chats import repository as chats
 from backend.chats.errors import ChatNotFoundError
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.schemas import AuthorsNote
+from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.service import read_settings
 from backend.chronicles.events import MAX_PINNED
-from backend.chronicles.repository import current_events
-from backend.context.blocks import PresetFields
+from backend.chronicles.repository import StoryEvent, current_events
+from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import find_eviction_point
-from backend.core.audience import GM, PUBLIC, Viewpoint, may_know
+from backend.core.audience import GM, PUBLIC, Viewpoint, encode_audience, may_know, read_viewpoint
 from backend.enrichment.summaries.store import HOT_ROUNDS, find_current_summary
+from backend.errors import ValidationError
 from backend.lorebooks.links import books_for_chat
+from backend.presets.models import Preset, open_preset
 from backend.turns.api.schemas import TurnRequest
+from backend.turns.errors import NotContinuableError, NothingToAnswerError
 from backend.turns.models import TurnKind
-from backend.turns.prompt.context import KnownPath, LoadedChat, RecentLine, choose_authors_note
+from backend.turns.prompt.context import (
+    NARRATOR,
+    Cast,
+    KnownPath,
+    LoadedChat,
+    LoadedLore,
+    LoadedPreset,
+    Note,
+    RecentLine,
+    Speaker,
+    Story,
+    TurnTarget,
+    choose_authors_note,
+)
 from backend.turns.prompt.lore import LoreReader
 from backend.turns.prompt.macros import read_variables
 from backend.turns.prompt.retrieve import EXCHANGE_LINES
-from backend.turns.prompt.sections import LoadedPreset
+from backend.vault.sealing import OVERHEAD
 
 MAX_QUOTED_LINES = 20
-"""Last lines that macros may quote."""
+"""The number of last messages that macros may quote."""
 
 PLAYED_KINDS: tuple[TurnKind, ...] = ("reply", "regenerate")
-"""Turns in which the model may use tools."""
+"""Kinds of turns in which the model may use tools."""
 
 RECENT_MACROS = ("last", "idle")
-"""In the names of macros that quote the last lines, or ask how old they are."""
+"""Parts of the names of macros that quote the last messages or use their age."""
 
 _CHAT = (
     select(Chat, Message, Campaign, User.sealed_variables, User.sealed_scripts.is_not(None))
@@ -59,12 +83,20 @@ _CHAT = (
     .where(Chat.id == bindparam("chat_id"), Chat.user_id == bindparam("owner_id"))
 )
 
+_CHARACTER = select(Character.sealed_card, Character.preset_id).where(
+    Character.id == bindparam("character_id"), Character.user_id == bindparam("owner_id")
+)
+
+_PRESET = select(Preset.sealed_preset, Preset.revision).where(
+    Preset.id == bindparam("preset_id"), Preset.user_id == bindparam("owner_id")
+)
+
 
 class ChatLoader:
-    """Reads what a turn needs, through a session of the caller's, for one user.
+    """Loads the data of a turn for one user, through the caller's session.
 
-    A preview need not have anything to answer; it may try a preset. Without `situations`, a
-    campaign is left out. What it says now is read by `with_campaign`, while memory is searched.
+    A preview may have no line to answer, and may try a preset. Without `situations`, the campaign
+    is left out. `with_campaign` loads its state later, while memory is searched.
     """
 
     def __init__(
@@ -88,68 +120,50 @@ class ChatLoader:
         self._campaign: Campaign | None = None
 
     async def load(self, chat_id: UUID, request: TurnRequest) -> LoadedChat:
-        """Read the chat, its cast and the place in its tree.
+        """Read the chat, its cast and the place in its message tree.
 
         Raises `ChatNotFoundError`, `MessageNotFoundError`, `CharacterNotFoundError`,
         `NothingToAnswerError`, `NotContinuableError`, `ValidationError`, `StaleCampaignError`.
         """
-        owner_id, sealer = self._identity.user_id, self._identity.sealer
+        session, identity = self._session, self._identity
+        owner_id, sealer, account = identity.user_id, identity.sealer, identity.settings
         asked = {"chat_id": chat_id, "owner_id": owner_id}
-        row = (await self._session.execute(_CHAT, asked)).one_or_none()
+        row = (await session.execute(_CHAT, asked)).one_or_none()
         if row is None:
             raise ChatNotFoundError
         chat, leaf, campaign, sealed_globals, has_scripts = row
         self._campaign = campaign if self._situations else None
         settings = read_settings(sealer, chat)
-        target = await find_target(self._session, chat, leaf, request, is_preview=self._is_preview)
-        audience = await find_audience(self._session, chat, request, target)
-        member_ids = (await chats.character_ids(self._session, [chat.id])).get(chat.id, [])
-        names = await characters.find_names(
-            self._session, member_ids, owner_id=owner_id, sealer=sealer
-        )
-        speaker = await find_speaker(self._session, self._identity, names, request, target)
-        persona_id = chat.persona_id or self._identity.settings.persona_id
-        persona = (
-            await characters.find_persona(
-                self._session, persona_id, owner_id=owner_id, sealer=sealer
-            )
-            if persona_id
-            else None
-        )
-        player = None
-        if persona is None:
-            player = await find_player(self._session, sealer, chat.campaign_id)
-        user_name = persona.name if persona else player.name if player else self._user_name
-        viewpoint = await find_viewpoint(
-            self._session, self._identity, chat, request, user_name, usual=settings.viewpoint
-        )
-        if player is not None and not may_know(viewpoint, player.audience):
-            user_name = self._user_name
+        target = await find_target(session, chat, leaf, request, is_preview=self._is_preview)
+        audience = await find_audience(session, chat, request, target)
+        member_ids = (await chats.character_ids(session, [chat.id])).get(chat.id, [])
+        cast, viewpoint = await self._load_cast(chat, settings, request, target, member_ids)
         target = check_answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
         )
-        account = self._identity.settings
-        member_books = find_first_set(
-            (settings.lore, account.lore), "member_books", default="speaker"
-        )
-        speaker_ids = [speaker.id] if speaker.id is not None else []
-        books = await books_for_chat(
-            self._session,
-            owner_id=owner_id,
-            chat_id=chat.id,
-            character_ids=member_ids if member_books == "all" else speaker_ids,
-            persona_id=persona_id,
-        )
-        lore = await self._lore.read(
-            self._session,
-            self._identity,
-            books,
-            chat=chat,
-            leaf=target.leaf,
-            overrides=(settings.lore, account.lore),
-        )
-        note, note_reason = choose_authors_note(settings.authors_note, speaker.card)
+        lore = await self._load_lore(chat, settings, target, cast, member_ids)
+        fields, reason = choose_authors_note(settings.authors_note, cast.speaker.card)
+        is_due = await self._is_note_due(fields, target, request)
         variables = read_variables(sealer, chat, sealed_globals)
+        pinned: Sequence[StoryEvent] = ()
+        if chat.chronicle_id:
+            pinned = await current_events(
+                session,
+                sealer,
+                chat.chronicle_id,
+                limit=MAX_PINNED,
+                pinned=True,
+                viewpoint=viewpoint,
+            )
+        summary = None
+        if target.leaf and (settings.summary.enabled or chat.campaign_id):
+            summary = await find_current_summary(
+                session, sealer, chat, up_to_position=target.leaf.position, viewpoint=viewpoint
+            )
+        if self._tried:
+            preset: LoadedPreset | None = LoadedPreset(None, 0, "preview", self._tried)
+        else:
+            preset = await find_preset(session, identity, settings, cast.speaker)
         loaded = LoadedChat(
             chat=chat,
             settings=settings,
@@ -157,44 +171,16 @@ class ChatLoader:
             post_history=(
                 settings.post_history_instructions or account.post_history_instructions or ""
             ),
-            speaker=speaker,
-            others=[name for key, name in names.items() if key != speaker.id],
-            member_count=len(member_ids),
-            user_name=user_name,
-            persona=persona.description if persona else "",
-            persona_id=persona.id if persona else None,
+            cast=cast,
             target=target,
             variables=variables,
             stored_variables=variables,
             lore=lore,
-            note=note,
-            note_reason=note_reason,
-            note_is_due=await self._is_due(note, target, request),
-            pinned=(
-                await current_events(
-                    self._session,
-                    sealer,
-                    chat.chronicle_id,
-                    limit=MAX_PINNED,
-                    pinned=True,
-                    viewpoint=viewpoint,
-                )
-                if chat.chronicle_id
-                else ()
-            ),
-            summary=(
-                await find_current_summary(
-                    self._session,
-                    sealer,
-                    chat,
-                    up_to_position=target.leaf.position,
-                    viewpoint=viewpoint,
-                )
-                if target.leaf and (settings.summary.enabled or chat.campaign_id)
-                else None
-            ),
+            note=Note(fields=fields, reason=reason, is_due=is_due),
+            pinned=pinned,
+            summary=summary,
             line=request.text,
-            said=self._said(target, request),
+            said=self._read_line(target, request),
             viewpoint=viewpoint,
             audience=audience,
             keeps_other_speakers=find_first_set(
@@ -202,47 +188,103 @@ class ChatLoader:
             ),
             expands_macros=find_first_set((settings, account), "expand_macros", default=True),
             has_scripts=has_scripts,
-            preset=(
-                LoadedPreset(None, 0, "preview", self._tried)
-                if self._tried
-                else await find_preset(self._session, self._identity, settings, speaker)
-            ),
+            preset=preset,
         )
-        quoted = (
-            MAX_QUOTED_LINES
-            if any(map(_may_quote, [*loaded.fields, loaded.line or ""]))
-            else EXCHANGE_LINES
-        )
-        most = max(quoted, lore.depth, RECENT_LINES)
-        recent = await self._recent(target, most, viewpoint)
-        loaded = await self._with_rounds(replace(loaded, recent=recent))
-        return await self._with_known_path(loaded)
+        texts = [*loaded.macro_texts, loaded.line or ""]
+        quoted = MAX_QUOTED_LINES if any(map(_may_quote, texts)) else EXCHANGE_LINES
+        limit = max(quoted, lore.depth, RECENT_LINES)
+        recent = await self._load_recent(target, limit, viewpoint)
+        loaded = await self._add_rounds(replace(loaded, recent=recent))
+        return await self._add_known_path(loaded)
 
-    async def _with_rounds(self, loaded: LoadedChat) -> LoadedChat:
-        """The same with how far its campaign's story is told, and read, where it has one."""
+    async def _load_cast(
+        self,
+        chat: Chat,
+        settings: ChatSettings,
+        request: TurnRequest,
+        target: TurnTarget,
+        member_ids: Sequence[UUID],
+    ) -> tuple[Cast, Viewpoint]:
+        """Return the cast and the viewpoint. They depend on each other through the user's name."""
+        session, identity = self._session, self._identity
+        owner_id, sealer = identity.user_id, identity.sealer
+        names = await characters.find_names(session, member_ids, owner_id=owner_id, sealer=sealer)
+        speaker = await find_speaker(session, identity, names, request, target)
+        persona_id = chat.persona_id or identity.settings.persona_id
+        persona = player = None
+        if persona_id:
+            persona = await characters.find_persona(
+                session, persona_id, owner_id=owner_id, sealer=sealer
+            )
+        if persona is None:
+            player = await find_player(session, sealer, chat.campaign_id)
+        user_name = persona.name if persona else player.name if player else self._user_name
+        viewpoint = await find_viewpoint(
+            session, identity, chat, request, user_name, usual=settings.viewpoint
+        )
+        if player is not None and not may_know(viewpoint, player.audience):
+            user_name = self._user_name
+        cast = Cast(
+            speaker=speaker,
+            others=[name for key, name in names.items() if key != speaker.id],
+            member_count=len(member_ids),
+            user_name=user_name,
+            persona=persona.description if persona else "",
+            persona_id=persona.id if persona else None,
+        )
+        return cast, viewpoint
+
+    async def _load_lore(
+        self,
+        chat: Chat,
+        settings: ChatSettings,
+        target: TurnTarget,
+        cast: Cast,
+        member_ids: Sequence[UUID],
+    ) -> LoadedLore:
+        account = self._identity.settings
+        member_books = find_first_set(
+            (settings.lore, account.lore), "member_books", default="speaker"
+        )
+        speaker_ids = [cast.speaker.id] if cast.speaker.id is not None else []
+        books = await books_for_chat(
+            self._session,
+            owner_id=self._identity.user_id,
+            chat_id=chat.id,
+            character_ids=member_ids if member_books == "all" else speaker_ids,
+            persona_id=chat.persona_id or account.persona_id,
+        )
+        return await self._lore.read(
+            self._session,
+            self._identity,
+            books,
+            chat=chat,
+            leaf=target.leaf,
+            overrides=(settings.lore, account.lore),
+        )
+
+    async def _add_rounds(self, loaded: LoadedChat) -> LoadedChat:
+        """Add the campaign's rounds, and the position up to which they were read."""
         campaign = self._campaign
         if campaign is None:
             return loaded
         if campaign.is_stale:
             raise StaleCampaignError(campaign.id)
         fields, leaf = open_campaign(self._identity.sealer, campaign), loaded.target.leaf
-        loaded = replace(loaded, campaign_fields=fields)
         if leaf is None:
-            return loaded
+            return replace(loaded, story=Story(fields=fields))
         limit = HOT_ROUNDS + fields.settings.memory_interval
-        rounds = await chats.round_starts(self._session, leaf, limit=limit)
+        all_rounds = rounds = await chats.round_starts(self._session, leaf, limit=limit)
+        if loaded.viewpoint != GM:
+            rounds = await chats.round_starts(
+                self._session, leaf, limit=limit, viewpoint=loaded.viewpoint
+            )
         covered = loaded.summary.path_tokens if loaded.summary else 0
-        return replace(
-            loaded,
-            rounds=(
-                rounds
-                if loaded.viewpoint == GM
-                else await chats.round_starts(
-                    self._session, leaf, limit=limit, viewpoint=loaded.viewpoint
-                )
-            ),
-            untold_rounds=sum(begin >= covered for begin in rounds),
-            # Some of what was told may be in the campaign's state alone.
+        story = Story(
+            fields=fields,
+            rounds=rounds,
+            untold_rounds=sum(begin >= covered for begin in all_rounds),
+            # After a compaction, the campaign's state may replace messages.
             unread=(
                 await find_first_unread(
                     self._session, leaf, after=loaded.summary.position if loaded.summary else -1
@@ -256,27 +298,27 @@ class ChatLoader:
                 else 0
             ),
         )
+        return replace(loaded, story=story)
 
-    async def _with_known_path(self, loaded: LoadedChat) -> LoadedChat:
-        """The same, counted by the lines that the viewpoint may know."""
+    async def _add_known_path(self, loaded: LoadedChat) -> LoadedChat:
+        """Count only messages that the viewpoint knows."""
         leaf = loaded.target.leaf
         if leaf is None or loaded.viewpoint == GM:
             return loaded
         lines = await chats.list_unknown_lines(self._session, leaf, loaded.viewpoint)
-        path, summary, unread = KnownPath.without(lines), loaded.summary, loaded.unread
+        path, summary, unread = KnownPath.without(lines), loaded.summary, loaded.story.unread
         if summary is not None:
-            told = path.to_known(summary.path_tokens)
-            summary = structs.replace(summary, path_tokens=told)
+            summary = structs.replace(summary, path_tokens=path.to_known(summary.path_tokens))
         if unread is not None:
             unread = unread._replace(path_tokens=path.to_known(unread.path_tokens))
-        rounds = list(map(path.to_known, loaded.rounds))
-        return replace(loaded, known_path=path, summary=summary, unread=unread, rounds=rounds)
+        rounds = list(map(path.to_known, loaded.story.rounds))
+        story = replace(loaded.story, unread=unread, rounds=rounds)
+        return replace(loaded, known_path=path, summary=summary, story=story)
 
     async def with_campaign(self, loaded: LoadedChat) -> LoadedChat:
-        """What `load` gave, with what its campaign says now, where it has one."""
         if self._situations is None or self._campaign is None:
             return loaded
-        campaign = await self._situations.layers(
+        campaign = await self._situations.load_layers(
             self._session,
             self._identity,
             self._campaign,
@@ -286,9 +328,9 @@ class ChatLoader:
             recent=[each.text for each in loaded.recent],
             until=loaded.target.rewritten,
             viewpoint=loaded.viewpoint,
-            player=loaded.user_name,
+            player=loaded.cast.user_name,
         )
-        # More people know the world that tools change than know of a private turn.
+        # More people know the changes that tools make than know of a private turn.
         hides = campaign.fields.settings.hidden_information
         is_private = hides and loaded.audience != PUBLIC
         table = (
@@ -299,24 +341,26 @@ class ChatLoader:
         if table is not None and not is_private:
             block = render_played_block(campaign.block, campaign.now)
             campaign = structs.replace(campaign, block=block)
-        return replace(loaded, campaign=campaign, table=table)
+        story = replace(loaded.story, campaign=campaign, table=table)
+        return replace(loaded, story=story)
 
-    def _said(self, target: Target, request: TurnRequest) -> str | None:
-        """What the user says in this turn, stored or not."""
+    def _read_line(self, target: TurnTarget, request: TurnRequest) -> str | None:
         if target.line_kind != "user_line":
             return None
         return read_text(self._identity, target.line) if target.line else request.text
 
-    async def _is_due(self, note: AuthorsNote, target: Target, request: TurnRequest) -> bool:
-        """Whether the author's note comes with this turn: it may go by the user's lines."""
+    async def _is_note_due(
+        self, note: AuthorsNote, target: TurnTarget, request: TurnRequest
+    ) -> bool:
+        """True if this turn sends the author's note, which may come with every n-th line."""
         if not note.text or note.interval <= 1:
             return note.interval == 1
         before = await chats.count_said(self._session, target.leaf, "user") if target.leaf else 0
         said = before + (target.line is not None or bool(request.text))
         return bool(said) and said % note.interval == 0
 
-    async def _recent(
-        self, target: Target, limit: int, viewpoint: Viewpoint
+    async def _load_recent(
+        self, target: TurnTarget, limit: int, viewpoint: Viewpoint
     ) -> Sequence[RecentLine]:
         if target.leaf is None:
             return []
@@ -343,9 +387,9 @@ class ChatLoader:
 async def find_history_begin(
     session: AsyncSession, loaded: LoadedChat, *, budget: int
 ) -> int | None:
-    """The position of the first line of a history that fits `budget` stored tokens.
+    """Return the position of the first message of a history that fits `budget` stored tokens.
 
-    None where the whole path does.
+    Returns None if the whole path fits.
     """
     leaf = loaded.target.leaf
     begin = max(find_eviction_point(loaded.path_tokens, budget), loaded.summed_up)
@@ -356,26 +400,247 @@ async def find_history_begin(
     return leaf.position + 1 if first is None else first
 
 
-def _is_played(target: Target) -> bool:
+def _is_played(target: TurnTarget) -> bool:
     """True if the model may use tools.
 
-    A reply that was cut off goes on with them, because its turn has not ended. One that is complete
-    goes on with words alone.
+    A reply that was cut off continues with tools, because its turn has not ended. A complete reply
+    continues with text alone.
     """
     cut_off = target.continued is not None and target.continued.status != "complete"
     return target.kind in PLAYED_KINDS or cut_off
 
 
 def _may_quote(field: str) -> bool:
-    """Whether a field may hold a macro that quotes the last lines, or asks how old they are."""
+    """True if a text may contain a macro that quotes the last messages or uses their age."""
     return "{{" in field and any(name in field.casefold() for name in RECENT_MACROS)
 
 
 def read_author(identity: Identity, message: Message) -> str:
-    """Who said a message, by name."""
     return identity.sealer.open(MESSAGE_AUTHOR, message.id, message.sealed_author)
 
 
 def read_text(identity: Identity, message: Message) -> str:
-    """What a message says."""
     return identity.sealer.open(MESSAGE_CONTENT, message.id, message.sealed_content)
+
+
+async def find_target(
+    session: AsyncSession,
+    chat: Chat,
+    leaf: Message | None,
+    request: TurnRequest,
+    *,
+    is_preview: bool,
+) -> TurnTarget:
+    """Return the place in the message tree that a request refers to. `leaf` ends the active path.
+
+    A preview may have nothing to answer. Raises `MessageNotFoundError`, `NothingToAnswerError`,
+    `NotContinuableError`, `ValidationError`.
+    """
+    _check_request(request)
+    if request.regenerate_of is not None:
+        return await _find_regeneration(session, chat, request.regenerate_of)
+    if leaf is not None and leaf.status == "streaming":
+        # A reply that is still being written cannot be answered. Storing the turn will return the
+        # 409.
+        leaf = await _load_parent(session, leaf)
+    if request.continue_:
+        if leaf is None or leaf.role != "assistant":
+            raise NotContinuableError("The last message was not written by a character.")
+        if len(leaf.sealed_content) == OVERHEAD:
+            # The reply has thoughts but no text to continue, so it is written from its beginning.
+            fresh = await _make_rewrite_target(session, leaf)
+            return replace(fresh, kind="continue", continued=leaf)
+        return TurnTarget(
+            kind="continue",
+            line_kind="continue",
+            leaf=leaf,
+            continued=leaf,
+            spoken_by=leaf.character_id,
+            audience=leaf.audience,
+        )
+    if request.impersonate:
+        return TurnTarget(kind="impersonate", line_kind="impersonate", leaf=leaf)
+    if request.text is not None:
+        return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
+    return await _find_unanswered(session, leaf, request, is_preview=is_preview)
+
+
+async def _find_unanswered(
+    session: AsyncSession, leaf: Message | None, request: TurnRequest, *, is_preview: bool
+) -> TurnTarget:
+    if leaf is None:
+        return TurnTarget(kind="reply", line_kind="opening", leaf=None)
+    if leaf.role == "user":
+        above = await _load_parent(session, leaf)
+        return TurnTarget(
+            kind="reply",
+            line_kind="user_line",
+            leaf=above,
+            line=leaf,
+            parent=leaf,
+            audience=leaf.audience,
+        )
+    if is_preview:
+        # The user has typed nothing yet: preview the prompt without a line.
+        return TurnTarget(kind="reply", line_kind="user_line", leaf=leaf)
+    if request.speaker is None:
+        raise NothingToAnswerError(
+            "Send `text`, or `continue` to continue the last reply, or `regenerate_of`, or "
+            "`speaker` to choose a character to reply."
+        )
+    return TurnTarget(kind="reply", line_kind="next", leaf=leaf, parent=leaf)
+
+
+async def _find_regeneration(session: AsyncSession, chat: Chat, message_id: UUID) -> TurnTarget:
+    message = await chats.get_message(session, message_id, owner_id=chat.user_id)
+    if message.chat_id != chat.id:
+        raise ValidationError("regenerate_of belongs to another chat.")
+    if message.role != "assistant":
+        raise ValidationError("regenerate_of is not a message of a character.")
+    if not message.is_active:
+        raise ValidationError(
+            "regenerate_of is on another branch. Activate it first: the prompt is built from the "
+            "active path."
+        )
+    return await _make_rewrite_target(session, message)
+
+
+async def _make_rewrite_target(session: AsyncSession, message: Message) -> TurnTarget:
+    """Return the target of a reply that is written from its beginning."""
+    parent = await _load_parent(session, message)
+    answers = parent is not None and parent.role == "user"
+    return TurnTarget(
+        kind="regenerate",
+        line_kind="user_line" if answers else "next" if parent else "opening",
+        leaf=await _load_parent(session, parent) if answers else parent,
+        line=parent if answers else None,
+        parent=parent,
+        spoken_by=message.character_id,
+        audience=message.audience,
+    )
+
+
+async def _load_parent(session: AsyncSession, message: Message | None) -> Message | None:
+    if message is None or message.parent_id is None:
+        return None
+    return await session.get(Message, message.parent_id)
+
+
+def _check_request(request: TurnRequest) -> None:
+    asked = [
+        name
+        for name, given in (
+            ("text", request.text is not None),
+            ("regenerate_of", request.regenerate_of is not None),
+            ("continue", request.continue_),
+            ("impersonate", request.impersonate),
+        )
+        if given
+    ]
+    if len(asked) > 1:
+        raise ValidationError(f"Send only one of {', '.join(asked)}.")
+
+
+async def find_audience(
+    session: AsyncSession, chat: Chat, request: TurnRequest, target: TurnTarget
+) -> str:
+    """Return the audience of the messages that the turn stores. Raises `ValidationError`."""
+    if request.audience is None:
+        return target.audience
+    if request.continue_ or request.impersonate:
+        raise ValidationError("`audience` is allowed only with a new message or a new reply.")
+    await check_chat_audience(session, chat, request.audience)
+    return encode_audience(request.audience)
+
+
+async def find_viewpoint(
+    session: AsyncSession,
+    identity: Identity,
+    chat: Chat,
+    request: TurnRequest,
+    user_name: str,
+    *,
+    usual: str | None,
+) -> Viewpoint:
+    """Return the requested viewpoint, or the `usual` viewpoint of the chat.
+
+    Raises `ValidationError` if the campaign does not have the entity, or if a player's line would
+    use the game master's knowledge.
+    """
+    players: Viewpoint = GM
+    if request.impersonate and chat.campaign_id is not None:
+        players = await find_players_viewpoint(session, identity, chat.campaign_id, user_name)
+    wanted = request.viewpoint
+    if wanted is None and not request.impersonate and chat.campaign_id is not None:
+        wanted = usual
+    if wanted is None:
+        return players
+    asked = read_viewpoint(wanted)
+    if asked == GM and players != GM:
+        raise ValidationError(
+            "The campaign has hidden information: the user's message cannot be written with what "
+            "only the game master knows."
+        )
+    await check_viewpoint(session, asked, [chat.campaign_id], owner_id=identity.user_id)
+    return asked
+
+
+def check_answerable(
+    target: TurnTarget, viewpoint: Viewpoint, said: str, *, is_preview: bool
+) -> TurnTarget:
+    """Return the target if the viewpoint knows the line. `said` is the audience of a new line.
+
+    A preview leaves out a line that the viewpoint does not know. Raises `ValidationError`.
+    """
+    about = target.line or target.continued
+    if not may_know(viewpoint, said):
+        raise ValidationError("`audience` must include `viewpoint`.")
+    if about is None or may_know(viewpoint, about.audience):
+        return target
+    if is_preview and target.line is not None:
+        return replace(target, line=None)
+    raise ValidationError("`viewpoint` is not allowed to know the message of this turn.")
+
+
+async def find_speaker(
+    session: AsyncSession,
+    identity: Identity,
+    names: Mapping[UUID, str],
+    request: TurnRequest,
+    target: TurnTarget,
+) -> Speaker:
+    """Return the requested speaker, else the reply's, else the first character of the chat.
+
+    Raises `CharacterNotFoundError`.
+    """
+    if request.speaker is not None and request.speaker not in names:
+        raise CharacterNotFoundError
+    for character_id in (request.speaker, target.spoken_by, *names):
+        if character_id is not None and character_id in names:
+            values = {"character_id": character_id, "owner_id": identity.user_id}
+            row = (await session.execute(_CHARACTER, values)).one_or_none()
+            if row is None:
+                raise CharacterNotFoundError
+            card = open_card(identity.sealer, character_id, row.sealed_card)
+            name, preset_id = names[character_id], row.preset_id
+            return Speaker(id=character_id, card=card, name=name, preset_id=preset_id)
+    return Speaker(id=None, card=Card(name=NARRATOR), name=NARRATOR)
+
+
+async def find_preset(
+    session: AsyncSession, identity: Identity, settings: ChatSettings, speaker: Speaker
+) -> LoadedPreset | None:
+    """Return the nearest preset that is chosen and exists. None for the default order."""
+    choices: tuple[tuple[ChosenBy, UUID | None], ...] = (
+        ("chat", settings.preset_id),
+        ("character", speaker.preset_id),
+        ("account", identity.settings.preset_id),
+    )
+    for chosen_by, preset_id in choices:
+        if preset_id is not None:
+            values = {"preset_id": preset_id, "owner_id": identity.user_id}
+            row = (await session.execute(_PRESET, values)).one_or_none()
+            if row is not None:
+                fields = open_preset(identity.sealer, preset_id, row.sealed_preset)
+                return LoadedPreset(preset_id, row.revision, chosen_by, fields)
+    return None

@@ -1,14 +1,17 @@
-"""Lorebooks in a turn: which books are scanned, and what earlier turns began in them."""
+"""Lorebooks of a turn: load and compile books, build a scan, and place activated entries."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 from uuid import UUID
 
+from msgspec import structs
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -17,67 +20,58 @@ from backend.accounts.events import UserSignedOut
 from backend.accounts.profile.settings import LoreOverrides, find_first_set
 from backend.chats import repository as chats
 from backend.chats.models import Chat, Message
+from backend.chats.schemas import AuthorsNote
+from backend.context.layout import LeftOut, PromptItem
+from backend.context.macros import (
+    MAX_CHARACTERS,
+    MAX_MACROS,
+    MacroBudget,
+    MacroContext,
+    Variables,
+    expand,
+)
 from backend.core.cpu_pool import INLINE_CHARACTERS, CpuPool
 from backend.core.plain_cache import PlainCache
+from backend.core.reasons import FoundIn, Reason
 from backend.database.base import upsert
 from backend.errors import ConflictError
 from backend.lorebooks.activation.compiled import CompiledBook
-from backend.lorebooks.activation.outcome import Scan, ScanOutcome
+from backend.lorebooks.activation.outcome import (
+    ActiveEntry,
+    Scan,
+    ScannedLine,
+    ScanOutcome,
+    compute_lore_budget,
+)
 from backend.lorebooks.activation.places import PlaceFinder
 from backend.lorebooks.activation.scan import activate
-from backend.lorebooks.activation.timed import TimedState
+from backend.lorebooks.activation.timed import NO_EFFECTS, TimedState
 from backend.lorebooks.authoring import inactive_entries
-from backend.lorebooks.entries import LinkSource, LoreSettings
+from backend.lorebooks.entries import LoreSettings, Position, Trigger
 from backend.lorebooks.links import ChatBook, SealedBook, load_book, open_sealed
 from backend.lorebooks.models import LORE_STATE, LoreState
 from backend.regex.process import RegexProcess
+from backend.turns.api.schemas import TurnRequest
+from backend.turns.prompt.context import LoadedChat, LoadedLore, PromptWindow
+from backend.turns.prompt.macros import make_seed
 from backend.vault.sealing import Sealer
 
 T = TypeVar("T")
 
 MAX_COMPILE_RETRIES = 20
-"""How often a turn is begun again because a book of it was changed while it was compiled."""
+"""Maximum retries when a lorebook changes during compilation."""
 
 MAX_CACHED_ENTRIES = 50_000
-"""Entries of all compiled books that are kept together; a book without any counts as one."""
+"""Entries of all cached books together. A book without entries counts as one."""
 
 KEEP_SECONDS = 600.0
-"""How long a compiled book is kept that nobody plays with."""
+"""Time after the last use for which a compiled book is cached."""
 
-DEEPEST_SCAN = 1_000
-"""Messages that a scan looks back at most, whatever entries ask for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedLore:
-    """A chat's books, ready to be scanned, and what earlier turns mean for them.
-
-    `inactive` are entries of a chronicle's book that come from a branch which was left.
-    """
-
-    books: Sequence[CompiledBook] = ()
-    inactive: Collection[UUID] = frozenset()
-    settings: LoreSettings = field(default_factory=LoreSettings)
-    timed: TimedState = field(default_factory=TimedState)
-    reply_count: int = 0
-    greeting: int | None = None
-    sources: Mapping[UUID, LinkSource] = field(default_factory=dict[UUID, LinkSource])
-
-    @property
-    def depth(self) -> int:
-        """Messages that a scan of these books looks back."""
-        if not self.books:
-            return 0
-        wanted = [self.settings.scan_depth, *(book.deepest for book in self.books)]
-        wanted += [book.fields.scan_depth or 0 for book in self.books]
-        if self.settings.min_activations:
-            # One beyond the limit: the step that goes there is still made.
-            wanted.append((self.settings.min_activations_depth or DEEPEST_SCAN) + 1)
-        return min(max(wanted), DEEPEST_SCAN)
+EXAMPLE_MARK = re.compile(r"<START>", re.IGNORECASE)
 
 
 class LoreReader(UserSignedOut):
-    """Reads a chat's books, compiled once a revision."""
+    """Loads the lorebooks of chats. Each revision is compiled once."""
 
     def __init__(self, pool: CpuPool, regexes: RegexProcess) -> None:
         self._pool = pool
@@ -98,9 +92,9 @@ class LoreReader(UserSignedOut):
         leaf: Message | None,
         overrides: Sequence[LoreOverrides],
     ) -> LoadedLore:
-        """These books, as a turn of `chat` scans them, within an attempt of `with_books`.
+        """Return the books of a chat. Call it within an attempt of `with_books`.
 
-        `overrides` are the chat's settings, then the account's.
+        `overrides` are the settings of the chat, then of the account.
         """
         if not refs:
             return LoadedLore()
@@ -123,32 +117,31 @@ class LoreReader(UserSignedOut):
         return lore
 
     def scan(self, scan: Scan) -> ScanOutcome:
-        """Find what comes in: some milliseconds, a quarter of a second with hostile patterns."""
+        """Run a scan. Takes some milliseconds, or a quarter of a second with hostile patterns."""
         if any(book.needs_process for book in scan.books):
             self._regexes.prepare()
         return activate(replace(scan, evaluator=self._regexes))
 
-    def finder(self, scan: Scan) -> PlaceFinder:
-        """What finds the places of keys in the messages of a scan that is over."""
+    def make_finder(self, scan: Scan) -> PlaceFinder:
+        """Return the object that finds the places of keys in the messages of a finished scan."""
         return PlaceFinder(replace(scan, evaluator=self._regexes))
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop a user's books."""
         self._cache.forget(user_id)
 
     def sweep(self) -> None:
-        """Drop what nobody used for a while: it is text in the clear."""
+        """Drop books that have not been used for a while, because they contain unsealed text."""
         self._cache.sweep()
 
     def close(self) -> None:
-        """End the process that searches with patterns which can't be trusted."""
+        """Stop the process that runs untrusted patterns."""
         self._regexes.close()
 
     async def with_books(self, identity: Identity, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What `attempt` gives, begun again once the books that it lacks are compiled.
+        """Return the result of `attempt`. Compile missing books and run it again.
 
-        Between two attempts: while books wait for a thread, no transaction is open. Raises
-        `ConflictError` where its books change again and again.
+        No transaction is open while books are compiled. Raises `ConflictError` if the books change
+        again and again.
         """
         ready: list[tuple[UUID, int]] = []
         try:
@@ -157,20 +150,20 @@ class LoreReader(UserSignedOut):
                     return await attempt()
                 except _NotCompiledError as missing:
                     for ref, sealed in missing.books:
-                        # Kept here as well: one that is too large is not in the cache.
-                        self._ready[ref.id, ref.revision] = await self._shared(
+                        # A book that is too large for the cache is kept here.
+                        self._ready[ref.id, ref.revision] = await self._compile_once(
                             identity, ref, sealed
                         )
                         ready.append((ref.id, ref.revision))
         finally:
             for key in ready:
                 self._ready.pop(key, None)
-        raise ConflictError("Its lorebooks are being changed. Try again.")
+        raise ConflictError("The lorebooks of the chat are being changed. Try again.")
 
     async def _books(
         self, session: AsyncSession, identity: Identity, refs: Sequence[ChatBook]
     ) -> list[CompiledBook]:
-        """Compiled books. Raises `_NotCompiledError` where some have to be compiled first."""
+        """Return compiled books. Raises `_NotCompiledError` if large books are not compiled yet."""
         found: list[CompiledBook] = []
         missing: list[tuple[ChatBook, SealedBook]] = []
         for ref in refs:
@@ -192,10 +185,12 @@ class LoreReader(UserSignedOut):
     def _keep(self, identity: Identity, book: CompiledBook) -> None:
         self._cache.put(identity.user_id, book.book_id, book, size=len(book.entries))
 
-    async def _shared(self, identity: Identity, ref: ChatBook, sealed: SealedBook) -> CompiledBook:
-        """A compiled book, compiled once however many turns wait for it."""
+    async def _compile_once(
+        self, identity: Identity, ref: ChatBook, sealed: SealedBook
+    ) -> CompiledBook:
+        """Compile a book once, even if several turns wait for it."""
 
-        async def compiled() -> CompiledBook:
+        async def compile_book() -> CompiledBook:
             compiling = partial(_compile, identity, ref, sealed)
             book = await self._pool.run(identity.user_id, compiling)
             self._keep(identity, book)
@@ -204,13 +199,13 @@ class LoreReader(UserSignedOut):
         key = ref.id, ref.revision
         task = self._compiling.get(key)
         if task is None:
-            task = self._compiling[key] = asyncio.create_task(compiled())
+            task = self._compiling[key] = asyncio.create_task(compile_book())
             task.add_done_callback(lambda _: self._compiling.pop(key, None))
         return await asyncio.shield(task)
 
 
 class _NotCompiledError(Exception):
-    """Books that have to be compiled before what needs them can be read."""
+    """Large books have to be compiled first."""
 
     def __init__(self, books: Sequence[tuple[ChatBook, SealedBook]]) -> None:
         super().__init__()
@@ -222,7 +217,6 @@ def _compile(identity: Identity, ref: ChatBook, sealed: SealedBook) -> CompiledB
 
 
 def _merge_settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
-    """How books are scanned: the chat's word, else the account's, else the default."""
     default = LoreSettings()
     return LoreSettings(
         **{
@@ -233,7 +227,6 @@ def _merge_settings(chain: Sequence[LoreOverrides]) -> LoreSettings:
 
 
 async def _load_timed_state(session: AsyncSession, identity: Identity, leaf: Message) -> TimedState:
-    """The state after the nearest message of the path that changed it."""
     row = (
         await session.execute(
             select(LoreState.id, LoreState.sealed_state)
@@ -261,7 +254,7 @@ async def store_timed_state(
     before: TimedState,
     after: TimedState,
 ) -> None:
-    """Keep with a reply what it began and ended, where that is anything."""
+    """Store the timed state with a reply if the reply has changed it."""
     if dict(before.effects) == dict(after.effects):
         return
     row = {
@@ -272,3 +265,239 @@ async def store_timed_state(
         "sealed_state": sealer.seal_bytes(LORE_STATE, message.id, after.encode()),
     }
     await upsert(session, LoreState, row, key=("id",), update=("sealed_state",))
+
+
+class LoreExpander:
+    """Expands the macros of entries in order, so that an entry reads the variables set before it.
+
+    All lore together may use the limits of one field. The rest of the macro budget is left to the
+    fields.
+    """
+
+    def __init__(
+        self, context: MacroContext, variables: Variables, macro_budget: MacroBudget
+    ) -> None:
+        self._context = context
+        self._budget = macro_budget.share(characters=MAX_CHARACTERS, macros=MAX_MACROS)
+        self.variables = variables
+
+    def __call__(self, text: str) -> str:
+        """Return a key or a content with its macros expanded. Raises `MacroLimitError`."""
+        expansion = expand(text, self._context, self.variables, place="lore", budget=self._budget)
+        self.variables = expansion.variables
+        return expansion.text
+
+
+def make_scan(
+    lore: LoadedLore,
+    window: PromptWindow,
+    lines: Sequence[ScannedLine],
+    *,
+    count: Callable[[str], int],
+    expander: LoreExpander,
+    speaker: str,
+    seed: int,
+) -> Scan:
+    """Return a scan of messages, newest first, without the state and the cast of a chat."""
+    context_tokens = window.budget.prompt
+    return Scan(
+        books=lore.books,
+        messages=lines,
+        settings=lore.settings,
+        budget=compute_lore_budget(lore.settings, context_tokens),
+        room=context_tokens,
+        count=count,
+        vocabulary=window.unit.tokenizer,
+        message_count=len(lines),
+        reply_count=lore.reply_count,
+        greeting=lore.greeting,
+        seed=seed,
+        expand=expander,
+        speaker=speaker,
+        timed=lore.timed,
+        inactive=lore.inactive,
+        sources=lore.sources,
+    )
+
+
+def make_turn_scan(
+    loaded: LoadedChat,
+    request: TurnRequest,
+    window: PromptWindow,
+    *,
+    count: Callable[[str], int],
+    expander: LoreExpander,
+    is_quiet: bool = False,
+) -> Scan:
+    """Return the scan of a turn: its line, the last messages, and the texts of the cast."""
+    leaf, card, note = loaded.target.leaf, loaded.cast.speaker.card, loaded.note
+    lines = [
+        ScannedLine(line.author, line.text, FoundIn("message", line.position + 1))
+        for line in reversed(loaded.recent)
+    ]
+    if loaded.said:
+        lines.insert(0, ScannedLine(loaded.cast.user_name, loaded.said, FoundIn("line")))
+    scan = make_scan(
+        loaded.lore,
+        window,
+        lines,
+        count=count,
+        expander=expander,
+        speaker=loaded.cast.speaker.name,
+        seed=make_seed(loaded.chat.id, leaf.id if leaf else None),
+    )
+    return replace(
+        scan,
+        message_count=(leaf.position + 1 if leaf else 0) + bool(loaded.said),
+        fields={
+            "persona_description": loaded.cast.persona,
+            "character_description": card.description,
+            "character_personality": card.personality,
+            "character_depth_prompt": card.depth_prompt.prompt if card.depth_prompt else "",
+            "scenario": card.scenario,
+            "creator_notes": card.creator_notes,
+        },
+        tags=card.tags,
+        triggers=list_triggers(request, is_quiet=is_quiet),
+        note=note.fields.text if note.fields.scan and note.is_due else "",
+    )
+
+
+def list_triggers(request: TurnRequest, *, is_quiet: bool) -> Sequence[Trigger]:
+    """Return the triggers of entries that match a request."""
+    if is_quiet:
+        return ["quiet"]
+    if request.continue_:
+        return ["continue"]
+    if request.impersonate:
+        return ["impersonate"]
+    # Regenerating and swiping are two actions in other programs. Here they are the same.
+    return ["regenerate", "swipe"] if request.regenerate_of else ["normal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedLore:
+    """Activated lore by its place in the prompt.
+
+    Attributes:
+        slots: Entries with a place among the fixed sections, in ascending order, with expanded
+            texts. Around the character and the examples there are only constant entries, because
+            the head of a prompt must stay the same from turn to turn.
+        ranked: Entries without such a place, best first. They share the memory budget.
+    """
+
+    slots: Mapping[Position, Sequence[PromptItem]] = field(
+        default_factory=dict[Position, list[PromptItem]]
+    )
+    ranked: Sequence[PromptItem] = ()
+    left_out: Sequence[LeftOut] = ()
+    timed: TimedState = NO_EFFECTS
+    notes: Sequence[str] = ()
+
+
+def place_lore(
+    outcome: ScanOutcome, note: AuthorsNote, *, note_is_due: bool, as_written: bool
+) -> PlacedLore:
+    """Give each activated entry its place in the prompt.
+
+    With `as_written`, entries around the character and the examples always keep that place.
+    Otherwise those that are not constant go to the memory section.
+    """
+    slots: defaultdict[Position, list[PromptItem]] = defaultdict(list)
+    ranked: list[tuple[int, PromptItem]] = []
+    left_out = [
+        LeftOut(
+            kind="lore",
+            title=each.title,
+            tokens=each.tokens,
+            reasons=[each.reason],
+            source_id=each.entry_id,
+        )
+        for each in outcome.left_out
+    ]
+    for number, entry in enumerate(outcome.activated):
+        item = _make_item(entry, number)
+        if entry.from_start is not None:
+            slots["at_depth"].append(
+                structs.replace(item, place="depth", depth=entry.from_start, from_start=True)
+            )
+        elif entry.position == "at_depth":
+            slots["at_depth"].append(structs.replace(item, place="depth", depth=entry.depth))
+        elif entry.position in {"note_top", "note_bottom"} and not note_is_due:
+            left_out.append(item.left_out(Reason("note_not_due")))
+        elif entry.position in {"note_top", "note_bottom"}:
+            slots[entry.position].append(
+                structs.replace(item, place=get_note_place(note), depth=note.depth, role=note.role)
+            )
+        elif entry.position == "outlet":
+            # Only outlets are in descending order, as in World Info.
+            slots["outlet"].insert(0, structs.replace(item, place="outlet", outlet=entry.outlet))
+        elif entry.is_constant or as_written:
+            slots[entry.position].append(structs.replace(item, place="head"))
+        else:
+            is_found = all(reason.kind in {"semantic", "words"} for reason in entry.reasons)
+            rank = entry.rank or 0 if is_found else 0
+            ranked.append((-entry.order, structs.replace(item, rank=rank)))
+    ranked.sort(key=lambda each: each[0])
+    for more, what, reason in (
+        (outcome.left_out_more, "more ", Reason("not_listed")),
+        (outcome.not_found, "", Reason("no_key")),
+    ):
+        if more:
+            noun = "entry" if more == 1 else "entries"
+            left_out.append(
+                LeftOut(kind="lore", title=f"{more:,} {what}{noun}", tokens=0, reasons=[reason])
+            )
+    return PlacedLore(
+        slots=slots,
+        ranked=[item for _, item in ranked],
+        left_out=left_out,
+        timed=outcome.timed,
+        notes=outcome.notes,
+    )
+
+
+def get_note_place(note: AuthorsNote) -> Literal["depth", "head"]:
+    return "depth" if note.position == "at_depth" else "head"
+
+
+class Outlets(Mapping[str, str]):
+    """The texts of outlets by name. Records which of them were read."""
+
+    def __init__(self, items: Sequence[PromptItem]) -> None:
+        texts: dict[str, list[str]] = {}
+        for item in items:
+            texts.setdefault(item.outlet, []).append(item.text)
+        self._texts = {name: "\n".join(parts) for name, parts in texts.items()}
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> str:
+        text = self._texts[name]
+        self.read.add(name)
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+def split_examples(text: str) -> list[str]:
+    """Split a text into its example dialogues, which begin with `<START>`."""
+    return [part.strip() for part in EXAMPLE_MARK.split(text) if part.strip()]
+
+
+def _make_item(entry: ActiveEntry, number: int) -> PromptItem:
+    is_example = entry.position in {"examples_top", "examples_bottom"}
+    return PromptItem(
+        kind="lore",
+        title=entry.title,
+        text="\n\n".join(split_examples(entry.content)) if is_example else entry.content,
+        place="memory",
+        reasons=entry.reasons,
+        role=entry.role,
+        source_id=entry.entry_id,
+        order=number,
+        tokens=entry.tokens,
+    )

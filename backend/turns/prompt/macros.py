@@ -1,9 +1,9 @@
-"""Macros in the user's line, expanded before the line is stored."""
+"""Macros and regex scripts of a turn."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -33,20 +33,28 @@ from backend.context.macros import (
 from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.generation.model import Role
-from backend.turns.prompt.context import LoadedChat, PromptWindow
-from backend.turns.prompt.load import NARRATOR
+from backend.lorebooks.activation.outcome import ActiveEntry, ScanOutcome
+from backend.regex.scripts import ScriptEngine, Scripts
+from backend.regex.service import KINDS, load_active_scripts, prepare_scripts
+from backend.turns.prompt.context import NARRATOR, LoadedChat, PromptWindow
 from backend.vault.sealing import Sealer
 
 MAX_VARIABLE_BYTES: Final = 200_000
-"""What the variables of a chat may take as JSON, and what a user's may."""
+"""Limit for the variables of a chat as JSON. The same limit applies to a user's variables."""
+
+MACRO_CHARACTERS = 40
+"""Expanding a macro takes as long as counting so many characters."""
+
+LINE_PLACE = "line"
+"""The name of the line's field in random draws and in errors."""
 
 
 def make_card_macros(
     card: Card, *, char: str, user: str, persona: str, chat_seed: int, message_seed: int
 ) -> MacroContext:
-    """What a card's macros stand for. Texts of a conversation are the caller's to add.
+    """Return the macro values of a card, without the texts of a conversation.
 
-    The time is the server's, in the server's zone.
+    The time is the server's, in its own time zone.
     """
     return MacroContext(
         user=user,
@@ -71,13 +79,12 @@ def make_card_macros(
 
 
 def make_macros(loaded: LoadedChat, window: PromptWindow) -> MacroContext:
-    """What the macros of a prompt's fields stand for."""
     leaf = loaded.target.leaf
     context = make_card_macros(
-        loaded.speaker.card,
-        char=loaded.speaker.name,
-        user=loaded.user_name,
-        persona=loaded.persona,
+        loaded.cast.speaker.card,
+        char=loaded.cast.speaker.name,
+        user=loaded.cast.user_name,
+        persona=loaded.cast.persona,
         chat_seed=make_seed(loaded.chat.id),
         message_seed=make_seed(loaded.chat.id, leaf.id if leaf else None),
     )
@@ -87,10 +94,12 @@ def make_macros(loaded: LoadedChat, window: PromptWindow) -> MacroContext:
         model=window.spec.id,
         max_prompt=window.to_model_tokens(window.budget.prompt),
         max_response=window.limits.reply_reserve,
-        group=", ".join((loaded.speaker.name, *loaded.others)) if loaded.others else "",
-        not_char=", ".join((*loaded.others, loaded.user_name)),
+        group=", ".join((loaded.cast.speaker.name, *loaded.cast.others))
+        if loaded.cast.others
+        else "",
+        not_char=", ".join((*loaded.cast.others, loaded.cast.user_name)),
         last_message_id=str(loaded.recent[-1].position) if loaded.recent else "",
-        authors_note=loaded.note.text,
+        authors_note=loaded.note.fields.text,
         last_message=_find_last(loaded, None),
         last_user_message=_find_last(loaded, "user"),
         last_char_message=_find_last(loaded, "assistant"),
@@ -103,23 +112,17 @@ def _find_last(loaded: LoadedChat, role: Role | None) -> str:
     return texts[-1] if texts else ""
 
 
-MACRO_CHARACTERS = 40
-"""A macro takes as long to expand as so many characters to count."""
-
-
 def estimate_expansion(texts: Iterable[str]) -> int:
-    """What `CpuPool.run` is told of texts whose macros are expanded."""
+    """Return the size of texts with macros for `CpuPool.run`."""
     return sum(len(text) + MACRO_CHARACTERS * text.count("{{") for text in texts)
 
 
 def make_seed(*ids: UUID | None) -> int:
-    """A seed that is the same for the same ids."""
     joined = b"".join(each.bytes if each else b"-" for each in ids)
     return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "big")
 
 
 def read_variables(sealer: Sealer, chat: Chat, sealed_globals: bytes | None) -> Variables:
-    """Open a chat's variables, and the user's."""
     local = chat.sealed_variables
     return Variables(
         local=_decode_variables(
@@ -138,7 +141,7 @@ def _decode_variables(data: bytes | None) -> dict[str, str]:
 
 
 def limit_variables(before: Variables, after: Variables) -> tuple[Variables, list[str]]:
-    """The variables after a prompt, each scope as it was where it is too large; and what to say."""
+    """Return the variables after a prompt, and notes. A scope that is too large is not changed."""
     notes: list[str] = []
     local = _limit_scope(before.local, after.local, "the chat's", notes)
     global_ = _limit_scope(before.global_, after.global_, "the user's", notes)
@@ -154,22 +157,18 @@ def _limit_scope(
     if size <= MAX_VARIABLE_BYTES:
         return after
     notes.append(
-        f"{whose} variables stay as they were: they would have {size:,} bytes, "
+        f"{whose} variables were not changed: they would have {size:,} bytes, "
         f"of {MAX_VARIABLE_BYTES:,} allowed"
     )
     return before
 
 
-LINE_PLACE = "line"
-"""The place of the line's draws, and its name in errors."""
-
-
 def expand_line(
     loaded: LoadedChat, window: PromptWindow, budget: MacroBudget | None = None
 ) -> LoadedChat:
-    """Expand the macros of the line that is to be stored. CPU-bound.
+    """Expand the macros of the line that is stored. CPU-bound.
 
-    `budget` limits the work; without one the limits of a request apply. Raises `MacroLimitError`.
+    `budget` limits the work. By default, the limits of one request apply. Raises `MacroLimitError`.
     """
     line = loaded.line
     if line is None or not loaded.expands_macros or not may_hold_macros(line):
@@ -193,7 +192,7 @@ def expand_line(
 class LineMacroService:
     """Expands macros in lines that the user edits.
 
-    Variables are read, not written. Macros that quote messages or describe the model are empty,
+    Variables are read but not written. Macros that quote messages or describe the model are empty,
     because no prompt is built.
     """
 
@@ -205,10 +204,10 @@ class LineMacroService:
     async def expand(
         self, identity: Identity, chat_id: UUID, *, parent_id: UUID | None, text: str
     ) -> str:
-        """Return the text with its macros expanded; the same text if a setting forbids it.
+        """Return the text with its macros expanded, unless a setting forbids it.
 
-        The line draws what a line after `parent_id` draws in a turn. Raises `ChatNotFoundError`,
-        `MacroLimitError`.
+        Random draws are the same as for a turn's line after `parent_id`. Raises
+        `ChatNotFoundError`, `MacroLimitError`.
         """
         if not may_hold_macros(text):
             return text
@@ -223,7 +222,7 @@ class LineMacroService:
     async def _load(
         self, session: AsyncSession, identity: Identity, chat_id: UUID, parent_id: UUID | None
     ) -> tuple[MacroContext, Variables] | None:
-        """Read the values of the macros. None if the chat's lines are not expanded."""
+        """Load the values of the macros. None if macros are not expanded in this chat."""
         owner_id, sealer = identity.user_id, identity.sealer
         chat = await chats.get_chat(session, chat_id, owner_id=owner_id)
         settings = read_settings(sealer, chat)
@@ -262,3 +261,79 @@ class LineMacroService:
             ),
             read_variables(sealer, chat, sealed_globals),
         )
+
+
+async def load_scripts(
+    session: AsyncSession, identity: Identity, engine: ScriptEngine, loaded: LoadedChat
+) -> Scripts | None:
+    """Load the regex scripts of a turn: the account's, then the speaker's."""
+    speaker = loaded.cast.speaker
+    own = [speaker.id] if speaker.id and "regex_scripts" in speaker.card.extensions else []
+    if not own and not loaded.has_scripts:
+        return None
+    scripts = await load_active_scripts(session, identity, own)
+    if not scripts:
+        return None
+    macros = make_card_macros(
+        speaker.card,
+        char=speaker.name,
+        user=loaded.cast.user_name,
+        persona=loaded.cast.persona,
+        chat_seed=0,
+        message_seed=0,
+    )
+    return prepare_scripts(engine, identity.user_id, scripts, macros)
+
+
+def rewrite_line(loaded: LoadedChat, window: PromptWindow) -> LoadedChat:
+    """Apply regex scripts and macros to the line that is stored. CPU-bound.
+
+    Scripts for prompts then change the line, an old line that is answered again, and the last
+    messages. As in SillyTavern, scripts for stored text run before macros are expanded. Raises
+    `MacroLimitError`.
+    """
+    scripts = loaded.scripts
+    if scripts is not None and loaded.line is not None:
+        line = scripts.run(loaded.line, "user", "stored", depth=0)
+        loaded = replace(loaded, line=line, said=line)
+    loaded = expand_line(loaded, window)
+    if scripts is None:
+        return loaded
+    said = loaded.said
+    if said is not None:
+        said = scripts.run(said, "user", "prompt", depth=0)
+    roles: list[Role] = [each.role for each in loaded.recent]
+    texts = [each.text for each in loaded.recent]
+    texts = rewrite_history(scripts, roles, texts, has_line=said is not None)
+    recent = [replace(each, text=text) for each, text in zip(loaded.recent, texts, strict=True)]
+    return replace(loaded, said=said, recent=recent)
+
+
+def rewrite_history(
+    scripts: Scripts | None, roles: Sequence[Role], texts: Sequence[str], *, has_line: bool
+) -> list[str]:
+    """Apply regex scripts to the messages of the history, oldest first. CPU-bound."""
+    if scripts is None or not scripts.has("prompt"):
+        return list(texts)
+    last = len(texts) - (not has_line)
+    return [
+        scripts.run(text, KINDS[role], "prompt", depth=last - at) if role in KINDS else text
+        for at, (role, text) in enumerate(zip(roles, texts, strict=True))
+    ]
+
+
+def rewrite_lore(
+    scripts: Scripts | None, outcome: ScanOutcome, count: Callable[[str], int]
+) -> ScanOutcome:
+    """Apply regex scripts to activated lore. CPU-bound."""
+    if scripts is None or not scripts.has("prompt"):
+        return outcome
+
+    def sent(entry: ActiveEntry) -> ActiveEntry:
+        depth = entry.depth if entry.position == "at_depth" else None
+        content = scripts.run(entry.content, "lore", "prompt", depth=depth)
+        if content == entry.content:
+            return entry
+        return replace(entry, content=content, tokens=count(content))
+
+    return replace(outcome, activated=[sent(entry) for entry in outcome.activated])

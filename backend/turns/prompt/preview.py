@@ -1,4 +1,4 @@
-"""Looking at prompts: of the turn that would come now, and of replies that were written."""
+"""Context views: the prompt of the next turn, and the prompts of stored replies."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from backend.chats import repository as chats
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Message
 from backend.chats.token_counting import line_text
 from backend.context.budget import ContextOverflowError
-from backend.context.layout import History
+from backend.context.layout import History, LeftOut
 from backend.context.record import (
     ContextRecord,
     RecordedHistory,
     RecordedItem,
-    RecordedLeftOut,
     RecordError,
     rebuild,
     restore_texts,
@@ -56,27 +55,35 @@ from backend.turns.prompt.record import make_record
 from backend.vault.sealing import Sealer
 
 REPEATED_KINDS = frozenset({"lore", "event", "memory", "campaign", "entity"})
-"""Kinds of which a prompt holds several pieces."""
+"""Kinds that a prompt may contain several times."""
 
 COLD_KINDS = frozenset({"chapters", "summary", "scenes"})
-"""Kinds of sections that tell of what is over."""
+"""Kinds of sections about past events."""
+
+_SHARED_FIELDS = {*ContextView.__struct_fields__} & {*ContextRecord.__struct_fields__} - {"history"}
+
+_ROW_KINDS: dict[str, Kind] = {
+    "memory": "message",
+    "lore": "lore",
+    "event": "event",
+    "campaign": "campaign",
+}
+"""Kinds of rows by kinds of items."""
+
+MAX_LOOK_BACK = 1000
+"""The earlier reply is searched among so many messages."""
 
 
 def view_context(record: ContextRecord) -> ContextView:
-    """A record without its prompt, its reasons in words."""
+    """Return the view of a record, without the prompt and with its reasons in words."""
     history = record.history
     for item in (*record.items, *record.retrieved):
         item.reason = render_reasons(item.reasons)
     for left_out in (*record.left_out, *record.near_misses):
         left_out.reason = render_reasons(left_out.reasons)
+    shared = {name: getattr(record, name) for name in _SHARED_FIELDS}
     return ContextView(
-        model=record.model,
-        tokenizer=record.tokenizer,
-        ratio=record.ratio,
-        budgets=record.budgets,
-        totals=record.totals,
-        items=record.items,
-        retrieved=record.retrieved,
+        **shared,
         history=(
             HistoryView(
                 first=history.first,
@@ -91,23 +98,12 @@ def view_context(record: ContextRecord) -> ContextView:
             if history
             else None
         ),
-        left_out=record.left_out,
-        near_misses=record.near_misses,
-        notes=record.notes,
-        prompt_files=record.prompt_files,
-        prompt_hash=record.prompt_hash,
-        preset=record.preset,
-        window=record.window,
-        tools=record.tools,
-        tool_support=record.tool_support,
-        shape=record.shape,
-        unsent_settings=record.unsent_settings,
         layers=_count_layers(record),
     )
 
 
 def add_words(record: ContextRecord, asked: str) -> ContextRecord:
-    """A record, changed in place: reasons say which words a text has of those asked for."""
+    """Add to the reasons which words of `asked` each text contains. Changes the record."""
     words = SharedWords(asked)
     for item in (*record.items, *record.retrieved):
         item.reasons = [words.add_words(reason, item.text or "") for reason in item.reasons]
@@ -117,11 +113,11 @@ def add_words(record: ContextRecord, asked: str) -> ContextRecord:
 def add_near_misses(
     record: ContextRecord, texts: Mapping[UUID, MemoryItem], *, is_all: bool
 ) -> ContextRecord:
-    """A record, changed in place: what came close has its text.
+    """Add the texts of near misses. Changes the record.
 
-    What has none goes; with `is_all` not what stayed out because it did not count.
+    Near misses without a text are dropped. With `is_all`, those that no longer apply stay.
     """
-    shown: list[RecordedLeftOut] = []
+    kept: list[LeftOut] = []
     for each in record.near_misses:
         recalled = texts.get(each.source_id) if each.source_id else None
         if recalled is not None:
@@ -129,13 +125,12 @@ def add_near_misses(
             each.title = each.title or recalled.title or shorten(recalled.text, 60)
         is_past = is_all and any(one.kind == "not_current" for one in each.reasons)
         if recalled is not None or is_past:
-            view_messages.append(each)
-    record.near_misses = view_messages
+            kept.append(each)
+    record.near_misses = kept
     return record
 
 
 def _count_layers(record: ContextRecord) -> PromptLayers | None:
-    """The layers of a campaign's prompt; None where there is no campaign."""
     if not any(item.kind == "campaign" for item in record.items):
         return None
     cold = sum(item.tokens for item in record.items if item.kind in COLD_KINDS)
@@ -145,7 +140,6 @@ def _count_layers(record: ContextRecord) -> PromptLayers | None:
 
 
 def view_messages(messages: Sequence[PromptMessage]) -> list[ShownMessage]:
-    """The messages of a prompt as the API shows them."""
     return [ShownMessage(role=message.role, text=message.text) for message in messages]
 
 
@@ -156,7 +150,7 @@ def compare_prompts(
     after: ContextView,
     after_messages: Sequence[PromptMessage],
 ) -> PromptDifference:
-    """How one prompt differs from an earlier one, the one of `earlier_id`."""
+    """Compare a prompt with the earlier one of message `earlier_id`."""
     old = {_get_identity(item): item for item in (*before.items, *before.retrieved)}
     new = {_get_identity(item): item for item in (*after.items, *after.retrieved)}
     shared = 0
@@ -179,10 +173,9 @@ def compare_prompts(
 
 
 def _get_identity(item: RecordedItem) -> tuple[str, str]:
-    """Of entries and memories there are many, and some share a title."""
-    return item.kind, str(
-        item.source_id
-    ) if item.kind in REPEATED_KINDS and item.source_id else item.title
+    """Return the key of an item. Entries and memories may share a title, so their id is used."""
+    has_own_key = item.kind in REPEATED_KINDS and item.source_id
+    return item.kind, str(item.source_id) if has_own_key else item.title
 
 
 def _get_first(view: ContextView) -> int | None:
@@ -193,20 +186,8 @@ def _get_last(view: ContextView) -> int | None:
     return view.history.last if view.history else None
 
 
-_ROW_KINDS: dict[str, Kind] = {
-    "memory": "message",
-    "lore": "lore",
-    "event": "event",
-    "campaign": "campaign",
-}
-"""Kinds of rows by the kinds of pieces that are made of them."""
-
-MAX_LOOK_BACK = 1000
-"""How many messages above a reply the one before it is looked for."""
-
-
 class _LoadedRecord(NamedTuple):
-    """A reply's record, its texts in it, and the lines of its history, still sealed."""
+    """The record of a reply with its texts, and the sealed messages of its history."""
 
     message_id: UUID
     record: ContextRecord
@@ -214,7 +195,7 @@ class _LoadedRecord(NamedTuple):
 
 
 class ContextService:
-    """Shows what prompts are made of, and why."""
+    """Explains prompts: their items, and the reasons for them."""
 
     def __init__(
         self,
@@ -233,10 +214,10 @@ class ContextService:
     async def preview(
         self, identity: Identity, chat_id: UUID, request: ContextRequest
     ) -> ContextView:
-        """The context of the turn that would come now. Asks no model, stores nothing.
+        """Return the context of the next turn. Asks no model and stores nothing.
 
-        Raises what a turn's preparation raises, and `ValidationError` where the request's budgets
-        leave nothing for a prompt.
+        Raises the errors of `PromptBuilder.build`, and `ValidationError` if the budgets leave no
+        room for a prompt.
         """
         text = request.text if request.text and request.text.strip() else None
         built = await self._builder.build(
@@ -246,25 +227,23 @@ class ContextService:
             tried=request,
         )
         messages = built.sent_messages
-        record = await self._explained(
-            identity, make_record(built), messages, built.loaded.viewpoint
-        )
+        record = await self._explain(identity, make_record(built), messages, built.loaded.viewpoint)
         view = view_context(record)
         if request.prompt:
             view.prompt = view_messages(messages)
         leaf = built.loaded.target.leaf
         if request.diff is not None and leaf is not None:
             async with self._database.read() as session:
-                earlier = await self._earlier(session, identity, leaf)
+                earlier = await self._load_earlier(session, identity, leaf)
             if earlier is not None:
-                view.difference = await self._difference(identity, earlier, view, messages)
-        await self._say_containers(identity, view)
+                view.difference = await self._compare(identity, earlier, view, messages)
+        await self._add_containers(identity, view)
         return view
 
     async def has_summary(self, identity: Identity, chat_id: UUID, viewpoint: Viewpoint) -> bool:
-        """Whether the turn that would come now had the chat's summary in its prompt.
+        """Return True if the prompt of the next turn would contain the chat's summary.
 
-        Raises what a turn's preparation raises, but for a prompt that does not fit.
+        Raises the errors of `PromptBuilder.build` except for `ContextOverflowError`.
         """
         request = TurnRequest(viewpoint=str(viewpoint))
         try:
@@ -273,10 +252,10 @@ class ContextService:
             return False
         return any(item.kind == SUMMARY_KIND for item in built.assembled.items)
 
-    async def stored(
+    async def read_stored(
         self, identity: Identity, message_id: UUID, *, with_difference: bool
     ) -> ContextView:
-        """The context of a stored reply, with the exact prompt.
+        """Return the context of a stored reply with its exact prompt.
 
         Raises `MessageNotFoundError`, `ContextNotFoundError`, `RecordError`.
         """
@@ -286,22 +265,22 @@ class ContextService:
             earlier: _LoadedRecord | None = None
             if with_difference and message.parent_id is not None:
                 leaf = await session.get(Message, message.parent_id)
-                earlier = await self._earlier(session, identity, leaf) if leaf else None
+                earlier = await self._load_earlier(session, identity, leaf) if leaf else None
             usage = await repository.find_usage(session, message, owner_id=identity.user_id)
-        # Without a transaction: the prompt waits for a thread.
+        # The transaction has ended, because the rebuild waits for a thread.
         messages = await self._rebuild(identity, loaded)
-        view = view_context(await self._explained(identity, loaded.record, messages))
+        view = view_context(await self._explain(identity, loaded.record, messages))
         view.prompt = view_messages(messages)
         if earlier is not None:
-            view.difference = await self._difference(identity, earlier, view, messages)
-        await self._say_containers(identity, view)
+            view.difference = await self._compare(identity, earlier, view, messages)
+        await self._add_containers(identity, view)
         view.usage = msgspec.json.decode(usage, type=TurnUsage) if usage else None
         return view
 
     async def _load(
         self, session: AsyncSession, identity: Identity, message: Message
     ) -> _LoadedRecord:
-        """A reply's record, and the lines that its history names, still sealed."""
+        """Load the record of a reply and the sealed messages of its history."""
         row = await repository.find_record(session, message.id, owner_id=identity.user_id)
         if row is None:
             raise ContextNotFoundError("Only replies of a model have a context record.")
@@ -316,10 +295,10 @@ class ContextService:
         lines = await _load_lines(session, message, record.history) if record.history else ()
         return _LoadedRecord(message.id, record, lines)
 
-    async def _earlier(
+    async def _load_earlier(
         self, session: AsyncSession, identity: Identity, leaf: Message
     ) -> _LoadedRecord | None:
-        """The record of the last reply at or above `leaf`; None where it can't be shown."""
+        """Load the record of the last reply at or above `leaf`. None if it is absent or broken."""
         earlier = await repository.find_last_recorded(
             session, leaf, owner_id=identity.user_id, look_back=MAX_LOOK_BACK
         )
@@ -331,9 +310,7 @@ class ContextService:
             return None
 
     async def _rebuild(self, identity: Identity, loaded: _LoadedRecord) -> list[PromptMessage]:
-        """The prompt of a record. Raises `RecordError`."""
-
-        def rebuilt() -> list[PromptMessage]:
+        def rebuild_prompt() -> list[PromptMessage]:
             return rebuild(
                 loaded.record,
                 _open_lines(identity.sealer, loaded.lines, loaded.record.history),
@@ -342,19 +319,16 @@ class ContextService:
             )
 
         sealed = sum(len(line.sealed_content) for line in loaded.lines)
-        return await self._pool.run(identity.user_id, rebuilt, size=sealed // SEALED_FACTOR)
+        return await self._pool.run(identity.user_id, rebuild_prompt, size=sealed // SEALED_FACTOR)
 
-    async def _explained(
+    async def _explain(
         self,
         identity: Identity,
         record: ContextRecord,
         messages: Sequence[PromptMessage],
         viewpoint: Viewpoint = GM,
     ) -> ContextRecord:
-        """A record that says which words of the last line a text has, and what came close.
-
-        To a viewpoint only what it may know.
-        """
+        """Add matched words, and the texts of near misses that the viewpoint knows."""
         kinds: dict[UUID, Kind] = {
             each.source_id: _ROW_KINDS[each.kind]
             for each in record.near_misses
@@ -367,14 +341,13 @@ class ContextService:
         worded = partial(add_words, record, asked)
         return await self._pool.run(identity.user_id, worded, size=size)
 
-    async def _difference(
+    async def _compare(
         self,
         identity: Identity,
         earlier: _LoadedRecord,
         view: ContextView,
         messages: Sequence[PromptMessage],
     ) -> PromptDifference | None:
-        """How a prompt differs from an earlier one."""
         try:
             before = await self._rebuild(identity, earlier)
         except RecordError:
@@ -383,8 +356,8 @@ class ContextService:
             earlier.message_id, view_context(earlier.record), before, view, messages
         )
 
-    async def _say_containers(self, identity: Identity, view: ContextView) -> None:
-        """Say where what a view names is found."""
+    async def _add_containers(self, identity: Identity, view: ContextView) -> None:
+        """Add the containers of all rows that a view refers to."""
         removed = view.difference.removed if view.difference else ()
         named = [*view.items, *view.retrieved, *view.left_out, *view.near_misses, *removed]
         async with self._database.read() as session:
@@ -397,17 +370,16 @@ class ContextService:
             )
 
 
-def _find_source_ids(named: Sequence[RecordedItem | RecordedLeftOut], kind: str) -> set[UUID]:
-    """What pieces of one kind come from."""
+def _find_source_ids(named: Sequence[RecordedItem | LeftOut], kind: str) -> set[UUID]:
     return {each.source_id for each in named if each.kind == kind and each.source_id is not None}
 
 
 async def _load_lines(
     session: AsyncSession, message: Message, recorded: RecordedHistory
 ) -> Sequence[Message]:
-    """The lines that a record's history has, of the path down to its message."""
+    """Load the messages of a recorded history, from the path of its reply."""
     if message.is_active:
-        # One range on an index, however long the chat is.
+        # This reads one range of an index, however long the chat is.
         path = await repository.list_active_messages(
             session,
             message.chat_id,
@@ -424,7 +396,7 @@ async def _load_lines(
 def _open_lines(
     sealer: Sealer, rows: Sequence[Message], recorded: RecordedHistory | None
 ) -> History:
-    """The lines of a recorded history, as they were sent. CPU-bound, no database."""
+    """Unseal the messages of a recorded history as they were sent. CPU-bound."""
     if recorded is None:
         return History()
     lines = sealer.open_many(MESSAGE_CONTENT, ((row.id.bytes, row.sealed_content) for row in rows))

@@ -1,151 +1,39 @@
-"""The fixed sections of a prompt: which there are, where they stand, and what fills them."""
+"""The fixed sections of a prompt: their order, places and texts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from uuid import UUID
 
 from msgspec import structs
 
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.glossary.terms import glossary_lines
+from backend.campaigns.play.guidance import render_guidance
 from backend.campaigns.scenes.chapters import select_fitting_chapters
+from backend.campaigns.state.situations import CampaignLayers
+from backend.chats.schemas import ChatSettings
 from backend.chats.token_counting import line_text
 from backend.context.assembly import Counter
-from backend.context.blocks import USUAL_ORDER, Block, Marker
+from backend.context.blocks import (
+    DEFAULT_BLOCKS,
+    USUAL_ORDER,
+    Block,
+    Marker,
+)
 from backend.context.layout import LeftOut, Place, PromptItem
 from backend.context.macros import MacroBudget, MacroContext, Variables, expand
 from backend.core.reasons import Reason, ReasonKind
-from backend.lorebooks.entries import Position
+from backend.lorebooks.entries import Position, Trigger
 from backend.prompts import PromptLibrary, UsedPrompts
-from backend.turns.prompt.context import LoadedChat, PromptContext
+from backend.turns.prompt.context import LoadedChat, LoadedPreset, RetrievedPrompt
 from backend.turns.prompt.load import read_author
 from backend.turns.prompt.lore import PlacedLore, get_note_place, split_examples
 
-
-def make_section(
-    kind: str, title: str, text: str, reason: Reason, source_id: UUID | None = None
-) -> PromptItem:
-    """A section of the head: where it stands in the end, its block says."""
-    return PromptItem(
-        kind=kind, title=title, text=text, place="head", reasons=[reason], source_id=source_id
-    )
-
-
-class CampaignSections:
-    """The sections of a chat's campaign; each is empty in a chat of none.
-
-    `chapter_ids` holds the chapters that are told.
-    """
-
-    def __init__(self, prompts: PromptLibrary, used: UsedPrompts, loaded: LoadedChat) -> None:
-        self._prompts = prompts
-        self._used = used
-        self._loaded = loaded
-        self._campaign = loaded.campaign
-        self.chapter_ids: Collection[UUID] = ()
-
-    def campaign(self) -> list[PromptItem]:
-        """What a campaign says of itself."""
-        campaign = self._campaign
-        if campaign is None:
-            return []
-        name, brief = campaign.fields.name, campaign.fields.brief
-        text = self._used.render(
-            "sections/campaign",
-            campaign=name,
-            city=brief.city,
-            setting=brief.setting,
-            hook=brief.hook,
-            roster=brief.roster,
-        )
-        return [make_section("campaign", name, text, Reason("campaign"), campaign.campaign_id)]
-
-    def glossary(self, count: Counter) -> list[PromptItem]:
-        """What the words mean that its story coined, within the campaign's budget."""
-        campaign = self._campaign
-        if campaign is None:
-            return []
-        budget = campaign.fields.settings.glossary_tokens
-        lines = glossary_lines(campaign.terms, count=count, budget=budget, marks=campaign.now.marks)
-        if not lines:
-            return []
-        text = self._used.render("sections/glossary", terms="\n".join(lines))
-        is_all = len(lines) == len(campaign.terms)
-        reason = Reason(
-            "glossary", name=f"{len(lines)}" if is_all else f"the {len(lines)} most used"
-        )
-        return [make_section("glossary", "Glossary", text, reason, campaign.campaign_id)]
-
-    def chapters(self, count: Counter) -> list[PromptItem]:
-        """What is long over, within the campaign's budget: the oldest chapters go first."""
-        campaign = self._campaign
-        if campaign is None or not campaign.chapters:
-            return []
-        budget = campaign.fields.settings.chapter_tokens
-        chapters = select_fitting_chapters(campaign.chapters, count=count, budget=budget)
-        if not chapters:
-            return []
-        self.chapter_ids = chapters.keys()
-        text = self._used.render("sections/chapters", chapters=list(chapters.values()))
-        return [
-            make_section("chapters", "Chapters", text, Reason("campaign"), campaign.campaign_id)
-        ]
-
-    def scenes(self) -> list[PromptItem]:
-        """The last scenes that are over."""
-        campaign = self._campaign
-        if campaign is None or not campaign.scenes:
-            return []
-        text = self._used.render("sections/scenes", scenes=list(campaign.scenes.values()))
-        return [
-            make_section("scenes", "Last scenes", text, Reason("campaign"), campaign.campaign_id)
-        ]
-
-    def state(self) -> list[PromptItem]:
-        """The state block: behind the history, so that what comes before stays the same."""
-        campaign = self._campaign
-        if campaign is None:
-            return []
-        return [
-            PromptItem(
-                kind="state",
-                title=f"State, {campaign.block.form}",
-                text=campaign.block.injected.text,
-                place="depth",
-                depth=self._above_line,
-                reasons=[Reason("state", name=campaign.block.why)],
-                source_id=campaign.campaign_id,
-            )
-        ]
-
-    def mood(self) -> list[PromptItem]:
-        """How a played turn is to be told, and what its tools are for: above the state block."""
-        table, campaign = self._loaded.table, self._campaign
-        if table is None or campaign is None:
-            return []
-        return [
-            PromptItem(
-                kind="mood",
-                title=table.play.mood.capitalize(),
-                text=table.guidance(self._prompts),
-                place="depth",
-                depth=self._above_line,
-                reasons=[Reason("campaign")],
-                source_id=campaign.campaign_id,
-            )
-        ]
-
-    @property
-    def _above_line(self) -> int:
-        """The depth of what stands right above the user's line."""
-        has_line = bool(self._loaded.said) or self._loaded.target.line_kind != "user_line"
-        return 1 if has_line else 0
-
-
 ORIGINAL_MACRO = "{{original}}"
-"""What a system prompt is that is Talekeeper's own."""
+"""The content of a block that sends the default system prompt."""
 
 LORE_BLOCKS: dict[Position, Marker] = {
     "before_character": "lore_before",
@@ -153,45 +41,196 @@ LORE_BLOCKS: dict[Position, Marker] = {
     "examples_top": "examples",
     "examples_bottom": "examples",
 }
-"""Whose block lore stands with that is around the character or the examples."""
+"""The blocks that lore around the character and the examples belongs to."""
+
+
+@dataclass(frozen=True)
+class PromptOrder:
+    """The blocks that are sent with a turn, and their order.
+
+    `triggers` are the kinds of this turn. A block may be limited to some of them.
+    """
+
+    preset: LoadedPreset | None
+    settings: ChatSettings
+    triggers: Sequence[Trigger]
+
+    @cached_property
+    def blocks(self) -> Sequence[Block]:
+        return self.preset.fields.blocks if self.preset else DEFAULT_BLOCKS
+
+    @cached_property
+    def sent(self) -> Sequence[Block]:
+        """The blocks that are sent. The history always is."""
+        return [block for block in self.blocks if block.marker == "history" or self._is_sent(block)]
+
+    @cached_property
+    def markers(self) -> frozenset[Marker | None]:
+        return frozenset(block.marker for block in self.blocks)
+
+    @property
+    def places_note(self) -> bool:
+        """True if a block places the author's note. Otherwise the note has its own position."""
+        return "authors_note" in self.markers
+
+    @property
+    def sends_memory(self) -> bool:
+        return self._place("memory") is not None
+
+    @property
+    def memory_first(self) -> bool:
+        memory = self._place("memory")
+        is_before = memory is not None and memory < (self._place("history") or 0)
+        return is_before or self.settings.memory_placement == "before_history"
+
+    @property
+    def lore_as_written(self) -> bool:
+        """True if lore that was found by key keeps its place, also because no memory is sent."""
+        said = {self.settings.lore_placement}
+        if self.preset:
+            said.add(self.preset.fields.lore_placement)
+        return "as_written" in said or not self.sends_memory
+
+    @property
+    def squashes(self) -> bool:
+        """True if neighbouring blocks of the role `system` are merged into one message."""
+        return self.preset is None or self.preset.fields.squash_system_messages
+
+    def title(self, block: Block) -> str:
+        """Return the title of a block for the context record. Empty if no preset is chosen."""
+        return block.title if self.preset else ""
+
+    def _is_sent(self, block: Block) -> bool:
+        is_turn = not block.triggers or not set(block.triggers).isdisjoint(self.triggers)
+        return block.enabled and is_turn
+
+    def _place(self, marker: Marker) -> int | None:
+        places = [place for place, block in enumerate(self.sent) if block.marker == marker]
+        return places[0] if places else None
+
+
+def make_section(
+    kind: str, title: str, text: str, reason: Reason, source_id: UUID | None = None
+) -> PromptItem:
+    """Return a section of the head. Its block may change the place later."""
+    return PromptItem(
+        kind=kind, title=title, text=text, place="head", reasons=[reason], source_id=source_id
+    )
+
+
+class CampaignSections:
+    """The sections of a chat's campaign. `chapter_ids` are the chapters that `build_head` used."""
+
+    def __init__(
+        self,
+        prompts: PromptLibrary,
+        used: UsedPrompts,
+        loaded: LoadedChat,
+        campaign: CampaignLayers,
+    ) -> None:
+        self._prompts = prompts
+        self._used = used
+        self._loaded = loaded
+        self._campaign = campaign
+        self.chapter_ids: Collection[UUID] = ()
+
+    def build_head(self, count: Counter) -> list[PromptItem]:
+        """Return the description of the campaign, its glossary and its past chapters."""
+        fields = self._campaign.fields
+        brief = structs.asdict(fields.brief)
+        text = self._used.render("sections/campaign", campaign=fields.name, **brief)
+        make_section = self._make("campaign", fields.name, text)
+        return [make_section, *self._build_glossary(count), *self._build_chapters(count)]
+
+    def build_scenes(self) -> list[PromptItem]:
+        if not self._campaign.scenes:
+            return []
+        text = self._used.render("sections/scenes", scenes=list(self._campaign.scenes.values()))
+        return [self._make("scenes", "Last scenes", text)]
+
+    def build_depth(self) -> list[PromptItem]:
+        """Return the guidance of a played turn and the state block, above the user's line.
+
+        They come after the history, so that the text before them stays the same.
+        """
+        table, block = self._loaded.story.table, self._campaign.block
+        has_line = bool(self._loaded.said) or self._loaded.target.line_kind != "user_line"
+        place = {"place": "depth", "depth": 1 if has_line else 0}
+        items: list[PromptItem] = []
+        if table is not None:
+            items.append(
+                self._make(
+                    "mood", table.play.mood.capitalize(), render_guidance(table, self._prompts)
+                )
+            )
+        reason = Reason("state", name=block.why)
+        items.append(self._make("state", f"State, {block.form}", block.injected.text, reason))
+        return [structs.replace(item, **place) for item in items]
+
+    def _build_glossary(self, count: Counter) -> list[PromptItem]:
+        campaign = self._campaign
+        budget = campaign.fields.settings.glossary_tokens
+        lines = glossary_lines(campaign.terms, count=count, budget=budget, marks=campaign.now.marks)
+        if not lines:
+            return []
+        text = self._used.render("sections/glossary", terms="\n".join(lines))
+        is_all = len(lines) == len(campaign.terms)
+        name = f"{len(lines)}" if is_all else f"the {len(lines)} most used"
+        return [self._make("glossary", "Glossary", text, Reason("glossary", name=name))]
+
+    def _build_chapters(self, count: Counter) -> list[PromptItem]:
+        """Return the past chapters within the campaign's budget. The oldest are dropped."""
+        budget = self._campaign.fields.settings.chapter_tokens
+        chapters = select_fitting_chapters(self._campaign.chapters, count=count, budget=budget)
+        if not chapters:
+            return []
+        self.chapter_ids = chapters.keys()
+        text = self._used.render("sections/chapters", chapters=list(chapters.values()))
+        return [self._make("chapters", "Chapters", text)]
+
+    def _make(self, kind: str, title: str, text: str, reason: Reason | None = None) -> PromptItem:
+        source_id = self._campaign.campaign_id
+        return make_section(kind, title, text, reason or Reason("campaign"), source_id)
 
 
 class SectionBuilder:
-    """Expands a prompt's fields in the order in which the prompt reads them."""
+    """Builds the fixed sections, and expands their macros in the order of the prompt."""
 
     def __init__(
         self,
         prompts: PromptLibrary,
         identity: Identity,
-        context: PromptContext,
+        prompt: RetrievedPrompt,
         order: PromptOrder,
         lore: PlacedLore,
         macros: MacroContext,
         variables: Variables,
         macro_budget: MacroBudget,
     ) -> None:
-        # Two objects that name each other keep the whole prompt until the garbage collector comes:
-        # in the middle of the next turn, which waits 2 ms for it.
+        # There is no reference back to this object. A cycle would keep the prompt alive until the
+        # garbage collector runs, which delays the next turn by 2 ms.
         self.used = UsedPrompts(prompts)
         self._prompts = prompts
         self._identity = identity
-        self._context = context
-        self._loaded = context.loaded
+        self._window = prompt.window
+        self._loaded = prompt.loaded
         self._order = order
         self._lore = lore
         self._macros = macros
         self._macro_budget = macro_budget
         self.variables = variables
         self.off: Sequence[LeftOut] = ()
-        self._campaign = CampaignSections(prompts, self.used, context.loaded)
+        campaign = prompt.loaded.story.campaign
+        self._campaign = (
+            CampaignSections(prompts, self.used, prompt.loaded, campaign) if campaign else None
+        )
 
     def build(self, *, count: Counter, suggestions: int) -> list[PromptItem]:
-        """The items, in order.
+        """Return the items in order, without empty ones.
 
-        `variables` holds what macros wrote, `used` the prompt files, `chapter_ids` the chapters
-        that are told, `off` the lore that no block sends. `count` counts the tokens of a text. An
-        empty one leaves its section out.
-        Raises `MacroLimitError`.
+        Sets `variables` to the values that macros wrote, `used` to the prompt files, `chapter_ids`
+        to the chapters in the prompt, and `off` to lore without a sent block. `count` counts the
+        tokens of a text. Raises `MacroLimitError`.
         """
         campaign, order = self._campaign, self._order
         sections: dict[Marker | None, Callable[[Block], Sequence[PromptItem]]] = {
@@ -204,12 +243,11 @@ class SectionBuilder:
             "scenario": lambda _: self._card_text("scenario"),
             "lore_after": lambda _: self._slot("after_character"),
             "examples": self._examples,
-            "campaign": lambda _: [
-                *campaign.campaign(),
-                *campaign.glossary(count),
-                *campaign.chapters(count),
+            "campaign": lambda _: campaign.build_head(count) if campaign else [],
+            "summary": lambda _: [
+                *self._summary(),
+                *(campaign.build_scenes() if campaign else ()),
             ],
-            "summary": lambda _: [*self._summary(), *campaign.scenes()],
             "authors_note": lambda _: self._note(),
             "post_history": self._post_history,
         }
@@ -218,16 +256,18 @@ class SectionBuilder:
         place: Place = "head"
         for block in order.sent:
             if block.marker == "history":
-                items += self._among_messages(sections, suggestions)
+                items += self._build_middle(sections, suggestions)
                 place = "tail"
             elif block.marker != "memory" and block.depth is None:
-                items += self._of_block(block, sections[block.marker](block), place)
+                items += self._place_items(block, sections[block.marker](block), place)
         self._leave_out_unplaced()
         items += self._slot("outlet")
         return [item for item in items if item.text.strip()]
 
-    def _of_block(self, block: Block, made: Sequence[PromptItem], place: Place) -> list[PromptItem]:
-        """What a block is made of, where the block stands: one message, or a part of one."""
+    def _place_items(
+        self, block: Block, made: Sequence[PromptItem], place: Place
+    ) -> list[PromptItem]:
+        """Move the items of a block to its place. They form one message or a part of one."""
         order = self._order
         starts = not (order.squashes and block.role == "system")
         return [
@@ -244,14 +284,14 @@ class SectionBuilder:
             for number, item in enumerate(item for item in made if item.text.strip())
         ]
 
-    def _among_messages(
+    def _build_middle(
         self,
         sections: Mapping[Marker | None, Callable[[Block], Sequence[PromptItem]]],
         suggestions: int,
     ) -> list[PromptItem]:
-        """What stands among the messages, and the user's line.
+        """Return the items among the messages, and the user's line.
 
-        Blocks of a smaller order than by default stand before what has a depth of its own.
+        Blocks with an order below the default come before items with their own depth.
         """
         deep = [block for block in self._order.sent if block.depth is not None]
         deep = [block for block in deep if block.marker not in {"history", "memory"}]
@@ -259,33 +299,31 @@ class SectionBuilder:
         early = [block for block in deep if block.order < USUAL_ORDER]
         late = deep[len(early) :]
 
-        def items_of(blocks: Sequence[Block]) -> list[PromptItem]:
+        def place_blocks(blocks: Sequence[Block]) -> list[PromptItem]:
             made = [(block, sections[block.marker](block)) for block in blocks]
-            return [each for some in made for each in self._of_block(*some, "depth")]
+            return [each for some in made for each in self._place_items(*some, "depth")]
 
-        note = self._loaded.note.position
+        note = self._loaded.note.fields.position
         return [
-            *items_of(early),
-            *self._campaign.mood(),
-            *self._campaign.state(),
+            *place_blocks(early),
+            *(self._campaign.build_depth() if self._campaign else ()),
             *self._depth_prompt(),
             *(self._note() if note == "at_depth" and not self._order.places_note else ()),
             *self._slot("at_depth"),
-            *items_of(late),
+            *place_blocks(late),
             self._line(suggestions),
         ]
 
     @property
     def chapter_ids(self) -> Collection[UUID]:
-        """Chapters that the campaign tells."""
-        return self._campaign.chapter_ids
+        return self._campaign.chapter_ids if self._campaign else ()
 
     def _slot(self, position: Position) -> Sequence[PromptItem]:
         return self._lore.slots.get(position, ())
 
     def _system_prompt(self, block: Block) -> list[PromptItem]:
-        """The system prompt, and the author's note where it stands around it."""
-        note = "" if self._order.places_note else self._loaded.note.position
+        """Return the system prompt, with the author's note if it belongs next to it."""
+        note = "" if self._order.places_note else self._loaded.note.fields.position
         return [
             *(self._note() if note == "before_prompt" else ()),
             self._prompt(block),
@@ -294,20 +332,20 @@ class SectionBuilder:
 
     @property
     def _loses_note(self) -> bool:
-        """Whether the author's note stands around a system prompt that no block sends."""
-        if self._order.places_note or self._loaded.note.position == "at_depth":
+        """True if no block sends the system prompt that the author's note belongs to."""
+        if self._order.places_note or self._loaded.note.fields.position == "at_depth":
             return False
         return all(block.marker != "system_prompt" for block in self._order.sent)
 
     def _prompt(self, block: Block) -> PromptItem:
-        loaded, card = self._loaded, self._loaded.speaker.card
-        names = {"char": loaded.speaker.name, "user": loaded.user_name}
+        loaded, card = self._loaded, self._loaded.cast.speaker.card
+        names = {"char": loaded.cast.speaker.name, "user": loaded.cast.user_name}
         default = ""
-        if loaded.others and block.content:
-            default = self.used.render("reply/group", **names, others=", ".join(loaded.others))
+        if loaded.cast.others and block.content:
+            default = self.used.render("reply/group", **names, others=", ".join(loaded.cast.others))
         elif block.content:
             default = self.used.render("reply/system", **names)
-        text, reason = self._replaced(
+        text, reason = self._choose_text(
             default,
             (block.content if block.content != ORIGINAL_MACRO else "", "systemPrompt", "preset"),
             (loaded.system_prompt, "systemPrompt", "settings"),
@@ -316,26 +354,27 @@ class SectionBuilder:
         return make_section("system_prompt", "System prompt", text, Reason(reason))
 
     def _own_text(self, block: Block) -> list[PromptItem]:
-        """The text of a block that is the user's."""
         text = self._expand(block.content, "block")
         return [make_section("block", block.title, text, Reason("preset"))]
 
     def _persona(self, _: Block) -> list[PromptItem]:
         loaded, text = self._loaded, ""
-        if loaded.persona:
-            persona = self._expand(loaded.persona, "persona")
-            text = self.used.render("sections/persona", user=loaded.user_name, persona=persona)
+        if loaded.cast.persona:
+            persona = self._expand(loaded.cast.persona, "persona")
+            text = self.used.render("sections/persona", user=loaded.cast.user_name, persona=persona)
         return [
-            make_section("persona", loaded.user_name, text, Reason("persona"), loaded.persona_id)
+            make_section(
+                "persona", loaded.cast.user_name, text, Reason("persona"), loaded.cast.persona_id
+            )
         ]
 
     def _character(self, _: Block) -> list[PromptItem]:
-        """What the card says of the character, but for what has a block of its own."""
+        """Return the card's description, and its other texts that have no own block."""
         fields = ("description", "personality", "scenario")
         return self._card_text(*(each for each in fields if each not in self._order.markers))
 
     def _card_text(self, *fields: str) -> list[PromptItem]:
-        speaker, text = self._loaded.speaker, ""
+        speaker, text = self._loaded.cast.speaker, ""
         texts = {field: getattr(speaker.card, field) for field in fields}
         if any(texts.values()):
             expanded = {field: self._expand(text, field) for field, text in texts.items()}
@@ -344,7 +383,7 @@ class SectionBuilder:
         return [make_section("character", speaker.name, text, Reason("card"), speaker.id)]
 
     def _examples(self, _: Block) -> list[PromptItem]:
-        speaker, text = self._loaded.speaker, ""
+        speaker, text = self._loaded.cast.speaker, ""
         top, bottom = self._slot("examples_top"), self._slot("examples_bottom")
         if examples := split_examples(self._expand(speaker.card.mes_example, "mesExamples")):
             text = self.used.render("sections/examples", char=speaker.name, examples=examples)
@@ -352,7 +391,7 @@ class SectionBuilder:
         return [*top, own, *bottom]
 
     def _leave_out_unplaced(self) -> None:
-        """Say of lore whose block is not sent that it is left out."""
+        """Record lore as left out if its block is not sent."""
         sent = {block.marker for block in self._order.sent}
         lost: list[Position] = [
             position for position, marker in LORE_BLOCKS.items() if marker not in sent
@@ -364,7 +403,7 @@ class SectionBuilder:
         ]
 
     def _summary(self) -> list[PromptItem]:
-        """What was summarised. Macros in it are not expanded: a model wrote it."""
+        """Return the summary. Its macros are not expanded, because a model wrote it."""
         summary = self._loaded.summary
         if summary is None or not summary.text:
             return []
@@ -374,7 +413,7 @@ class SectionBuilder:
         return [make_section("summary", "Previously", text, reason, summary.message_id)]
 
     def _depth_prompt(self) -> list[PromptItem]:
-        speaker, prompt = self._loaded.speaker, self._loaded.speaker.card.depth_prompt
+        speaker, prompt = self._loaded.cast.speaker, self._loaded.cast.speaker.card.depth_prompt
         if prompt is None:
             return []
         return [
@@ -391,28 +430,25 @@ class SectionBuilder:
         ]
 
     def _note(self) -> list[PromptItem]:
-        """The author's note with the lore around it: one message."""
-        loaded, note = self._loaded, self._loaded.note
+        """Return the author's note and the lore around it, as one message."""
+        loaded, note = self._loaded, self._loaded.note.fields
         own = PromptItem(
             kind="authors_note",
             title="Author's note",
-            text=self._expand(note.text, "authorsNote") if loaded.note_is_due else "",
+            text=self._expand(note.text, "authorsNote") if loaded.note.is_due else "",
             place=get_note_place(note),
             depth=note.depth,
             role=note.role,
-            reasons=[Reason(loaded.note_reason)],
+            reasons=[Reason(loaded.note.reason)],
         )
         around = [*self._slot("note_top"), own, *self._slot("note_bottom")]
         items = [item for item in around if item.text.strip()]
         return [structs.replace(item, joins=number > 0) for number, item in enumerate(items)]
 
     def _line(self, suggestions: int) -> PromptItem:
-        """What the user says, or is asked of the model in its place.
-
-        Macros in it are not expanded: it may quote what a model wrote.
-        """
+        """Return the user's line or its replacement. Quoted macros are not expanded."""
         loaded, target = self._loaded, self._loaded.target
-        names = {"user": loaded.user_name, "char": loaded.speaker.name}
+        names = {"user": loaded.cast.user_name, "char": loaded.cast.speaker.name}
         reason: ReasonKind = "turn"
         if suggestions:
             prompt = self._prompts["assist/suggestions"]
@@ -421,8 +457,10 @@ class SectionBuilder:
             prompt, reason = self._prompts[f"assist/{target.line_kind}"], target.line_kind
             text = prompt.render(**{key: names[key] for key in prompt.inputs})
         else:
-            author = read_author(self._identity, target.line) if target.line else loaded.user_name
-            names_sent = self._context.window.unit.names
+            author = (
+                read_author(self._identity, target.line) if target.line else loaded.cast.user_name
+            )
+            names_sent = self._window.unit.names
             text = line_text(author, loaded.said or "", names=names_sent)
             audience = target.line.audience if target.line else loaded.audience
             text = loaded.marks.mark(text, audience)
@@ -437,9 +475,9 @@ class SectionBuilder:
         )
 
     def _post_history(self, block: Block) -> list[PromptItem]:
-        loaded, speaker = self._loaded, self._loaded.speaker
+        loaded, speaker = self._loaded, self._loaded.cast.speaker
         card = "" if block.forbid_overrides else speaker.card.post_history_instructions
-        text, reason = self._replaced(
+        text, reason = self._choose_text(
             "",
             (block.content, "postHistory", "preset"),
             (loaded.post_history, "postHistory", "settings"),
@@ -449,8 +487,15 @@ class SectionBuilder:
         title = "Post-history instructions"
         return [make_section("post_history", title, text, Reason(reason), source_id)]
 
-    def _replaced(self, text: str, *fields: tuple[str, str, ReasonKind]) -> tuple[str, ReasonKind]:
-        """What the last of the fields (text, place, where from) says; each may quote the former."""
+    def _choose_text(
+        self, text: str, *fields: tuple[str, str, ReasonKind]
+    ) -> tuple[str, ReasonKind]:
+        """Return the last of the fields that is not empty, and its source.
+
+        Each may quote the one before.
+
+        A field is its text, its place and its source.
+        """
         reason: ReasonKind = "default"
         for field, place, source in fields:
             if field:
@@ -458,8 +503,8 @@ class SectionBuilder:
         return text, reason
 
     def reply_start(self) -> str | None:
-        """What the reply starts with. Raises `MacroLimitError`."""
-        start = self._context.window.sampling.start_reply_with
+        """Return the text that the reply begins with. Raises `MacroLimitError`."""
+        start = self._window.sampling.start_reply_with
         return (self._expand(start, "startReplyWith") or None) if start else None
 
     def _expand(self, text: str, place: str, *, original: str | None = None) -> str:

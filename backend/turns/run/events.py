@@ -1,20 +1,28 @@
-"""The events of a turn, numbered so that any process can take them up where another left off.
+"""The events of a turn, numbered so that any process can continue the stream.
 
-Ids count up: 1 is `turn.started`, 2 `context.ready`; a delta's id is 2 plus the characters that the
-model has said up to its end, thinking and text together; the last three follow. What happens in a
-played turn counts as one character each, as does a reset. So an id says what a client has, and the
-events after it follow from what is stored: no log of deltas is kept, and pieces that pile up for a
-slow client are sent as one. What a reset takes back is not sent again. A client that has it keeps
-the first `length` characters (code points) of the reply's text, or of its thoughts; for one that
-never had it, that changes nothing. A crash loses up to a second of what clients may have: the
-closing events that then follow stand far after, so that they are news to them all.
+Event 1 is `turn.started`, event 2 `context.ready`. The id of a delta is 2 plus the number of
+characters that the model has written up to its end, thinking and text together. An event of a
+played turn counts as one character, as does a reset. The last three ids are for the closing events.
+
+An id therefore determines which text a client has. The events after it are made from the stored
+reply. No log of deltas is needed, and the pieces for a slow client are sent as one.
+
+Text that a reset has dropped is not sent again. A client that has received it keeps the first
+`length` characters (code points) of the text or of the thoughts. For other clients the reset
+changes nothing.
+
+A crash loses at most a second of text that clients may already have. The closing events after a
+crash get much higher ids, so that they are new to all clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -25,15 +33,31 @@ from backend.turns.errors import TurnInterruptedError
 from backend.turns.models import OPEN_STATES, TURN_EVENTS, TURN_OUTPUT, TURN_PROBLEM, Turn
 from backend.vault.sealing import Sealer
 
-AWAITING_CHOICE, CHOSEN = "turn.awaiting_choice", "turn.choice_made"
-STATE_CHANGED, SUGGESTED = "state.changed", "suggestions"
-MODEL_BUSY = "model.busy"
-"""The work that the turn waits for before it can ask the model; null once it waits no longer.
+SpokenKind = Literal["thinking", "text"]
 
-It is a state and not a part of the reply: it has the id of the event before it."""
+SegmentKind = Literal["thinking", "text", "event", "dropped"]
+"""An event takes one place, any other piece one place for each character.
+
+Dropped text keeps its places."""
+
+Segment = tuple[SegmentKind, int]
+"""The number of places of one run of a kind."""
+
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+
+AWAITING_CHOICE, CHOICE_MADE = "turn.awaiting_choice", "turn.choice_made"
+
+STATE_CHANGED, SUGGESTIONS = "state.changed", "suggestions"
+
+MODEL_BUSY = "model.busy"
+"""The work of the model's server that the turn waits for. Null when the wait is over.
+
+It is a state and not a part of the reply, so it has the id of the event before it."""
+
 CALLS_REQUESTED = "calls.requested"
+
 CONTEXT_READY = "context.ready"
-"""Comes again if the prompt had to be built again: the later totals count."""
+"""Sent again if the prompt had to be built again. The later totals apply."""
 
 EVENTS: Mapping[str, tuple[str, ...]] = {
     "turn.started": ("turn_id", "user_message_id", "reply_id"),
@@ -57,28 +81,153 @@ EVENTS: Mapping[str, tuple[str, ...]] = {
 }
 """The members of each event's data."""
 
-STARTED_ID, READY = 1, 2
-USAGE_OFFSET, SAVED_OFFSET, OVER = 1, 2, 3
-"""Ids of the closing events, counted from the last delta's."""
+STARTED_ID, READY_ID = 1, 2
+
+USAGE_OFFSET, SAVED_OFFSET, END_OFFSET = 1, 2, 3
+"""The ids of the closing events, counted from the last delta."""
 
 MAX_UNSTORED_CHARACTERS = 1_000_000
-"""Characters that no model says in the second that a crash can lose."""
+"""More characters than a model can write in the second that a crash may lose."""
 
 KEEP_ALIVE = b": still here\n\n"
+
+
+class PlayEvent(NamedTuple):
+    """Something that happened between two pieces of text: the name and data of an event."""
+
+    name: str
+    data: Any
+
+
+class Transcript:
+    """The output of the model, and the events between its pieces, in order."""
+
+    __slots__ = ("_ends", "_events", "_kinds", "_texts", "drops", "length")
+
+    def __init__(self) -> None:
+        self._kinds: list[SegmentKind] = []
+        self._texts: list[str] = []
+        self._ends: list[int] = []
+        self._events: dict[int, PlayEvent] = {}
+        self.length = 0
+        self.drops = 0
+
+    def append(self, kind: SpokenKind, text: str) -> None:
+        """Add a piece. Empty pieces are ignored.
+
+        Some servers send surrogates, which have no UTF-8 form. They are replaced by U+FFFD.
+        """
+        if text:
+            text = _HALF_CHARACTER.sub("\N{REPLACEMENT CHARACTER}", text)
+            self._add(kind, text, len(text))
+
+    def append_event(self, name: str, data: Any) -> None:
+        self._add("event", "", 1)
+        self._events[self.length] = PlayEvent(name, data)
+
+    def drop(self, kind: SpokenKind, *, since: int = 0) -> None:
+        """Drop everything of one kind after `since` places. The places stay for the event ids."""
+        self.drops += 1
+        self._split(since)
+        for index in range(bisect_right(self._ends, since), len(self._ends)):
+            if self._kinds[index] == kind:
+                self._kinds[index], self._texts[index] = "dropped", ""
+
+    @property
+    def events(self) -> list[PlayEvent]:
+        return list(self._events.values())
+
+    def join(self, kind: SpokenKind, *, since: int = 0) -> str:
+        """Return everything of one kind after the first `since` places."""
+        first = bisect_right(self._ends, since) if since else 0
+        pieces = zip(self._kinds[first:], self._texts[first:], strict=True)
+        return "".join(text for each, text in pieces if each == kind)
+
+    def since(self, offset: int) -> Iterator[tuple[str, Any, int]]:
+        """Yield the events after the first `offset` places, as (name, data, last place)."""
+        first = bisect_right(self._ends, offset)
+        for kind, run in groupby(range(first, len(self._ends)), self._kinds.__getitem__):
+            places = list(run)
+            end = self._ends[places[-1]]
+            if kind == "event":
+                for place in map(self._ends.__getitem__, places):
+                    event = self._events[place]
+                    yield event.name, event.data, place
+            elif kind != "dropped":
+                begin = self._ends[places[0]] - len(self._texts[places[0]])
+                text = "".join(self._texts[places[0] : places[-1] + 1])
+                yield f"{kind}.delta", {"text": text[max(0, offset - begin) :]}, end
+
+    def segments(self) -> list[Segment]:
+        """Return the lengths of the runs in order, to be stored with the texts and the events."""
+        runs: list[Segment] = []
+        before = 0
+        for kind, end in zip(self._kinds, self._ends, strict=True):
+            taken = end - before
+            if runs and runs[-1][0] == kind:
+                taken += runs.pop()[1]
+            runs.append((kind, taken))
+            before = end
+        return runs
+
+    @classmethod
+    def restore(
+        cls,
+        segments: Sequence[Segment],
+        *,
+        thinking: str,
+        text: str,
+        events: Sequence[PlayEvent] = (),
+    ) -> Transcript:
+        """Return the transcript of stored texts, events and run lengths.
+
+        Text that no longer exists, for example of a deleted reply, keeps its places.
+        """
+        transcript, coming = cls(), iter(events)
+        texts: dict[SegmentKind, str] = {"thinking": thinking, "text": text}
+        for kind, length in segments:
+            if kind == "event":
+                for event in (next(coming) for _ in range(length)):
+                    transcript.append_event(*event)
+                continue
+            piece = texts.get(kind, "")[:length]
+            if piece:
+                texts[kind] = texts[kind][length:]
+                transcript._add(kind, piece, len(piece))
+            if missing := length - len(piece):
+                transcript._add("dropped", "", missing)
+        return transcript
+
+    def _split(self, place: int) -> None:
+        """Split the piece that contains a place. A restored piece may join several."""
+        index = bisect_right(self._ends, place)
+        if index == len(self._ends):
+            return
+        kept = place - (self._ends[index] - len(self._texts[index]))
+        if kept > 0:
+            text = self._texts[index]
+            self._texts[index : index + 1] = [text[:kept], text[kept:]]
+            self._kinds.insert(index, self._kinds[index])
+            self._ends.insert(index, place)
+
+    def _add(self, kind: SegmentKind, text: str, taken: int) -> None:
+        self.length += taken
+        self._kinds.append(kind)
+        self._texts.append(text)
+        self._ends.append(self.length)
+
 
 _PLAY_EVENTS = msgspec.json.Decoder(list[PlayEvent])
 
 
 @dataclass(frozen=True, slots=True)
 class TurnEvent:
-    """One event of a turn."""
-
     id: int
     name: str
     data: Any
 
     def encode(self) -> bytes:
-        """The event as server-sent events put it on the wire."""
+        """Return the event in the wire format of server-sent events."""
         return b"id: %d\nevent: %b\ndata: %b\n\n" % (
             self.id,
             self.name.encode(),
@@ -88,11 +237,10 @@ class TurnEvent:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a turn is: what its events are made of, whether it runs here or was stored.
+    """The state of a turn from which its events are made.
 
-    `waits_for` is the work of the model's server that the turn waits for.
-    `is_waiting`: it goes on once the player has chosen. `is_cut_off`: the process that it ran in
-    died, and what it said last is lost.
+    `waits_for` is the work of the model's server that the turn waits for. `is_waiting` if the turn
+    waits for the player's choice. `is_cut_off` if its process died and the last text is lost.
     """
 
     started: dict[str, Any]
@@ -108,16 +256,16 @@ class Progress:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come."""
+        """True if no more events will come."""
         return self.completed is not None or self.failed is not None
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing more comes by itself."""
+        """True if no more events will come without an action of the player."""
         return self.is_over or self.is_waiting
 
     def events_after(self, last_id: int) -> Iterator[TurnEvent]:
-        """Every event that there is by now after `last_id` (0: from the beginning)."""
+        """Yield all current events after `last_id`. Use 0 for all events."""
         if last_id < STARTED_ID:
             yield TurnEvent(STARTED_ID, "turn.started", self.started)
         if self.totals is None:
@@ -144,13 +292,12 @@ class Progress:
 
 @dataclass(slots=True)
 class EventCursor:
-    """The place of a listener: the id of its last event, and the last `model.busy`."""
+    """The position of a listener: the id of its last event, and the last `model.busy`."""
 
     last_id: int
     waits_for: Occupation | None = None
 
     def next_events(self, progress: Progress) -> list[TurnEvent]:
-        """Return the events that the listener has not received."""
         batch = list(progress.events_after(self.last_id))
         if batch:
             self.last_id = batch[-1].id
@@ -161,7 +308,6 @@ class EventCursor:
 
 
 def make_started_data(turn: Turn) -> dict[str, Any]:
-    """The `turn.started` event's data."""
     return {
         "turn_id": str(turn.id),
         "user_message_id": str(turn.user_message_id) if turn.user_message_id else None,
@@ -170,7 +316,7 @@ def make_started_data(turn: Turn) -> dict[str, Any]:
 
 
 def read_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progress:
-    """How far a turn is, as any process can read it, at most a second late."""
+    """Return the stored progress of a turn. Any process can read it, at most a second late."""
     progress = Progress(
         started=make_started_data(turn),
         totals=msgspec.json.decode(turn.totals),
@@ -182,7 +328,7 @@ def read_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progress
         progress.waits_for = turn.waits_for
         return progress
     said = progress.transcript
-    is_kept = bool(said.joined("text")) or any(each.name == CHOICE_MADE for each in said.events)
+    is_kept = bool(said.join("text")) or any(each.name == CHOICE_MADE for each in said.events)
     if reply is not None and (turn.state == "completed" or is_kept):
         progress.saved = {"message_id": str(reply.id)}
     if turn.state in {"completed", "stopped"}:
@@ -191,24 +337,22 @@ def read_progress(sealer: Sealer, turn: Turn, reply: Message | None) -> Progress
         problem = sealer.open_bytes(TURN_PROBLEM, turn.id, turn.sealed_problem)
         progress.failed = {"turn_id": str(turn.id), **msgspec.json.decode(problem)}
     else:
-        # Nobody was there to seal a problem.
+        # No process was left to seal a problem.
         progress.is_cut_off = True
         progress.failed = {"turn_id": str(turn.id), **make_interrupted_error().to_problem()}
     return progress
 
 
 def make_completed_data(turn_id: UUID, state: str, finish: str) -> dict[str, Any]:
-    """The `turn.completed` event's data."""
     return {"turn_id": str(turn_id), "state": state, "finish_reason": finish or state}
 
 
 def make_interrupted_error() -> TurnInterruptedError:
-    """What a turn ends with when the process that it runs in goes down."""
+    """Return the error of a turn that ends because its process stops."""
     return TurnInterruptedError("Continue or regenerate the reply.")
 
 
 def read_play_events(sealer: Sealer, turn: Turn) -> list[PlayEvent]:
-    """What happened in a played turn, as its row tells it."""
     if turn.sealed_events is None:
         return []
     data = sealer.open_bytes(TURN_EVENTS, turn.id, turn.sealed_events)
@@ -216,7 +360,7 @@ def read_play_events(sealer: Sealer, turn: Turn) -> list[PlayEvent]:
 
 
 def find_awaited_choice(sealer: Sealer, turn: Turn) -> Any:
-    """What a turn waits for, as `turn.awaiting_choice` told it; None where it does not wait."""
+    """Return the data of the choice that a turn waits for. None if it does not wait."""
     if turn.state != "waiting":
         return None
     return next(
@@ -238,7 +382,7 @@ def _read_transcript(sealer: Sealer, turn: Turn, reply: Message | None) -> Trans
             thinking = thinking[turn.thinking_prefix_length :]
     elif turn.sealed_output is not None:
         text = sealer.open(TURN_OUTPUT, turn.id, turn.sealed_output)
-    return Transcript.restored(
+    return Transcript.restore(
         msgspec.json.decode(turn.segments, type=list[Segment]),
         thinking=thinking,
         text=text,

@@ -1,4 +1,4 @@
-"""Ending turns that no process runs: cut off by a crash, or waiting for a player who stops them."""
+"""End turns that no process runs: after a crash, or because the player stops a waiting turn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from backend.vault.sealing import OVERHEAD, Sealer
 
 
 class TurnRecovery:
-    """Ends turns by their rows alone. Their texts, and changes that a choice has stored, stay."""
+    """Ends turns by their rows. Texts and changes that a choice has stored are kept."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class TurnRecovery:
         self._participants = participants
 
     async def stop(self, identity: Identity, turn_id: UUID) -> None:
-        """End a turn that waits, and have one that runs stopped by its process.
+        """End a waiting turn, and ask the process of a running turn to stop it.
 
         Raises `TurnNotFoundError`.
         """
@@ -64,7 +64,7 @@ class TurnRecovery:
             async with self._database.write() as session:
                 chat = await session.get(Chat, found.chat_id, with_for_update=True)
                 turn = await session.get(Turn, found.id, with_for_update=True)
-                # Meanwhile its process may have come back, or another one have seen to it.
+                # The process may have returned, or another one may have ended the turn.
                 if chat is None or turn is None or turn.lease_until != found.lease_until:
                     continue
                 await self._end(session, chat, turn, "interrupted")
@@ -79,7 +79,7 @@ class TurnRecovery:
         state: TurnState,
         sealer: Sealer | None = None,
     ) -> None:
-        """End a turn, its row and its chat's locked. Without a sealer, no key is at hand."""
+        """End a turn. Its row and its chat are locked. Without `sealer` no key is available."""
         turn.state = state
         turn.finished_at = now()
         turn.lease_owner = turn.lease_until = turn.waits_for = turn.sealed_play = None
@@ -108,7 +108,7 @@ async def remove_empty_reply(
     chat: Chat,
     message: Message,
 ) -> None:
-    """Take back a reply that says nothing."""
+    """Delete a reply without text."""
     position = message.position
     await tree.remove_message(session, chat, message)
     await notify_path_moved(participants, session, sealer, chat, position)

@@ -1,7 +1,7 @@
-"""Turns that run in this process: each a task of its own, with or without listeners.
+"""The running turns of this process. Each is a task that runs with or without listeners.
 
-What was said is stored every second, for all running turns in one transaction, and once more, with
-everything that belongs to the reply, when a turn is over.
+Once a second, the text of all running turns is stored in one transaction. When a turn ends, its
+reply is stored with everything that belongs to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from prometheus_client import Counter
 
 from backend.core.logs import get_logger
 from backend.errors import AppError, InternalError, UnavailableError
+from backend.generation.model import MAX_REPLY_CHARACTERS, ModelEmptyReplyError
 from backend.llm.server_slots import ModelSlots
+from backend.llm.slot_rules import Occupation, Rank, SlotWork
+from backend.turns.play.played_turn import PlayedTurn
 from backend.turns.run.turn_run import TurnRun
 
 log = get_logger(__name__)
@@ -26,74 +29,70 @@ TURNS = Counter("talekeeper_turns", "Turns that are over", ["provider", "state"]
 STORE_SECONDS = 1.0
 
 RETRY_SECONDS = (0.5, 2.0, 5.0, 10.0)
-"""Seconds between attempts to store a finished turn while the database does not answer."""
+"""Delays before further attempts to store an ended turn while the database is unavailable."""
 
 MAX_CONCURRENT_ENDS = 2
-"""How many ended turns are stored at a time. Their replies have been streamed by then. If all were
-stored at once, they would share the processor and SQLite's one writer with turns that begin, and
-delay these turns' first tokens."""
+"""Store at most two ended turns concurrently, so that new turns are not delayed.
+
+Their replies have been streamed already. If all were stored at once, they would share the processor
+and SQLite's only writer with new turns."""
 
 MAX_END_WAIT_SECONDS = 3.0
-"""Seconds after which an ended turn no longer waits for the others, so that one that hangs does not
-hold them up."""
+"""An ended turn stops waiting for the others after this time, because one of them may hang."""
 
 
 Store = Callable[[Iterable[TurnRun]], Awaitable[set[UUID]]]
-"""Stores what running turns have said; gives back the ids of those that are to stop."""
+"""Stores the text of running turns, and returns the ids of turns that have to stop."""
 
 Conclude = Callable[[TurnRun], Awaitable[None]]
-"""Stores a turn that is over, and fills in its closing events."""
+"""Stores an ended turn and sets its closing events."""
 
 
 class RunRegistry:
-    """The running turns of this process."""
-
     def __init__(self, *, store: Store, conclude: Conclude, slots: ModelSlots) -> None:
         self._store = store
         self._slots = slots
         self._conclude = conclude
         self._runs: dict[UUID, TurnRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._keeper: asyncio.Task[None] | None = None
-        self._ending = asyncio.Semaphore(MAX_CONCURRENT_ENDS)
+        self._store_task: asyncio.Task[None] | None = None
+        self._end_slots = asyncio.Semaphore(MAX_CONCURRENT_ENDS)
         self.is_closing = False
 
     def __len__(self) -> int:
         return len(self._runs)
 
     def get(self, turn_id: UUID) -> TurnRun | None:
-        """A turn that runs here."""
         return self._runs.get(turn_id)
 
     def start(self, run: TurnRun) -> None:
-        """Let a turn run until it is over, on its own."""
         self._runs[run.turn_id] = run
         if self.is_closing:
             run.stop(state="interrupted")
-        task = asyncio.create_task(self._drive(run))
+        task = asyncio.create_task(self._run_turn(run))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep())
+        if self._store_task is None:
+            self._store_task = asyncio.create_task(self._store_regularly())
 
     async def close(self) -> None:
-        """Cut every turn off, and those that still come, and store what there is."""
+        """Interrupt all turns, also ones that start later, and store their text."""
         self.is_closing = True
         for run in list(self._runs.values()):
             run.stop(state="interrupted")
         if self._tasks:
             await asyncio.wait(self._tasks)
-        if self._keeper is not None:
-            self._keeper.cancel()
+        if self._store_task is not None:
+            self._store_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
-            self._keeper = None
+                await self._store_task
+            self._store_task = None
 
-    async def _drive(self, run: TurnRun) -> None:
+    async def _run_turn(self, run: TurnRun) -> None:
         try:
-            await run.run_model(self._slots)
-            await self._conclude_surely(run)
-        except Exception as error:  # nobody awaits this task: say it here
+            await run.run_until_stopped(ask_model(run, self._slots))
+            await self._conclude_with_retries(run)
+        except Exception as error:  # no one awaits this task, so the error is logged here
             log.exception("turn.not_stored", turn_id=run.turn_id, exc_info=error)
             problem = (
                 error
@@ -103,31 +102,31 @@ class RunRegistry:
             run.progress.failed = run.show_problem(problem)
         finally:
             _report_end(run)
-            # One that waited may have gone on meanwhile.
+            # A turn that waited may have been resumed.
             if self._runs.get(run.turn_id) is run:
                 del self._runs[run.turn_id]
             run.finished.set()
             run.notify()
 
-    async def _conclude_surely(self, run: TurnRun) -> None:
+    async def _conclude_with_retries(self, run: TurnRun) -> None:
         for pause in RETRY_SECONDS:
             try:
-                await self._conclude_in_order(run)
+                await self._conclude_in_turn(run)
             except UnavailableError as error:
                 log.warning("turn.not_stored_yet", turn_id=run.turn_id, exc_info=error)
                 await asyncio.sleep(pause)
             else:
                 return
-        await self._conclude_in_order(run)
+        await self._conclude_in_turn(run)
 
-    async def _conclude_in_order(self, run: TurnRun) -> None:
+    async def _conclude_in_turn(self, run: TurnRun) -> None:
         async with contextlib.AsyncExitStack() as place:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(MAX_END_WAIT_SECONDS):
-                    await place.enter_async_context(self._ending)
+                    await place.enter_async_context(self._end_slots)
             await self._conclude(run)
 
-    async def _keep(self) -> None:
+    async def _store_regularly(self) -> None:
         while True:
             await asyncio.sleep(STORE_SECONDS)
             if not self._runs:
@@ -138,10 +137,10 @@ class RunRegistry:
                     run.stop()
 
     async def _store_all(self, runs: list[TurnRun]) -> set[UUID]:
-        """Store all at once; where that fails, each by itself, so that one can't hold up others."""
+        """Store all turns together. If that fails, store each turn alone."""
         try:
             return await self._store(runs)
-        except Exception as error:  # the next second tries again
+        except Exception as error:  # retried after a second
             log.warning("turn.progress_not_stored", count=len(runs), exc_info=error)
         if len(runs) == 1:
             return set()
@@ -149,15 +148,54 @@ class RunRegistry:
         for run in runs:
             try:
                 stopped |= await self._store([run])
-            except Exception as error:  # the next second tries again
+            except Exception as error:  # retried after a second
                 log.warning("turn.progress_not_stored", turn_id=run.turn_id, exc_info=error)
         return stopped
 
 
+async def ask_model(run: TurnRun, slots: ModelSlots) -> None:
+    """Wait for a slot of the model's server, and take the reply.
+
+    Raises `ModelError`, also if the model adds nothing to the reply.
+    """
+
+    def report_wait(occupation: Occupation | None) -> None:
+        run.progress.waits_for = occupation
+        run.notify()
+
+    window = run.built.window
+    limit = window.models.find_limit(window.spec.id)
+    work = SlotWork(use="turn", rank=Rank.TURN, user_id=run.user_id, chat_id=run.chat_id)
+    async with slots.hold([limit], work, on_wait=report_wait):
+        run.is_asked = True
+        await take_reply(run)
+
+
+async def take_reply(run: TurnRun) -> None:
+    """Ask the model and take its reply. Raises as `ask_model` does."""
+    if run.play is not None:
+        await PlayedTurn(run, run.play).run()
+    else:
+        stream = run.stream(lambda: run.model.stream(run.prompt, run.built.sampling))
+        async with contextlib.aclosing(stream):
+            async for piece in stream:
+                run.add(piece)
+    if run.outcome != "waiting" and not run.adds_to_reply:
+        raise ModelEmptyReplyError(_explain_emptiness(run))
+
+
+def _explain_emptiness(run: TurnRun) -> str:
+    if not run.prompt.reply_limit:
+        return f"No reply may be longer than {MAX_REPLY_CHARACTERS:,} characters."
+    if run.progress.transcript.join("thinking").strip():
+        return "The model wrote only thoughts. Try again, or switch its thinking off."
+    return "Try again, or choose another model."
+
+
 def _report_end(run: TurnRun) -> None:
-    """One line in the log and one more in the metrics for a turn that is over."""
+    """Log the end of a turn and count it in the metrics."""
     spec, usage, failed = run.built.window.spec, run.usage, run.progress.failed
-    # Without a problem of the model's, it could not be stored, or was another process's by then.
+    # A failure without a problem means that storing failed, or that another process owned the turn.
     state = "interrupted" if failed and run.problem is None else run.outcome
     TURNS.labels(provider=spec.provider, state=state).inc()
     log.info(

@@ -1,4 +1,4 @@
-"""The pieces of a turn's reply, without speaker labels and without lines of other speakers."""
+"""The text of a reply: join it to the text before it, and remove labels and other speakers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from backend.turns.prompt.context import LoadedChat
 PARAGRAPH = "\n\n"
 
 _TAIL_CHARACTERS = 10_000
-"""Characters at the end of a text that are looked at."""
+"""Only so many characters at the end of a text are examined."""
 
 _UNSPACED = regex.compile(
     r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\u3000-\u303f\uff00-\uffef]"
@@ -28,10 +28,10 @@ _UNSPACED = regex.compile(
 """Characters of scripts that put no spaces between words."""
 
 _MARKS = '"*_~`'
-"""Quotation marks and marks of Markdown that open and close alike."""
+"""Quotation marks and Markdown marks that are the same at both ends."""
 
 _OPENERS = {"“": "„", "”": "“", "»": "«", "«": "»"}
-"""Quotation marks that may close, with the mark that each closes. Languages use them both ways."""
+"""Closing quotation marks, each with its opening mark. Languages use them in both directions."""
 
 _QUOTES = _MARKS + "„" + "".join(_OPENERS)
 _APOSTROPHES = "'\N{RIGHT SINGLE QUOTATION MARK}"
@@ -42,8 +42,8 @@ _FENCES = ("```", "~~~")
 def find_joint(before: str, more: str) -> str:
     """Return the white space that is missing between a text and its continuation.
 
-    A space, unless one of them has white space there, or the characters on both sides belong
-    together: punctuation to the word before it, the inside of a quotation to its marks.
+    This is a space, unless there is white space already or the characters belong together, such as
+    punctuation and the word before it.
     """
     before = before[-_TAIL_CHARACTERS:]
     if not before or not more or before[-1].isspace() or more[0].isspace():
@@ -77,12 +77,12 @@ def _is_closing(before: str, first: str) -> bool:
 
 
 def make_speaker_filter(loaded: LoadedChat, *, has_text: bool) -> SpeakerFilter:
-    """Return the filter for the text of one request; `has_text`: the reply has text before it."""
-    cast = [loaded.speaker.name, *loaded.others]
+    """Return the filter for one request. `has_text` if the reply has text before it."""
+    cast = [loaded.cast.speaker.name, *loaded.cast.others]
     speaker, *others = (
-        [loaded.user_name, *cast]
+        [loaded.cast.user_name, *cast]
         if loaded.target.kind == "impersonate"
-        else [*cast, loaded.user_name]
+        else [*cast, loaded.cast.user_name]
     )
     return SpeakerFilter(
         speaker,
@@ -96,10 +96,10 @@ def make_speaker_filter(loaded: LoadedChat, *, has_text: bool) -> SpeakerFilter:
 async def filter_speakers(
     pieces: AsyncGenerator[Piece, None], make_filter: Callable[[], SpeakerFilter]
 ) -> AsyncGenerator[Piece, None]:
-    """Yield a reply's pieces with its text filtered.
+    """Yield the pieces of a reply with its text filtered.
 
-    Where another speaker's line begins, the reply is finished, and the model is hung up on. Close
-    it early to hang up: iterate inside `contextlib.aclosing`.
+    The reply ends where a line of another speaker begins, and the request is closed. To close it
+    earlier, iterate inside `contextlib.aclosing`.
     """
     speakers = make_filter()
     async with aclosing(pieces):

@@ -1,4 +1,4 @@
-"""The first transaction of a turn: what is stored before the model is asked."""
+"""Store the start of a turn in one transaction, before the model is asked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from backend.database.engine import Database
 from backend.prompts import PromptLibrary
 from backend.turns.errors import NotContinuableError
 from backend.turns.models import LEASE_DURATION, Turn
-from backend.turns.play.played_turn import Play
+from backend.turns.play.state import TurnPlay
 from backend.turns.prompt.built_prompt import BuiltPrompt
 from backend.turns.prompt.context import get_version
 from backend.turns.run.events import Progress, make_started_data
@@ -42,8 +42,6 @@ from backend.vault.sealing import OVERHEAD, Sealer
 
 
 class TurnStarter:
-    """Stores turns that may start."""
-
     def __init__(
         self,
         database: Database,
@@ -66,15 +64,15 @@ class TurnStarter:
         viewpoint: str | None,
         rebuild: Rebuild,
     ) -> TurnRun | None:
-        """Transaction 1: the user's line, a row for the reply, the turn.
+        """Store the user's line, a row for the reply, and the turn.
 
-        `viewpoint` is as the request names it: a turn that waits keeps it.
+        `viewpoint` is the requested one. A turn that waits stores it.
 
-        None when the chat changed since the prompt was built. Raises `OvertakenError` when another
-        turn came first, `NotContinuableError`.
+        Returns None if the chat has changed since the prompt was built. Raises `OvertakenError` if
+        another turn came first, and `NotContinuableError`.
         """
         loaded, target = built.loaded, built.loaded.target
-        line_draft = await self._line_draft(identity, built)
+        line_draft = await self._draft_line(identity, built)
         async with self._database.write() as session:
             chat = await chats.get_chat(
                 session, loaded.chat.id, owner_id=identity.user_id, lock=True
@@ -94,7 +92,7 @@ class TurnStarter:
                 lease_until=now() + LEASE_DURATION,
                 user_message_id=target.line.id if target.line else None,
             )
-            if loaded.campaign is not None:
+            if loaded.story.campaign is not None:
                 turn.path_tokens, turn.sent_tokens = built.path_tokens, built.sent_tokens
             parent = target.parent or target.leaf
             line: Message | None = None
@@ -106,34 +104,35 @@ class TurnStarter:
                 await _save_variables(
                     session, identity.sealer, chat, loaded.stored_variables, built.variables
                 )
-            reply = await self._reply_row(session, identity, chat, built, line or parent)
+            reply = await self._make_reply_row(session, identity, chat, built, line or parent)
             turn.reply_id = reply.id if reply else None
             chat.updated_at = now()
             continued = reply if target.continued else None
             run = self._make_run(identity, built, turn, continued, rebuild=rebuild)
-            if loaded.table is not None:
-                run.play = Play(
-                    table=loaded.table,
+            if loaded.story.table is not None:
+                run.play = TurnPlay(
+                    table=loaded.story.table,
                     prompts=self._prompts,
                     viewpoint=viewpoint,
                     may_wait=target.kind != "continue",
                 )
             if reply is not None:
                 reply.status = "streaming"
-            session.add(turn)  # last, in one statement with what it refers to
+            # Added last, so that one flush inserts it with the rows that it refers to.
+            session.add(turn)
             return run
 
-    async def _line_draft(self, identity: Identity, built: BuiltPrompt) -> dict[str, Any] | None:
-        """The user's line, sealed and counted before the transaction, which waits for no thread."""
+    async def _draft_line(self, identity: Identity, built: BuiltPrompt) -> dict[str, Any] | None:
+        """Seal and count the user's line in a thread, before the transaction."""
         loaded = built.loaded
         if loaded.line is None:
             return None
         draft = MessageDraft(
             role="user",
-            author=loaded.user_name,
+            author=loaded.cast.user_name,
             text=loaded.line,
             typed=loaded.typed,
-            persona_id=loaded.persona_id,
+            persona_id=loaded.cast.persona_id,
         )
         unit = CountUnit.parse(loaded.chat.count_unit)
         return await self._pool.run(
@@ -142,7 +141,7 @@ class TurnStarter:
             size=len(loaded.line),
         )
 
-    async def _reply_row(
+    async def _make_reply_row(
         self,
         session: AsyncSession,
         identity: Identity,
@@ -150,8 +149,8 @@ class TurnStarter:
         built: BuiltPrompt,
         parent: Message | None,
     ) -> Message | None:
-        """The row that the reply is written into; a continued reply's own."""
-        target, speaker = built.loaded.target, built.loaded.speaker
+        """Return the row of the reply. A continued reply keeps its row."""
+        target, speaker = built.loaded.target, built.loaded.cast.speaker
         if target.kind == "impersonate":
             return None
         if target.continued is not None:
@@ -161,7 +160,7 @@ class TurnStarter:
                     "The message has a reply on another branch. Edit it to create a new branch."
                 )
             if len(message.sealed_content) == OVERHEAD:
-                # It was hidden, being thoughts alone.
+                # It was hidden because it had only thoughts.
                 tree.set_unfollowed_hidden(chat, message, hidden=False)
             _store_injected_context(identity.sealer, message, built)
             return message
@@ -199,32 +198,17 @@ class TurnStarter:
                 thinking = sealer.open(MESSAGE_THINKING, continued.id, continued.sealed_thinking)
         turn.prefix_length = len(prefix)
         turn.thinking_prefix_length = len(thinking)
-        progress = Progress(
-            started=make_started_data(turn),
-            totals=built.totals,
-        )
-        return TurnRun(
-            turn_id=turn.id,
-            user_id=identity.user_id,
-            chat_id=turn.chat_id,
-            kind=built.loaded.target.kind,
-            reply_id=turn.reply_id,
-            sealer=sealer,
-            key_mode=identity.key_mode,
-            is_administrator=identity.user.is_administrator,
-            model=built.window.model,
-            built=built,
-            rebuild=rebuild,
-            progress=progress,
-            prefix=prefix,
-            prefix_thinking=thinking,
-            status_before=continued.status if continued else "streaming",
-        )
+        progress = Progress(started=make_started_data(turn), totals=built.totals)
+        run = TurnRun.create(identity, built, turn, progress, rebuild=rebuild)
+        run.prefix, run.prefix_thinking = prefix, thinking
+        if continued is not None:
+            run.status_before = continued.status
+        return run
 
 
 def _store_injected_context(sealer: Sealer, reply: Message, built: BuiltPrompt) -> None:
-    """Keep with a reply what its campaign put into the prompt."""
-    if campaign := built.loaded.campaign:
+    """Store the text that the campaign has added to the prompt with the reply."""
+    if campaign := built.loaded.story.campaign:
         data = msgspec.json.encode(campaign.block.injected)
         reply.sealed_injected_context = sealer.seal_bytes(MESSAGE_CONTEXT, reply.id, data)
 
@@ -232,7 +216,7 @@ def _store_injected_context(sealer: Sealer, reply: Message, built: BuiltPrompt) 
 async def _save_variables(
     session: AsyncSession, sealer: Sealer, chat: Chat, before: Variables, after: Variables
 ) -> None:
-    """Keep what macros wrote; `macro_fields.within_limits` has seen to the limits."""
+    """Store the variables that macros have changed. `limit_variables` has checked their size."""
     if after.local is not before.local:
         data = msgspec.json.encode(dict(after.local))
         chat.sealed_variables = sealer.seal_bytes(CHAT_VARIABLES, chat.id, data)

@@ -1,11 +1,12 @@
-"""What turns leave in the database: while they run, when they are over, and after a crash."""
+"""Store running and ended turns with their replies and context records."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -13,34 +14,75 @@ from sqlalchemy import Integer, bindparam, case, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import User
+from backend.campaigns.ledger.records import find_campaign
+from backend.campaigns.play.store import record_table, view_changes
+from backend.campaigns.play.table import Table
 from backend.campaigns.scenes.scenes import count_beat, end_left_scenes, find_ended_scenes
+from backend.chats import tree
 from backend.chats.drafts import opens_scene
-from backend.chats.models import Chat, Message, MessageStatus
+from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message, MessageStatus
+from backend.chats.notices import (
+    Notice,
+    PromptCutNotice,
+    ReplyCutNotice,
+    decode_notices,
+    encode_notices,
+)
 from backend.chats.repository import lock_trees
 from backend.chats.service import read_settings
+from backend.chats.token_counting import CountUnit
+from backend.context.record import move_texts
 from backend.core.events import Participants
-from backend.database.base import Base, now
+from backend.database.base import Base, new_id, now, upsert
 from backend.database.engine import Database
 from backend.enrichment.outbox import EnrichmentOutbox
 from backend.llm import token_ratios as ratios
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.ledgers import add_tokens
 from backend.turns import repository
-from backend.turns.models import LEASE_DURATION, TURN_OUTPUT, TURN_PROBLEM, Turn
+from backend.turns.models import (
+    CONTEXT_RECORD,
+    CONTEXT_TEXT,
+    LEASE_DURATION,
+    TURN_EVENTS,
+    TURN_OUTPUT,
+    TURN_PLAY,
+    TURN_PROBLEM,
+    ContextText,
+    StoredContextRecord,
+    Turn,
+)
+from backend.turns.play.state import TurnPlay, add_usage
 from backend.turns.prompt.lore import store_timed_state
-from backend.turns.prompt.record import seal_record, store_record
-from backend.turns.run.events import make_completed_data, make_interrupted_error
+from backend.turns.prompt.record import make_record
+from backend.turns.run.events import (
+    STATE_CHANGED,
+    SUGGESTIONS,
+    PlayEvent,
+    make_completed_data,
+    make_interrupted_error,
+)
 from backend.turns.run.recovery import remove_empty_reply
-from backend.turns.run.resume import close_play, suspend_turn
 from backend.turns.run.turn_run import TurnRun
+from backend.vault.sealing import digest
+
+MAX_UNCHECKED_TEXTS = 8
+"""Up to this many texts are inserted without a query for the ones that exist."""
+
+_KNOWN = select(ContextText.digest).where(
+    ContextText.chat_id == bindparam("chat_id"),
+    ContextText.digest.in_(bindparam("digests", expanding=True)),
+)
 
 T = TypeVar("T")
 
 _NOT_COUNTED = "{}"
 
-# Tables, not mapped classes: many rows at once, each by its key and a condition beside it.
+# These are tables and not mapped classes, because many rows are updated at once by key.
 _TURNS, _MESSAGES = Base.metadata.tables["turns"], Base.metadata.tables["messages"]
+
 _IS_OURS = (_TURNS.c.state == "running", _TURNS.c.lease_owner == bindparam("owner"))
+
 _RENEW = (
     update(_TURNS)
     .where(_TURNS.c.id == bindparam("key"), *_IS_OURS)
@@ -50,11 +92,13 @@ _RENEW = (
         waits_for=bindparam("occupation"),
     )
 )
+
 _STORE_EVENTS = (
     update(_TURNS)
     .where(_TURNS.c.id == bindparam("key"), *_IS_OURS)
     .values(sealed_events=bindparam("sealed_events"))
 )
+
 _STORE_REPLY = (
     update(_MESSAGES)
     .where(_MESSAGES.c.id == bindparam("key"), _MESSAGES.c.status == "streaming")
@@ -62,8 +106,8 @@ _STORE_REPLY = (
         sealed_content=bindparam("sealed_content"),
         sealed_thinking=bindparam("sealed_thinking"),
         updated_at=bindparam("updated_at"),
-        # After a crash nobody who can read it comes by to count it: a running sum, at most a few
-        # tokens too high, stands until then. Nothing hangs below a message that is being written.
+        # After a crash no one has the key to count the text, so a running sum is stored. It is at
+        # most a few tokens too high. The reply has no children while it is written.
         tokens=_MESSAGES.c.tokens + bindparam("more"),
         path_tokens=_MESSAGES.c.path_tokens
         + case((_MESSAGES.c.hidden, 0), else_=bindparam("more", type_=Integer)),
@@ -72,9 +116,22 @@ _STORE_REPLY = (
 )
 
 
-class TurnStore:
-    """Writes running and finished turns."""
+class RecordedChanges(NamedTuple):
+    """The ids of stored changes, and the number of changes that were no longer possible."""
 
+    ids: list[UUID]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class SealedRecord:
+    """A sealed context record, and its sealed texts by keyed hash."""
+
+    record: bytes
+    texts: dict[bytes, tuple[UUID, bytes]]
+
+
+class TurnStore:
     def __init__(
         self,
         database: Database,
@@ -88,10 +145,10 @@ class TurnStore:
         self._enrichment = enrichment
 
     async def store_progress(self, runs: Iterable[TurnRun]) -> set[UUID]:
-        """Store what running turns have said and renew their leases, in one transaction.
+        """Store the text of running turns and renew their leases, in one transaction.
 
-        Gives back the turns that are to stop: another process was asked to, or they are this
-        process's no longer, for their chat was deleted or their lease ran out.
+        Returns the turns that have to stop. Another process has requested that, or they no longer
+        belong to this process, because the chat was deleted or the lease has expired.
         """
         runs = list(runs)
         lease_until, owner = now() + LEASE_DURATION, self._database.process_id
@@ -138,7 +195,7 @@ class TurnStore:
                 {"owner": owner},
             )
             stop_requested = {row.id: row.stop_requested for row in rows}
-            # The reply of a turn that was lost may be another turn's by now.
+            # If a turn was lost, its reply may belong to another turn.
             dirty = [run for run in dirty if run.turn_id in stop_requested]
             if dirty:
                 await connection.execute(_STORE_REPLY, [replies[run.turn_id] for run in dirty])
@@ -154,13 +211,12 @@ class TurnStore:
         return {run.turn_id for run in runs if stop_requested.get(run.turn_id, True)}
 
     async def conclude(self, run: TurnRun) -> None:
-        """Store what a run leaves once its model has ended: a turn that waits, or that is over.
+        """Store a turn when its model has finished: a waiting turn, or an ended one.
 
-        One transaction: the reply's text, its counts, its context record, what a played turn has
-        changed, what was learned of the model's counts, and the turn's end, with which the closing
-        events are filled in. A reply without text or thoughts leaves no message, unless a choice
-        has stored changes of it. Where the turn is
-        this process's no longer (see `store_progress`) nothing is stored.
+        One transaction stores the text of the reply, its counts, its context record, the changes of
+        a played turn, the learned token ratio, and the end of the turn. The closing events are set.
+        A reply without text or thoughts is deleted, unless a choice has stored changes of it.
+        Nothing is stored if the turn no longer belongs to this process; see `store_progress`.
         """
         play = run.play
         if play and run.outcome == "waiting" and await suspend_turn(self._database, run, play):
@@ -181,7 +237,7 @@ class TurnStore:
     async def _conclude(
         self, run: TurnRun, usage: dict[str, Any] | None
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Store the end of a turn: whether there is a reply, and what went wrong."""
+        """Store the end of a turn. Returns whether there is a reply, and the problem."""
         problem, saved = _make_problem(run), False
         counts, record, spent = await asyncio.to_thread(finish_reply, run)
         async with self._database.write() as session:
@@ -190,7 +246,7 @@ class TurnStore:
             if chat is not None and turn is not None and is_ours:
                 _write_end(run, turn, usage, problem)
                 saved = await self._conclude_reply(session, run, chat, turn, reply, counts)
-                # A continuation that added nothing leaves the reply, and its record, as they were.
+                # If a continuation has added nothing, the reply and its record do not change.
                 saved = saved and (run.adds_to_reply or run.has_stored)
                 if saved and record is not None and (run.play or not run.record_stored):
                     await store_record(session, run, record)
@@ -200,7 +256,7 @@ class TurnStore:
             elif turn is not None:
                 problem = run.show_problem(make_interrupted_error())
             await _learn_ratios(session, run)
-            # A chat that was deleted meanwhile does not make its turn free; a gone account does.
+            # Tokens are charged even if the chat was deleted, but not if the account was deleted.
             if turn is not None or await session.get(User, run.user_id) is not None:
                 await add_tokens(session, run.user_id, spent)
         return saved, problem
@@ -214,7 +270,7 @@ class TurnStore:
         message: Message | None,
         counts: dict[str, int],
     ) -> bool:
-        """Store the reply; False if there is none, because nothing was said."""
+        """Store the reply. False if there is none, because the model wrote nothing."""
         if message is None:
             return False
         if not counts:
@@ -251,19 +307,16 @@ class TurnStore:
         )
         if run.built.loaded.is_compaction_due:
             await self._enrichment.compact(session, run, chat)
-        elif run.built.loaded.begins_unsettled or run.has_stored:
+        elif run.built.loaded.story.begins_unsettled or run.has_stored:
             await self._enrichment.resume_compactions(session, chat)
         return True
 
     async def _play_on(
         self, session: AsyncSession, run: TurnRun, chat: Chat, message: Message
     ) -> None:
-        """Write what a reply does to its campaign: a beat, a played turn's changes, scenes' ends.
-
-        The beat is of the scene that was open before the turn's changes.
-        """
+        """Store a beat of the open scene, the changes of a played turn, and ended scenes."""
         if run.is_beat:
-            campaign = run.built.loaded.campaign
+            campaign = run.built.loaded.story.campaign
             lead_id = campaign.now.lead_id if campaign else None
             due = await count_beat(
                 session, run.sealer, chat, message, turn_id=run.turn_id, lead_id=lead_id
@@ -280,7 +333,7 @@ class TurnStore:
     async def _spoken(
         self, session: AsyncSession, run: TurnRun, turn: Turn, reply_id: UUID | None
     ) -> None:
-        """Have the index follow what was said in a turn."""
+        """Queue the messages of a turn for the index."""
         said = [each for each in (turn.user_message_id, reply_id) if each is not None]
         await self._index.changed(
             session, run, kind="message", container_id=turn.chat_id, source_ids=said
@@ -294,7 +347,6 @@ def _call_each(functions: Mapping[UUID, Callable[[], T]]) -> dict[UUID, T]:
 def _write_end(
     run: TurnRun, turn: Turn, usage: dict[str, Any] | None, problem: dict[str, Any] | None
 ) -> None:
-    """Put how a turn ended into its row."""
     turn.state = run.outcome
     turn.finished_at = now()
     turn.usage = encode_json(usage)
@@ -312,9 +364,9 @@ def _write_end(
 
 
 async def _learn_ratios(session: AsyncSession, run: TurnRun) -> None:
-    """Learn of the model's counts. What a played turn asks, round by round, is not its prompt.
+    """Learn the model's token ratio. A played turn sends more than its prompt, so it is ignored.
 
-    The report of a prompt that was cut is not learned from, because it is that of another prompt.
+    The report of a prompt that the server has cut is ignored, because it is about a shorter prompt.
     """
     if run.play is not None:
         return
@@ -328,7 +380,6 @@ async def _learn_ratios(session: AsyncSession, run: TurnRun) -> None:
 
 
 def _make_problem(run: TurnRun) -> dict[str, Any] | None:
-    """Return the problem of a turn, as its last event has it."""
     error = run.problem or (make_interrupted_error() if run.outcome == "interrupted" else None)
     return run.show_problem(error) if error else None
 
@@ -343,3 +394,230 @@ def _get_status(run: TurnRun) -> MessageStatus:
             return "failed"
         case _:
             return "interrupted"
+
+
+async def suspend_turn(database: Database, run: TurnRun, play: TurnPlay) -> bool:
+    """Store a turn that waits for its player. False if it has to end instead."""
+    counts, record, spent = await asyncio.to_thread(count_reply, run)
+    suspended = play.encode(run.usage)
+    async with database.write() as session:
+        chat = await session.get(Chat, run.chat_id, with_for_update=True)
+        turn = await session.get(Turn, run.turn_id, with_for_update=True)
+        message = await session.get(Message, run.reply_id) if run.reply_id else None
+        if (
+            chat is None
+            or turn is None
+            or message is None
+            or not turn.is_run_by(database.process_id)
+        ):
+            run.end_waiting("interrupted")
+            return False
+        if turn.stop_requested:
+            run.end_waiting("stopped")
+            return False
+        turn.state = "waiting"
+        turn.lease_owner = turn.lease_until = turn.waits_for = None
+        turn.segments = encode_segments(run)
+        turn.usage = encode_json(make_usage_data(run))
+        turn.sealed_events = seal_events(run)
+        turn.sealed_play = run.sealer.seal_bytes(TURN_PLAY, turn.id, suspended)
+        if run.refused:
+            replace_totals(run, turn)
+        write_reply(run, chat, message, counts)
+        if record is not None:
+            await store_record(session, run, record)
+        chat.updated_at = now()
+        await add_tokens(session, run.user_id, spent)
+    run.progress.is_waiting = True
+    return True
+
+
+async def close_play(
+    session: AsyncSession, play: TurnPlay, run: TurnRun, chat: Chat, message: Message
+) -> list[PlayEvent]:
+    """Store the changes of a played turn with its reply, and return the closing events.
+
+    A turn that did not complete keeps only the changes that a choice has stored. The chat's row is
+    locked.
+    """
+    table, events = play.table, list[PlayEvent]()
+    is_complete = run.outcome == "completed"
+    new = (
+        await record_changes(session, table, run, chat, message)
+        if is_complete
+        else RecordedChanges([], 0)
+    )
+    stored = table.state.stored
+    ids, left_out = [*stored.ids, *new.ids], stored.left_out + new.left_out
+    if ids or left_out:
+        changes = await view_changes(session, run.sealer, ids)
+        events.append(PlayEvent(STATE_CHANGED, {"changes": changes, "left_out": left_out}))
+    if is_complete and table.suggestions:
+        events.append(PlayEvent(SUGGESTIONS, {"items": list(table.suggestions)}))
+    return events
+
+
+async def record_changes(
+    session: AsyncSession, table: Table, run: TurnRun, chat: Chat, message: Message
+) -> RecordedChanges:
+    """Store the new changes of a table. The chat's row is locked."""
+    if chat.campaign_id is None or chat.campaign_id != table.state.campaign_id:
+        return RecordedChanges([], 0)
+    campaign = await find_campaign(session, run.sealer, chat.campaign_id, lock=True)
+    if campaign is None:
+        return RecordedChanges([], 0)
+    wanted = len(table.ledger)
+    ids = await record_table(session, run.sealer, campaign, table, message, run.turn_id)
+    return RecordedChanges(ids, wanted - len(ids))
+
+
+def capture_progress(run: TurnRun) -> Callable[[], dict[str, Any]]:
+    """Capture the current reply. The returned function makes its row and is CPU-bound."""
+    if run.reply_id is None:
+        raise ValueError("Only a reply is stored as it grows.")
+    count = run.capture_token_count()
+    seal = partial(_seal_reply, run, run.reply_id, run.text, run.thinking)
+    return lambda: {"key": run.reply_id, "more": count(), **seal()}
+
+
+def write_reply(run: TurnRun, chat: Chat, message: Message, counts: dict[str, int]) -> None:
+    """Write the current text to the row of the reply. `counts` are by unit, empty without text.
+
+    A reply without text is hidden, because it must not be sent to a model.
+    """
+    for name, value in _seal_reply(run, message.id, run.text, run.thinking).items():
+        setattr(message, name, value)
+    if run.adds_to_reply:
+        message.notices = encode_notices(_make_notices(run, message))
+    if counts:
+        message.token_counts = msgspec.json.encode(counts).decode()
+        tree.set_unfollowed_tokens(message, counts[chat.count_unit])
+        if run.outcome != "waiting" and not run.text.strip():
+            tree.set_unfollowed_hidden(chat, message, hidden=True)
+
+
+def _make_notices(run: TurnRun, message: Message) -> list[Notice]:
+    """Return the notices of the whole reply. The end of an earlier part no longer matters."""
+    notices: list[Notice] = [
+        each for each in decode_notices(message.notices) if isinstance(each, PromptCutNotice)
+    ]
+    if run.cut is not None:
+        notices = [PromptCutNotice(run.built.window.spec.id, run.cut.sent, run.cut.read)]
+    match run.finish:
+        case "length" | "safety" as reason if run.outcome == "completed":
+            notices.append(ReplyCutNotice(reason))
+        case _:
+            pass
+    return notices
+
+
+def _seal_reply(run: TurnRun, reply_id: UUID, text: str, thinking: str) -> dict[str, Any]:
+    seal = run.sealer.seal
+    return {
+        "sealed_content": seal(MESSAGE_CONTENT, reply_id, text if text.strip() else ""),
+        "sealed_thinking": seal(MESSAGE_THINKING, reply_id, thinking) if thinking else None,
+        "updated_at": now(),
+    }
+
+
+def finish_reply(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
+    """Run regex scripts on the reply, then count it. CPU-bound."""
+    run.apply_scripts()
+    return count_reply(run)
+
+
+def count_reply(run: TurnRun) -> tuple[dict[str, int], SealedRecord | None, int]:
+    """Return the token counts of the reply by unit, its record, and the used tokens. CPU-bound.
+
+    Counts use the units of the prompt and of the chat. Without a reply there are none.
+    """
+    is_kept = run.text.strip() or run.has_only_thoughts or run.has_stored
+    if run.reply_id is None or not is_kept:
+        return {}, None, run.spent_tokens()
+    loaded = run.built.loaded
+    units = {str(run.built.window.unit), loaded.chat.count_unit}
+    counts = {
+        unit: CountUnit.parse(unit).count(loaded.cast.speaker.name, run.text) for unit in units
+    }
+    return counts, seal_record(run), run.spent_tokens()
+
+
+def seal_record(run: TurnRun) -> SealedRecord:
+    """Make and seal the context record of a turn. CPU-bound: it hashes the whole prompt."""
+    record = make_record(run.built.with_shape(run.sent.shape))
+    record.unsent_settings = list(run.sent.left_out)
+    if run.play is not None:
+        record.tools, record.tool_support = list(run.play.used), run.play.support
+    record.notes += [refused.note for refused in run.refused]
+    key = run.sealer.derive_key("context-texts")
+    texts = move_texts(record, lambda text: digest(key, text.encode()).hex())
+    sealed: dict[bytes, tuple[UUID, bytes]] = {}
+    for text_hash, text in texts.items():
+        text_id = new_id()
+        sealed[bytes.fromhex(text_hash)] = text_id, run.sealer.seal(CONTEXT_TEXT, text_id, text)
+    if run.reply_id is None:
+        raise ValueError("Only a reply has a record.")
+    blob = run.sealer.seal_bytes(CONTEXT_RECORD, run.reply_id, msgspec.json.encode(record))
+    return SealedRecord(blob, sealed)
+
+
+async def store_record(session: AsyncSession, run: TurnRun, sealed: SealedRecord) -> None:
+    """Store a context record, and the texts that the chat does not have yet."""
+    values = {
+        "id": run.reply_id,
+        "user_id": run.user_id,
+        "chat_id": run.chat_id,
+        "sealed_record": sealed.record,
+        "created_at": now(),
+    }
+    texts = sealed.texts
+    if len(texts) > MAX_UNCHECKED_TEXTS:
+        held = {"chat_id": run.chat_id, "digests": list(texts)}
+        known = set(await session.scalars(_KNOWN, held))
+        texts = {key: text for key, text in texts.items() if key not in known}
+    rows = [
+        {
+            "id": text_id,
+            "user_id": run.user_id,
+            "chat_id": run.chat_id,
+            "digest": key,
+            "sealed_text": blob,
+            "created_at": now(),
+        }
+        for key, (text_id, blob) in texts.items()
+    ]
+    if rows:
+        await upsert(session, ContextText, rows, key=("chat_id", "digest"))
+    await upsert(
+        session, StoredContextRecord, values, key=("id",), update=("sealed_record", "created_at")
+    )
+
+
+def make_usage_data(run: TurnRun) -> dict[str, Any] | None:
+    """Return the data of the `usage` event: the tokens that the provider reported for the turn."""
+    usage = add_usage(run.play.earlier, run.usage) if run.play else run.usage
+    return {**asdict(usage), "model": run.built.window.spec.id} if usage else None
+
+
+def encode_json(data: dict[str, Any] | None) -> str | None:
+    return msgspec.json.encode(data).decode() if data else None
+
+
+def encode_segments(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> str:
+    segments = run.segments
+    if closing:
+        segments.append(("event", len(closing)))
+    return msgspec.json.encode(segments).decode()
+
+
+def seal_events(run: TurnRun, closing: Sequence[PlayEvent] = ()) -> bytes | None:
+    events = [*run.progress.transcript.events, *closing]
+    if not events:
+        return None
+    return run.sealer.seal_bytes(TURN_EVENTS, run.turn_id, msgspec.json.encode(events))
+
+
+def replace_totals(run: TurnRun, turn: Turn) -> None:
+    turn.totals = msgspec.json.encode(run.built.totals).decode()
+    if turn.path_tokens is not None:
+        turn.path_tokens, turn.sent_tokens = run.built.path_tokens, run.built.sent_tokens

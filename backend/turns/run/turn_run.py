@@ -1,17 +1,18 @@
-"""One running turn: what the model says, and who listens."""
+"""One running turn: the reply of the model, and the listeners."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
 
+from backend.accounts.auth.identity import Identity
 from backend.accounts.models import KeyMode
 from backend.chats.models import MessageStatus
 from backend.core.logs import get_logger
@@ -22,7 +23,6 @@ from backend.generation.model import (
     Finish,
     FinishReason,
     ModelContextOverflowError,
-    ModelEmptyReplyError,
     Piece,
     Prompt,
     SentRequest,
@@ -34,10 +34,8 @@ from backend.generation.model import (
 )
 from backend.generation.servers.window_evidence import PromptCut, find_cut, window_after_cut
 from backend.generation.tokens import get_tokenizer
-from backend.llm.server_slots import ModelSlots
-from backend.llm.slot_rules import Occupation, Rank, SlotWork
-from backend.turns.models import TurnKind, TurnState
-from backend.turns.play.played_turn import Play
+from backend.turns.models import Turn, TurnKind, TurnState
+from backend.turns.play.state import TurnPlay
 from backend.turns.prompt.built_prompt import (
     MAX_REBUILDS,
     BuiltPrompt,
@@ -60,21 +58,27 @@ from backend.vault.sealing import Sealer
 log = get_logger(__name__)
 
 Rebuild = Callable[[BuiltPrompt, Constraint], Awaitable[BuiltPrompt]]
-"""Builds the prompt of a turn again; see `PromptBuilder.rebuild`."""
+"""Builds the prompt of a turn again. See `PromptBuilder.rebuild`."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TurnRun:
     """One running turn.
 
-    `prefix` is what a continued reply said before, `status_before` how it had ended.
-    `request_begin` is where in the transcript the current request to the model begins. `usage` and
-    `finish` come from the model, once `is_asked`; `sent` is the form of its requests. `rewritten`
-    are text and thoughts as regex scripts leave them, once the model has ended. `play` is how a
-    played turn goes on. `rebuild` builds the prompt again for the same line; `refused` are the
-    prompts that the model refused as too long. `cut` says that its server read only the rest of a
-    prompt. `stored_length`, `stored_events`, `stored_tokens` and `stored_drops` say how far the
-    rows are. `finished` is set when everything is stored.
+    Attributes:
+        prefix: The text of a continued reply before the turn. `prefix_thinking` are its thoughts.
+        status_before: The status of a continued reply before the turn.
+        play: The state of a played turn.
+        rebuild: Builds the prompt again for the same line.
+        refused: The prompts that the model refused as too long.
+        cut: Set if the model's server has read only the end of a prompt.
+        request_begin: The place in the transcript at which the current request begins.
+        finished: Set when everything is stored.
+        is_asked: True once the model was asked. `usage` and `finish` come from the model.
+        sent: The form of the requests.
+        stored_length: The length of the stored transcript. `stored_events`, `stored_tokens` and
+            `stored_drops` are the other stored numbers.
+        rewritten: Text and thoughts after regex scripts, once the model has finished.
     """
 
     turn_id: UUID
@@ -91,7 +95,7 @@ class TurnRun:
     prefix: str = field(default="", repr=False)
     prefix_thinking: str = field(default="", repr=False)
     status_before: MessageStatus = "streaming"
-    play: Play | None = None
+    play: TurnPlay | None = None
     rebuild: Rebuild = field(repr=False)
     refused: list[RefusedPrompt] = field(default_factory=list[RefusedPrompt])
     cut: PromptCut | None = None
@@ -114,40 +118,65 @@ class TurnRun:
     _speaking: asyncio.Task[None] | None = None
     _stop_as: TurnState | None = None
 
+    @classmethod
+    def create(
+        cls,
+        identity: Identity,
+        built: BuiltPrompt,
+        turn: Turn,
+        progress: Progress,
+        *,
+        rebuild: Rebuild,
+    ) -> TurnRun:
+        """Return the run of a stored turn, with the prompt that is sent first."""
+        return cls(
+            turn_id=turn.id,
+            user_id=identity.user_id,
+            chat_id=turn.chat_id,
+            kind=turn.kind,
+            reply_id=turn.reply_id,
+            sealer=identity.sealer,
+            key_mode=identity.key_mode,
+            is_administrator=identity.user.is_administrator,
+            model=built.window.model,
+            built=built,
+            progress=progress,
+            rebuild=rebuild,
+        )
+
     @property
     def text(self) -> str:
-        """The reply so far, with what it continues."""
-        return self.prefix + self._joined("text")
+        """The reply so far, including the text that it continues."""
+        return self.prefix + self._join("text")
 
     @property
     def thinking(self) -> str:
-        """What the model has thought aloud."""
-        return self.prefix_thinking + self._joined("thinking")
+        return self.prefix_thinking + self._join("thinking")
 
     @property
     def prompt(self) -> Prompt:
-        """The prompt of the next request, with the characters that are left for the whole reply."""
+        """The prompt of the next request, limited to the rest of the reply's characters."""
         transcript = self.progress.transcript
-        new = max(len(transcript.joined("text")), len(transcript.joined("thinking")))
+        new = max(len(transcript.join("text")), len(transcript.join("thinking")))
         whole = max(len(self.text), len(self.thinking))
         left = min(self.built.reply_limit - new, MAX_REPLY_CHARACTERS - whole)
         return replace(self.built.prompt, reply_limit=max(0, left))
 
-    def _joined(self, kind: SpokenKind) -> str:
+    def _join(self, kind: SpokenKind) -> str:
         if self.rewritten is not None:
             return self.rewritten[kind == "thinking"]
-        return self.progress.transcript.joined(kind)
+        return self.progress.transcript.join(kind)
 
     def apply_scripts(self) -> None:
-        """Let regex scripts change what was said, once. CPU-bound.
+        """Apply regex scripts to the reply, once. CPU-bound.
 
-        A reply of which they would leave nothing stays as it is, as do thoughts without text.
+        If they would remove the whole reply, it stays as it is, and so do thoughts without text.
         """
         scripts = self.built.loaded.scripts
         if scripts is None or self.rewritten is not None or self.kind == "impersonate":
             return
-        scripts = scripts.renewed()
-        text, thinking = (self.progress.transcript.joined(kind) for kind in ("text", "thinking"))
+        scripts = scripts.renew()
+        text, thinking = (self.progress.transcript.join(kind) for kind in ("text", "thinking"))
         new = scripts.run(text, "reply", "stored", depth=0)
         reasoning = scripts.run(thinking, "reasoning", "stored", depth=0) if thinking else ""
         new = new if new.strip() else text
@@ -155,29 +184,27 @@ class TurnRun:
 
     @property
     def segments(self) -> list[Segment]:
-        """Lengths of the runs of thoughts, text and events, in order.
+        """The lengths of the runs of thoughts, text and events, in order.
 
-        What scripts added comes last; what they took leaves a gap, so that no event's id changes.
+        Text that scripts have added comes last. Removed text leaves a gap, so that event ids do not
+        change.
         """
         runs = self.progress.transcript.segments()
         kinds: tuple[SpokenKind, ...] = ("thinking", "text")
         for kind in kinds:
-            more = len(self._joined(kind)) - sum(length for each, length in runs if each == kind)
+            more = len(self._join(kind)) - sum(length for each, length in runs if each == kind)
             if more > 0:
                 runs.append((kind, more))
         return runs
 
     @property
     def has_spoken(self) -> bool:
-        """True if the turn has added text to its reply. White space alone is none."""
-        return bool(self.progress.transcript.joined("text").strip())
+        """True if the turn has added text to its reply. White space does not count."""
+        return bool(self.progress.transcript.join("text").strip())
 
     @property
     def has_only_thoughts(self) -> bool:
-        """True if the model has finished a reply that is thoughts without text, which is kept.
-
-        So is such a reply that was to go on, however that ended.
-        """
+        """True if a finished or continued reply has thoughts but no text. It is kept."""
         is_kept = self.outcome == "completed" or bool(self.prefix_thinking)
         return (
             self.reply_id is not None
@@ -188,7 +215,6 @@ class TurnRun:
 
     @property
     def adds_to_reply(self) -> bool:
-        """True if the reply is not as it was before the turn."""
         return self.has_spoken or (self.has_only_thoughts and self.outcome == "completed")
 
     @property
@@ -198,44 +224,40 @@ class TurnRun:
 
     @property
     def is_beat(self) -> bool:
-        """Whether it completes a reply, which counts once, however often it goes on."""
+        """True if the turn completes a reply. A reply counts once, even if it is continued."""
         return self.outcome == "completed" and self.status_before != "complete"
 
-    def capture_unstored(self) -> Callable[[], int]:
-        """Return a function that counts how many tokens the reply is longer than its row says.
-
-        The function is CPU-bound. It counts the reply as it was when it was captured.
-        """
+    def capture_token_count(self) -> Callable[[], int]:
+        """Capture the reply. The returned function counts its unstored tokens and is CPU-bound."""
         tokenizer = self.built.window.stored_unit.tokenizer
         transcript, before = self.progress.transcript, 0
-        text = transcript.joined("text", since=max(0, self.stored_length))
+        text = transcript.join("text", since=max(0, self.stored_length))
         if transcript.drops > self.stored_drops:
-            text, before = transcript.joined("text"), self.stored_tokens
+            text, before = transcript.join("text"), self.stored_tokens
         return lambda: get_tokenizer(tokenizer).count(text) - before
 
     def spent_tokens(self) -> int:
-        """Tokens that it took, also if the provider reported none. CPU-bound."""
+        """Return the used tokens, estimated if the provider reported none. CPU-bound."""
         if self.usage is not None:
             return self.usage.prompt_tokens + self.usage.completion_tokens
         transcript = self.progress.transcript
         if not self.is_asked:
             return 0
-        said = transcript.joined("text") + transcript.joined("thinking")
+        said = transcript.join("text") + transcript.join("thinking")
         if self.outcome == "failed" and not said and not (self.play and self.play.used):
-            return 0  # the provider refused it
+            return 0  # the provider refused the request
         tokenizer = get_tokenizer(self.built.window.unit.tokenizer)
         requests = self.play.requests if self.play else 1
         return requests * self.built.assembled.tokens + tokenizer.count(said)
 
     def notify(self) -> None:
-        """Wake everyone who listens."""
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     async def wait_for_update(self, *, within: float) -> bool:
-        """Wait for something new to be said; False after `within` seconds of silence."""
+        """Wait for new output. False after `within` seconds of silence."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:
@@ -248,7 +270,7 @@ class TurnRun:
         return True
 
     async def events(self, last_id: int, *, beat: float) -> AsyncIterator[list[TurnEvent]]:
-        """Events after `last_id` as they come; an empty list every `beat` seconds of silence."""
+        """Yield new events after `last_id`, and an empty list after `beat` silent seconds."""
         cursor = EventCursor(last_id)
         while True:
             is_at_rest = self.progress.is_at_rest
@@ -261,81 +283,48 @@ class TurnRun:
                 yield []
 
     def end_waiting(self, state: TurnState) -> None:
-        """End it though the model has done its part: somebody stopped it before it was stored."""
+        """End a waiting turn that was stopped before it was stored."""
         self._stop_as = state
 
     def stop(self, *, state: TurnState = "stopped") -> None:
-        """End it where it is; what was said is kept. Once it has ended, nothing changes."""
+        """Stop the turn and keep its text. Does nothing if the model has finished."""
         if self._stop_as is None and not (self._speaking and self._speaking.done()):
             self._stop_as = state
             if self._speaking is not None:
                 self._speaking.cancel()
 
-    async def run_model(self, slots: ModelSlots) -> None:
-        """Let the model speak to its end, once its server is free.
-
-        Never raises: the error is in `problem`.
-        """
-        self._speaking = asyncio.create_task(self._take_turn(slots))
+    async def run_until_stopped(self, answer: Coroutine[Any, Any, None]) -> None:
+        """Run the request to the model until it ends or is stopped. Errors go to `problem`."""
+        self._speaking = asyncio.create_task(answer)
         if self._stop_as is not None:
             self._speaking.cancel()
         try:
             await self._speaking
         except asyncio.CancelledError:
             if self._stop_as is None:
-                # Not asked for here: the process is going down.
+                # No one has stopped the turn, so the process is stopping.
                 self._stop_as = "interrupted"
         except AppError as error:
             self.problem = error
-        except Exception as error:  # a fault of ours must end the turn, not hang it
+        except Exception as error:  # an error in the code must end the turn and not block it
             log.exception("turn.crashed", turn_id=self.turn_id, exc_info=error)
             self.problem = InternalError("The server log has the details.")
 
     def show_problem(self, error: AppError) -> dict[str, Any]:
-        """Return the members of an error that the user may see, for `turn.failed`."""
+        """Return the data of `turn.failed`, with the members of the error that the user may see."""
         problem = error.to_problem(for_administrator=self.is_administrator)
         return {"turn_id": str(self.turn_id), **problem}
 
     @property
     def outcome(self) -> TurnState:
-        """How it ended, once the model no longer speaks."""
         if self.problem is not None:
             return "failed"
         if self._stop_as is None and self.play is not None and self.play.is_waiting:
             return "waiting"
         return self._stop_as or "completed"
 
-    async def _take_turn(self, slots: ModelSlots) -> None:
-        limit = self.built.window.models.find_limit(self.built.window.spec.id)
-        work = SlotWork(use="turn", rank=Rank.TURN, user_id=self.user_id, chat_id=self.chat_id)
-        async with slots.hold([limit], work, on_wait=self._report_wait):
-            self.is_asked = True
-            await self._listen_to_model()
-
-    def _report_wait(self, occupation: Occupation | None) -> None:
-        self.progress.waits_for = occupation
-        self.notify()
-
-    async def _listen_to_model(self) -> None:
-        if self.play is not None:
-            await self.play.run(self)
-        else:
-            stream = self.hear(lambda: self.model.stream(self.prompt, self.built.sampling))
-            async with contextlib.aclosing(stream):
-                async for piece in stream:
-                    self.take(piece)
-        if self.outcome != "waiting" and not self.adds_to_reply:
-            raise ModelEmptyReplyError(self._explain_emptiness())
-
-    def _explain_emptiness(self) -> str:
-        if not self.prompt.reply_limit:
-            return f"No reply may be longer than {MAX_REPLY_CHARACTERS:,} characters."
-        if self.progress.transcript.joined("thinking").strip():
-            return "It wrote thoughts and nothing else. Try again, or switch its thinking off."
-        return "Try again, or choose another model."
-
-    def _listen(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
-        """Begin a request. Yield its pieces without labels and lines of other speakers."""
+    def _filter_pieces(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
+        """Begin a request. Yields its pieces without labels and other speakers."""
         self.request_begin = self.progress.transcript.length
         self._begun.clear()
         has_text = bool(self.text.strip())
@@ -343,8 +332,8 @@ class TurnRun:
             pieces, lambda: make_speaker_filter(self.built.loaded, has_text=has_text)
         )
 
-    def take_back(self, kind: SpokenKind, *, since: int) -> None:
-        """Drop text or thoughts after the first `since` places, and add the event of that."""
+    def drop(self, kind: SpokenKind, *, since: int) -> None:
+        """Drop text or thoughts after the first `since` places, and add a reset event."""
         transcript = self.progress.transcript
         transcript.drop(kind, since=since)
         self._begun.discard(kind)
@@ -352,28 +341,28 @@ class TurnRun:
         transcript.append_event(f"{kind}.reset", {"length": len(left)})
         self.notify()
 
-    async def hear(
+    async def stream(
         self,
         ask: Callable[[], AsyncGenerator[Piece, None]],
         *,
         count_extra: Callable[[BuiltPrompt], int] = lambda _: 0,
     ) -> AsyncGenerator[Piece, None]:
-        """Yield the pieces of one request. A prompt that is refused as too long is built again.
+        """Yield the pieces of one request. Rebuilds the prompt if the model refuses it as too long.
 
         Args:
-            ask: Sends the request, with the prompt of `built` as it is then.
+            ask: Sends the request with the current prompt of `built`.
             count_extra: Counts the model's tokens that the request takes in addition to the prompt.
-                It may be CPU-bound.
+                May be CPU-bound.
 
         Raises:
-            ModelContextOverflowError: Prompts were refused `MAX_REBUILDS` times, or the model had
+            ModelContextOverflowError: The model has refused `MAX_REBUILDS` more prompts, or it had
                 begun to answer.
             AppError: As `PromptBuilder.rebuild` does.
         """
         for rebuilds_left in reversed(range(MAX_REBUILDS + 1)):
             has_begun = False
             try:
-                async with contextlib.aclosing(self._listen(ask())) as pieces:
+                async with contextlib.aclosing(self._filter_pieces(ask())) as pieces:
                     async for piece in pieces:
                         has_begun = has_begun or not isinstance(piece, SentRequest)
                         if isinstance(piece, TokenUsage):
@@ -387,14 +376,14 @@ class TurnRun:
                 self.refused.append(refused)
                 if not rebuilds_left:
                     raise refused.complete(error) from error
-                await self.build_again(make_constraint(refused, self.built))
+                await self.rebuild_prompt(make_constraint(refused, self.built))
             else:
                 return
 
-    async def build_again(self, constraint: Constraint) -> None:
-        """Replace the prompt by one for the same line that fits, and send its totals to clients.
+    async def rebuild_prompt(self, constraint: Constraint) -> None:
+        """Replace the prompt by a smaller one for the same line, and send its totals.
 
-        Raises what `PromptBuilder.rebuild` raises.
+        Raises the errors of `PromptBuilder.rebuild`.
         """
         built = await self.rebuild(self.built, constraint)
         self.built = self.play.guide(built) if self.play is not None else built
@@ -404,9 +393,9 @@ class TurnRun:
         self.notify()
 
     def _check_usage(self, usage: TokenUsage) -> None:
-        """Learn from the usage of one request that the server cut its prompt.
+        """Learn from the usage of one request whether the server has cut the prompt.
 
-        Tools and rounds of calls are not counted: with them the prompt was even longer.
+        Tools and rounds of calls are not counted. They only make the prompt longer.
         """
         window = self.built.window
         cut = find_cut(usage, counted=self.built.assembled.tokens, ratio=window.ratio)
@@ -415,13 +404,12 @@ class TurnRun:
             learned = window_after_cut(cut, current=window.spec.usable_window)
             window.models.learn_window(window.spec.id, learned)
 
-    def take(self, piece: Piece) -> None:
-        """Hear a piece of what the model says."""
+    def add(self, piece: Piece) -> None:
         match piece:
             case TextReset():
-                self.take_back("text", since=self.request_begin)
+                self.drop("text", since=self.request_begin)
             case ThinkingReset():
-                self.take_back("thinking", since=self.request_begin)
+                self.drop("thinking", since=self.request_begin)
             case TextPiece(text):
                 self._append("text", text)
             case ThinkingPiece(text):
@@ -437,7 +425,7 @@ class TurnRun:
                 pass
 
     def _append(self, kind: SpokenKind, text: str) -> None:
-        """Add a piece. The first one of a request is separated from the reply so far."""
+        """Add a piece, and separate the first one of a request from the reply so far."""
         if text and kind not in self._begun:
             self._begun.add(kind)
             if kind == "text":

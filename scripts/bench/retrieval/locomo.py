@@ -27,7 +27,6 @@ from typing import Any
 from uuid import UUID, uuid5
 
 import numpy as np
-from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from numpy.typing import NDArray
 
 from backend.core.logs import configure_logging
@@ -57,6 +56,7 @@ from backend.memory.search.selection import (
     merge_nearest,
     split_hits,
 )
+from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from scripts.bench.data import LOCOMO
 from scripts.bench.retrieval.search import (
     IDS,

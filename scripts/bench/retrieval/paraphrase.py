@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
-from backend.turns.prompt.retrieve import MAX_SHORT_ITEMS
-
 from backend.context.budget import fill
 from backend.core.logs import configure_logging
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
@@ -34,6 +32,7 @@ from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.memory.search.selection import merge_nearest
 from backend.memory.search.terms import query_terms
+from backend.turns.prompt.retrieve import MAX_SHORT_ITEMS
 from backend.vault.sealing import Sealer
 from scripts.bench.data import CRD3
 from scripts.bench.retrieval.search import (

@@ -21,7 +21,6 @@ from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 from uuid import UUID, uuid5
 
-from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from tokenizers import Tokenizer
 
 from backend.chats.drafts import place_in_scene
@@ -64,6 +63,7 @@ from backend.memory.search.features import SignalHits
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
 from backend.memory.search.terms import blind_terms, query_terms
+from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from backend.vault.sealing import Sealer
 from scripts.bench.data import MINILM
 from scripts.bench.vectors import StoredVectors

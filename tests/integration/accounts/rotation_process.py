@@ -15,7 +15,6 @@ from pathlib import Path
 from uuid import UUID
 
 from backend.accounts.keys import rotation, sealed_tables
-from backend.accounts.keys import rotation as user_keys
 from backend.database.engine import Database
 from backend.vault.root import load_root_keys
 from tests.integration.accounts.rotation_account import MODELS, PASSWORD, accounts
@@ -29,7 +28,7 @@ def tell(*words: object) -> None:
 def run(kind: str, url: str, *rest: str) -> None:
     # Small batches give more points at which to be killed.
     rotation.BATCH_ROWS, sealed_tables.BATCH_ROWS = 1, 5
-    user_keys.MAX_DATA_KEYS = 1_000
+    rotation.MAX_DATA_KEYS = 1_000
     asyncio.run(main(kind, url, *rest))
 
 

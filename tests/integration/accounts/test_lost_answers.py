@@ -48,7 +48,7 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     async def keep(*_: object) -> None:
         """Die."""
 
-    monkeypatch.setattr(IdempotencyMiddleware, "_keep", keep)
+    monkeypatch.setattr(IdempotencyMiddleware, "_store", keep)
     return monkeypatch
 
 
@@ -165,7 +165,7 @@ async def test_an_answer_that_cannot_be_kept_is_given_all_the_same(
     async def keep(*_: object) -> None:
         raise DatabaseUnavailableError("The connection is gone.")
 
-    monkeypatch.setattr(IdempotencyMiddleware, "_keep", keep)
+    monkeypatch.setattr(IdempotencyMiddleware, "_store", keep)
     path = "/api/v1/characters"
     made = ok(await ada.client.post(path, json={"name": "Mara"}, headers=KEY), 201)
     assert ok(await ada.client.get(path))["items"][0]["id"] == made["id"]

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.accounts.keys import rotation as user_keys
+from backend.accounts.keys import rotation
 from backend.accounts.keys.slots import refuse_older_root
 from backend.accounts.models import KeySlot
 from backend.vault.root import RootKeys
@@ -58,7 +58,7 @@ async def at_once(*requests: Coroutine[Any, Any, httpx.Response]) -> list[httpx.
 
     with pytest.MonkeyPatch.context() as patch:
         # The first step of `lock_account`: the transaction has no connection yet.
-        patch.setattr(user_keys, "refuse_older_root", held)
+        patch.setattr(rotation, "refuse_older_root", held)
         async with asyncio.timeout(PATIENCE):
             return await asyncio.gather(*requests)
 

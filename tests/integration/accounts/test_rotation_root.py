@@ -125,7 +125,7 @@ async def test_names_are_found_and_read_as_before(database: Database, path: Path
     await rotate_root_key(database, path=path, value=None, report=Progress())
 
     after = await load_instance_keys(database, load_root_keys(path))
-    assert after.find_name("Edith") == before.find_name("Edith")
+    assert after.hash_name("Edith") == before.hash_name("Edith")
     assert after.csrf_secret == before.csrf_secret
 
 

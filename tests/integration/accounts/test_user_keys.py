@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts import repository
 from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.sessions import SessionService
-from backend.accounts.keys import rotation as user_keys
+from backend.accounts.keys import rotation
 from backend.accounts.keys.keyring import open_sealer
 from backend.accounts.keys.open_keys import OpenKeys
 from backend.accounts.keys.rotation import GRACE_PERIOD
@@ -316,7 +316,7 @@ async def test_of_two_changes_at_once_one_is_told_to_come_again(either: Running)
 async def test_the_keys_are_not_changed_so_often_that_each_request_opens_very_many(
     either: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(user_keys, "MAX_DATA_KEYS", 3)
+    monkeypatch.setattr(rotation, "MAX_DATA_KEYS", 3)
     async with either.account("Ada") as ada:
         await rotate(ada)
         await rotate(ada)
@@ -448,10 +448,10 @@ async def test_a_key_in_the_memory_of_another_process_is_forgotten(either: Runni
         user_id = UUID(ada.user["id"])
         for forget in (rotate, end_other(other)):
             assert await sessions.authenticate(token_of(other), "session")
-            await sessions.forget_ended()
+            await sessions.drop_ended_keys()
             assert elsewhere.get(user_id) is not None
             await forget(ada)
-            await sessions.forget_ended()
+            await sessions.drop_ended_keys()
             assert elsewhere.get(user_id) is None
         assert keeper.heard == [user_id, user_id]
 

@@ -17,7 +17,7 @@ from backend.campaigns.api.schemas import NewCampaign
 from backend.campaigns.api.service import CampaignService
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.change_log import ChangeLogService
-from backend.campaigns.ledger.changes import EXISTS, Operations, State, build_creation
+from backend.campaigns.ledger.changes import EXISTS, Change, Operations, State, build_creation
 from backend.campaigns.ledger.item_service import ItemService
 from backend.campaigns.ledger.items import Entity, Fact, Item, Kind
 from backend.campaigns.ledger.records import ItemKey, get_campaign, load_states
@@ -87,7 +87,7 @@ class Story:
         async with self.database.write() as session:
             campaign = await get_campaign(session, self.identity, self.campaign_id, lock=True)
             message = await session.get_one(Message, line) if line else None
-            change = ledger_store.Change(kind, item_id, operations)
+            change = Change(kind, item_id, operations)
             (change_id,) = await ledger_store.append_changes(
                 session, self.identity.sealer, campaign, [change], actor=actor, message=message
             )
@@ -199,7 +199,7 @@ async def step(story: Story, marlena: UUID, name: str, keys: list[str], number: 
             if row.created_at >= story.since:
                 sealer = story.identity.sealer
                 undone = ledger_store.read_operations(sealer, row.id, row.sealed_operations)
-                story.theirs |= set(undone.touched())
+                story.theirs |= set(undone.list_keys())
     else:
         await draft(story, marlena, keys, number)
 
@@ -228,8 +228,8 @@ async def draft(story: Story, marlena: UUID, keys: list[str], number: int) -> No
         {"kind": "entity", "item_id": marlena, "operations": change}, line=line
     )
     after = await story.state(marlena)
-    written = {key for each in found.drafts for key in each.operations.touched()}
-    proposed = {key for each in found.proposals for key in each.draft.operations.touched()}
+    written = {key for each in found.drafts for key in each.operations.list_keys()}
+    proposed = {key for each in found.proposals for key in each.draft.operations.list_keys()}
     for key in FIELDS:
         was, is_now = value_of(before, key), value_of(after, key)
         if isinstance(was, list):
@@ -287,7 +287,7 @@ async def test_of_several_fields_those_that_are_free_are_written(story: Story) -
     state = await story.state(marlena)
     assert (state["status"], state["wants"], state["disposition"]) == ("in hiding", "", "cold")
     assert kept == 2
-    assert {each.reason: dict(each.conflicts) for each in found.proposals} == {
+    assert {each.reason: dict(each.content.conflicts) for each in found.proposals} == {
         "locked": {"wants": "locked"},
         "changed": {"status": "user"},
     }
@@ -314,7 +314,7 @@ async def test_what_was_taken_back_long_ago_is_not_written_again(story: Story) -
     line = await story.line()
     draft = {"kind": "entity", "item_id": marlena}
     found, _ = await story.compact({**draft, "operations": dead}, line=line)
-    assert [each.conflicts for each in found.proposals] == [{"status": "undone"}]
+    assert [each.content.conflicts for each in found.proposals] == [{"status": "undone"}]
     found, _ = await story.compact({**draft, "operations": gone}, line=line)
     assert (found.proposals, (await story.state(marlena))["status"]) == ([], "gone")
 
@@ -406,8 +406,8 @@ async def test_a_newer_line_supersedes_a_fact_and_an_older_one_does_not(
     assert (await story.state(open_))["superseded_by"] == str(shut["item_id"])
     found, kept = await story.compact(told("The window is shut.", replaces=ajar), line=older)
     assert (found.drafts, kept) == ([], 1)
-    assert found.proposals[0].conflicts == {"text": actor}
-    assert found.proposals[0].against == "The window is ajar."
+    assert found.proposals[0].content.conflicts == {"text": actor}
+    assert found.proposals[0].content.against == "The window is ajar."
     assert (await story.state(ajar))["superseded_by"] is None
 
 
@@ -438,7 +438,7 @@ async def test_a_fact_of_the_users_is_never_superseded(story: Story, how: str) -
     assert (found.drafts, kept) == ([], 1)
     [proposed] = found.proposals
     assert proposed.reason == "contradicts"
-    assert proposed.conflicts == {"text": "locked" if how == "locked" else "user"}
+    assert proposed.content.conflicts == {"text": "locked" if how == "locked" else "user"}
 
 
 async def test_a_secret_takes_nothing_from_what_others_know(story: Story) -> None:

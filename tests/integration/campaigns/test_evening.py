@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
-from backend.campaigns.rules.blades import tier_of
+from backend.campaigns.rules.blades import find_pool_tier
 from backend.jobs.models import Job
 from backend.memory.indexing.outbox import FORGET
 from backend.turns.models import Turn
@@ -118,7 +118,7 @@ class Evening:
     async def chosen(self, number: int, option: dict[str, Any]) -> None:
         """Note what a choice has to have changed, and look at the dice."""
         self.choices += 1
-        if tier_of(option["die"]) in {"partial", "bad"}:
+        if find_pool_tier(option["die"]) in {"partial", "bad"}:
             self.cuts.append(f"cut {number}")
         after = await self.dice()
         if self.left is not None:

@@ -161,7 +161,7 @@ class Play:
         async with self.server.parts.database.read() as session:
             campaign = await get_campaign(session, identity, campaign_id)
             reader = SituationReader(session, identity.sealer, campaign, viewpoint)
-            return {term.term for term in await reader.terms(10)}
+            return {term.term for term in await reader.load_terms(10)}
 
     async def section(self) -> dict[str, Any] | None:
         """The glossary of the prompt that the next turn would have."""

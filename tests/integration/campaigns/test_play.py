@@ -44,7 +44,7 @@ class Evening:
             leaf = await session.get_one(Message, chat.leaf_id)
             identity = await identity_of(self.server, self.ada)
             campaign = await get_campaign(session, identity, self.campaign_id)
-            layers = await situations.layers(
+            layers = await situations.load_layers(
                 session, identity, campaign, chat, leaf, line="I", recent=[]
             )
         return build_table(layers)
@@ -163,7 +163,7 @@ async def test_downtime_is_written_as_the_users_own(evening: Evening) -> None:
     identity = await identity_of(evening.server, evening.ada)
     async with evening.server.parts.database.write() as session:
         campaign = await get_campaign(session, identity, evening.campaign_id, lock=True)
-        names = await SnapshotCache().names(session, identity.sealer, campaign)
+        names = await SnapshotCache().load(session, identity.sealer, campaign)
         played = await load_table(session, identity.sealer, campaign, names)
         enter_downtime(played, "recovery")
         items = await commit_table(session, identity.sealer, campaign, played)

@@ -59,13 +59,13 @@ async def test_a_compression_reads_of_the_campaign_what_no_turn_has_read(
 ) -> None:
     await seagate(play.table)
     await play.turn()
-    since, read = list[int](), CampaignSnapshot.updated
+    since, read = list[int](), CampaignSnapshot.update
 
     async def noting(names: CampaignSnapshot, *arguments: Any) -> CampaignSnapshot:
         since.append(names.version)
         return await read(names, *arguments)
 
-    monkeypatch.setattr(CampaignSnapshot, "updated", noting)
+    monkeypatch.setattr(CampaignSnapshot, "update", noting)
     await play.turn()
     await play.turn()
     assert len(model.asked) == 1

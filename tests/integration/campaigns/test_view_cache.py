@@ -117,7 +117,7 @@ async def test_an_earlier_state_does_not_replace_a_later_one(server: Running, ta
         campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))
         await table.change(f"/entities/{town['jake']}", status="asleep")
         assert await _read(server, table, cache) == [before.version]
-        late = await cache.names(session, identity.sealer, campaign)
+        late = await cache.load(session, identity.sealer, campaign)
     assert late.version == before.version
     assert await _read(server, table, cache) == []
 
@@ -163,7 +163,7 @@ async def _read(
     async with server.parts.database.read() as session:
         campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))
         noting = _Noting(session, before)
-        await cache.names(cast("AsyncSession", noting), identity.sealer, campaign)
+        await cache.load(cast("AsyncSession", noting), identity.sealer, campaign)
     return noting.versions
 
 
@@ -172,16 +172,18 @@ async def _compare(server: Running, table: Table, cache: SnapshotCache) -> Campa
     identity = await identity_of(server, table.account)
     async with server.parts.database.read() as session:
         campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))
-        kept = await cache.names(session, identity.sealer, campaign)
-        read = await CampaignSnapshot(identity.user_id).updated(session, identity.sealer, campaign)
+        kept = await cache.load(session, identity.sealer, campaign)
+        read = await CampaignSnapshot(identity.user_id).update(session, identity.sealer, campaign)
         assert kept.past >= read.past
         read.in_view = read.around = None
         for viewpoint in (GM, PUBLIC):
             reader = SituationReader(session, identity.sealer, campaign, viewpoint)
             one, other = [
-                await reader.with_facts(
+                await reader.add_facts(
                     names,
-                    await reader.situation(names, line="Where is Holt?", recent=["Marlena nods."]),
+                    await reader.load_situation(
+                        names, line="Where is Holt?", recent=["Marlena nods."]
+                    ),
                     form="full",
                 )
                 for names in (kept, read)

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any, Literal
 from uuid import UUID
 
-from backend.campaigns.chat_events import CampaignSessions
 from sqlalchemy import select
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.models import User
+from backend.campaigns.chat_events import CampaignSessions
 from backend.campaigns.state.viewpoints import find_player_name
 from backend.chats import repository, tree
 from backend.chats.drafts import MessageDraft, draft_message

@@ -128,7 +128,7 @@ async def test_the_key_that_a_job_carries_opens_for_that_job_and_user_alone(
     ):
         with pytest.raises(RootKeyError):
             opened(root, other_job, user_id)
-    with pytest.raises(ValueError, match="own user"):
+    with pytest.raises(ValueError, match="another user"):
         await put(queue, "read", user_id=ben.id, key=queue.grant(ada.sealer, "per_job"))
 
 
@@ -146,7 +146,7 @@ async def test_a_key_whose_time_is_over_is_none_and_the_job_goes_on_when_its_use
     assert (await one(database, job_id)).attempts == 0
     assert reader.read == []
 
-    keys.seen(await identity_of(database, ada, mode="per_job"))
+    keys.keep(await identity_of(database, ada, mode="per_job"))
     await until(lambda: is_empty(database))
     assert reader.read == ["a letter"]
 
@@ -228,7 +228,7 @@ async def test_a_sealed_users_job_waits_until_a_process_has_the_key_in_memory(
     await asyncio.sleep(0.3)
     assert await waits_for_key(database, job_id)
     assert await wrapped_keys(database) == 0
-    keys.seen(await identity_of(database, ada, mode="sealed"))
+    keys.keep(await identity_of(database, ada, mode="sealed"))
     await until(lambda: is_empty(database))
     assert reader.read == ["a letter"]
 
@@ -237,7 +237,7 @@ async def test_a_key_in_memory_goes_before_one_that_was_lent_before_the_users_ke
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database, reader, keys = queue.database, Reader(ada), OpenKeys()
-    keys.seen(await identity_of(database, ada, mode="per_job"))
+    keys.keep(await identity_of(database, ada, mode="per_job"))
     job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
     async with database.write() as session:
         job = await session.get_one(Job, job_id)
@@ -252,7 +252,7 @@ async def test_a_key_in_memory_counts_only_while_its_session_is_open(
 ) -> None:
     database, reader, keys = queue.database, Reader(ada), OpenKeys()
     identity = await identity_of(database, ada, mode="sealed")
-    keys.seen(identity)
+    keys.keep(identity)
     async with database.write() as session:
         await session.execute(delete(KeySlot).where(KeySlot.id == identity.slot_id))
     job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "sealed"))
@@ -270,7 +270,7 @@ async def test_a_worker_that_takes_only_what_waits_leaves_the_rest_to_others(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database, reader, keys = queue.database, Reader(ada), OpenKeys()
-    keys.seen(await identity_of(database, ada, mode="per_job"))
+    keys.keep(await identity_of(database, ada, mode="per_job"))
     job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "per_job"))
     workshop.worker(reader.kinds, open_keys=keys, takes_queued=False)
     await asyncio.sleep(0.3)

@@ -118,7 +118,7 @@ async def test_moving_to_another_vocabulary_scales_at_once_and_counts_anew_after
 
     context = await preview(ada, chat)
     assert context["tokenizer"] == "gemma3"
-    assert any("anew" in note for note in context["notes"])
+    assert any("recalculated" in note for note in context["notes"])
     assert await unit_of(server, chat) == "o200k_base"
     gemma = get_tokenizer("gemma3")
     sent = [gemma.count(message["text"]) + MESSAGE_OVERHEAD for message in context["prompt"]]

@@ -11,11 +11,11 @@ from uuid import UUID, uuid4
 
 import msgspec
 import pytest
-from backend.turns.run.resume import read_suspended
 from sqlalchemy import select
 
 from backend.generation.registry import ModelRegistry
 from backend.turns.models import TURN_PLAY, Turn
+from backend.turns.run.resume import read_suspended
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called, error
 from tests.integration.turns.following import TURN, check_tree, follow, is_over, same_browser
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game

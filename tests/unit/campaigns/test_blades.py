@@ -9,15 +9,25 @@ from itertools import product
 from typing import Any
 
 import pytest
-from backend.campaigns.rules.dice import new_seed, parse_notation, roll
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.campaigns.ledger.changes import EXISTS, fold
 from backend.campaigns.ledger.items import Entity, World
 from backend.campaigns.play.echoes import tick
+from backend.campaigns.play.guidance import render_guidance
 from backend.campaigns.play.table import DowntimeError, Table, enter_downtime, leave_downtime
-from backend.campaigns.rules.blades import RULES, TRAUMAS, add_heat, add_stress, srd_tier, tier_of
+from backend.campaigns.rules.blades import (
+    RULES,
+    TRAUMAS,
+    add_heat,
+    add_stress,
+    find_pool_tier,
+    find_roll_tier,
+    get_pool,
+    get_state,
+)
+from backend.campaigns.rules.dice import new_seed, parse_notation, roll
 from backend.errors import ValidationError
 from backend.prompts import load_prompts
 from tests.support.play import (
@@ -69,7 +79,7 @@ async def test_a_partial_success_costs_what_was_committed_to(table: Table) -> No
         "mood.changed",
         {"mood": "action", "variant": "risky", "position": "risky", "effect": "standard"},
     )
-    assert "Position: risky. Effect: standard." in table.guidance(load_prompts())
+    assert "Position: risky. Effect: standard." in render_guidance(table, load_prompts())
     assert (await commit_to(table)).kind == "wait"
     waiting = table.waiting
     assert waiting is not None
@@ -82,7 +92,7 @@ async def test_a_partial_success_costs_what_was_committed_to(table: Table) -> No
     again = Table.load(table.save())
     result = choose_die(again, 2)
     assert result["tier"] == "partial"
-    assert (again.play.tier, again.play.die) == ("partial", 2)
+    assert (get_state(again).play.tier, get_state(again).play.die) == ("partial", 2)
     assert result["aftermath"] == "costly"
     assert attributes(again, JAKE)["stress"] == 5
     assert attributes(again, CAMPAIGN)["dice"] == [6, 4, 1]
@@ -93,10 +103,14 @@ async def test_a_partial_success_costs_what_was_committed_to(table: Table) -> No
     assert "it opens, loudly" in other.result["error"]
     assert (await use(again, "resolve", tier="partial")).kind == "break"
     assert (again.play.mood, again.play.variant) == ("aftermath", "costly")
-    assert "it opens, loudly" in again.guidance(load_prompts())
+    assert "it opens, loudly" in render_guidance(again, load_prompts())
     assert (await use(again, "accept", variant="discovery")).kind == "break"
-    assert (again.play.mood, again.play.variant, again.play.tier) == ("scene", "discovery", "")
-    assert [tool.name for tool in again.offered()] == ["finish_turn"]
+    assert (again.play.mood, again.play.variant, get_state(again).play.tier) == (
+        "scene",
+        "discovery",
+        "",
+    )
+    assert [tool.name for tool in again.list_tools()] == ["finish_turn"]
     expected = {item_id: held.state for item_id, held in again.state.items.items()}
     found = folded(again)
     found[CAMPAIGN]["attributes"].pop("play")
@@ -141,7 +155,7 @@ async def test_an_empty_pool_is_rolled_anew_from_a_seed_that_is_kept() -> None:
     rolled = table.ledger[-1].operations.set["attributes.roll"]
     dice = roll(rolled["seed"], 0, 4)
     assert rolled["dice"] == dice
-    assert table.pool == sorted(dice, reverse=True)
+    assert get_pool(table) == sorted(dice, reverse=True)
 
 
 async def test_a_turn_that_ends_amid_an_action_goes_on_with_it(table: Table) -> None:
@@ -152,7 +166,7 @@ async def test_a_turn_that_ends_amid_an_action_goes_on_with_it(table: Table) -> 
     world = folded(table)[CAMPAIGN]
     fields = {key: value for key, value in world.items() if key != EXISTS}
     following = table_of({**town(), CAMPAIGN: World(**fields)}, "blades")
-    assert following.play.tier == "bad"
+    assert get_state(following).play.tier == "bad"
     assert "A die is spent" in (await commit_to(following)).result["error"]
     assert (await use(following, "resolve", tier="bad")).kind == "break"
     assert following.play.variant == "setback"
@@ -180,7 +194,7 @@ async def test_the_roll_of_the_srd_offers_to_push() -> None:
     assert [each.label for each in waiting.options] == ["Roll 2 dice", "Roll 3 dice, for 2 stress"]
     result = table.choose("1.1")
     assert len(result["dice"]) == 3
-    assert result["tier"] == srd_tier(result["dice"])[1]
+    assert result["tier"] == find_roll_tier(result["dice"])[1]
     assert attributes(table, JAKE)["stress"] >= 5
 
 
@@ -235,13 +249,13 @@ def test_precarity_has_four_bands(stress: int, heat: int, wanted: int) -> None:
 
 def test_dice_of_the_srd_fall_as_often_as_they_should() -> None:
     for count in (1, 2, 3):
-        rolls = Counter(srd_tier(dice)[1] for dice in product(range(1, 7), repeat=count))
+        rolls = Counter(find_roll_tier(dice)[1] for dice in product(range(1, 7), repeat=count))
         assert Fraction(rolls["bad"], 6**count) == Fraction(1, 2) ** count
         sixes = Fraction(5**count + count * 5 ** (count - 1), 6**count)
         assert Fraction(rolls["critical"], 6**count) == 1 - sixes
-    none = Counter(srd_tier(dice, none=True)[1] for dice in product(range(1, 7), repeat=2))
+    none = Counter(find_roll_tier(dice, none=True)[1] for dice in product(range(1, 7), repeat=2))
     assert none == {"bad": 27, "partial": 8, "success": 1}
-    assert [tier_of(die) for die in range(1, 7)] == [
+    assert [find_pool_tier(die) for die in range(1, 7)] == [
         "bad", "partial", "partial", "success", "success", "critical",
     ]  # fmt: skip
 
@@ -275,7 +289,7 @@ def test_downtime_is_entered_and_left(activity: str) -> None:
     table = blades(stress=7, harm=["a broken rib"], world={"heat": 7, "wanted": 1})
     result = enter_downtime(table, activity)
     assert table.play.mood == "downtime"
-    assert result["entanglement"] in [state["text"] for state in table.of_kind("echo").values()]
+    assert result["entanglement"] in [state["text"] for state in table.list_items("echo").values()]
     if activity == "recovery":
         assert attributes(table, JAKE)["stress"] == 7 - result["die"]
         assert attributes(table, JAKE)["harm"] == []

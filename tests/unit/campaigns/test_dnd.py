@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from backend.campaigns.rules.dice import roll
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.campaigns.ledger.changes import apply_operations
 from backend.campaigns.ledger.items import Entity
+from backend.campaigns.play.guidance import render_guidance
 from backend.campaigns.play.table import Table
+from backend.campaigns.rules.dice import roll
 from backend.campaigns.rules.dnd import RULES
 from backend.errors import ValidationError
 from backend.prompts import load_prompts
@@ -88,10 +89,10 @@ async def test_a_twenty_has_twice_the_dice() -> None:
 
 async def test_a_fight_is_a_mood_and_a_flag() -> None:
     table = fight()
-    assert "attack" not in {tool.name for tool in table.offered()}
+    assert "attack" not in {tool.name for tool in table.list_tools()}
     assert (await use(table, "start_combat", because="It bites")).kind == "break"
     assert table.get(CAMPAIGN)["flags"] == {"combat": True}
-    assert "A FIGHT" in table.guidance(load_prompts())
+    assert "A FIGHT" in render_guidance(table, load_prompts())
     await use(table, "end_combat")
     assert table.get(CAMPAIGN)["flags"] == {"combat": False}
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, load_rules
-
 from backend.campaigns.ledger.changes import Operations, fold
+from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, load_rules
 from tests.support.logs import caught_logs
 
 CANARY = "the-canary-sings-in-the-cellar"

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from backend.campaigns.rules.registry import check_rules, load_rules
 
+from backend.campaigns.play.guidance import render_guidance
+from backend.campaigns.rules.registry import check_rules, load_rules
 from backend.prompts import load_prompts
 from tests.support.play import JAKE, attributes, table_of, town, use
 
@@ -32,13 +33,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 async def test_it_is_found_and_played() -> None:
     check_rules("moonlight")
     table = table_of(town(wolf=1), "moonlight")
-    assert [tool.name for tool in table.offered()] == ["howl", "finish_turn"]
-    assert "The sun is up." in table.guidance(load_prompts())
+    assert [tool.name for tool in table.list_tools()] == ["howl", "finish_turn"]
+    assert "The sun is up." in render_guidance(table, load_prompts())
     outcome = await use(table, "howl", times=2)
     assert outcome.kind == "break"
     assert outcome.events[1] == ("mood.changed", {"mood": "night", "variant": "full"})
-    assert "It is night: be brief." in table.guidance(load_prompts())
-    assert "Voice: Low and hungry." in table.guidance(load_prompts())
+    assert "It is night: be brief." in render_guidance(table, load_prompts())
+    assert "Voice: Low and hungry." in render_guidance(table, load_prompts())
     assert "no such tool" in (await use(table, "howl")).result["error"]
     change = {"item": "Jake", "field": "scent", "value": "wet dog"}
     assert (await use(table, "finish_turn", deltas={"changes": [change]})).kind == "end"

@@ -9,6 +9,7 @@ import pytest
 
 from backend.campaigns.ledger.changes import Operations
 from backend.campaigns.ledger.items import Clock, Echo, Entity, Scene, World
+from backend.campaigns.play.guidance import render_guidance
 from backend.campaigns.play.table import MAX_CALLS, NoSuchOptionError, Table
 from backend.database.base import new_id
 from backend.prompts import load_prompts
@@ -50,7 +51,7 @@ async def test_a_turn_is_thought_told_and_finished(table: Table) -> None:
     )
     assert end.kind == "end"
     assert table.is_over
-    assert table.offered() == []
+    assert table.list_tools() == []
     assert list(table.suggestions) == ["Apologise", "Leave"]
     assert table.get(JAKE)["attributes"] == {
         "hp": 10,
@@ -76,13 +77,13 @@ async def test_a_model_is_told_who_knows_what_it_names() -> None:
     assert "who_knows" not in plain.result
     missing = await use(table, "speak_as_npc", npc="Nobody")
     assert missing.result["error"].endswith("Marlena, (secret: game master only) The Heron.")
-    assert "(known to Jake only) The plot 1/6: Fire." in table.guidance(load_prompts())
+    assert "(known to Jake only) The plot 1/6: Fire." in render_guidance(table, load_prompts())
 
 
 async def test_a_question_waits_for_its_own_answer(table: Table) -> None:
     outcome = await use(table, "ask_player", prompt="Which door?", options=["left", "right"])
     assert outcome.kind == "wait"
-    assert table.offered() == []
+    assert table.list_tools() == []
     again = Table.load(table.save())
     waiting = again.waiting
     assert [option.id for option in waiting.options] == ["1.0", "1.1"] if waiting else False
@@ -102,7 +103,7 @@ async def test_a_clock_that_fills_is_told_and_echoes(table: Table) -> None:
     outcome = await use(table, "tick_clock", clock="The Watch", segments=3)
     assert outcome.result == {"clock": "The Watch", "filled": "4/4"}
     assert [each.text for each in table.happened] == ["The Watch: They search the shop."]
-    assert [state["text"] for state in table.of_kind("echo").values()] == [
+    assert [state["text"] for state in table.list_items("echo").values()] == [
         "The Watch: They search the shop."
     ]
     done = await use(table, "tick_clock", clock="The Watch")
@@ -141,12 +142,12 @@ async def test_a_hidden_clock_ticks_and_stays_hidden(table: Table) -> None:
     hidden = new_id()
     clock = Clock(name="The Traitor", segments=4, filled=2, visible=False, consequence="She runs.")
     table = table_of({**town(), hidden: clock})
-    assert "(secret: game master only) The Traitor 2/4" in table.guidance(load_prompts())
+    assert "(secret: game master only) The Traitor 2/4" in render_guidance(table, load_prompts())
     ticked = await use(table, "tick_clock", clock="The Traitor", segments=2)
     assert ticked.result["filled"] == "4/4"
     assert "Traitor" not in str(ticked.events)
     assert [each.audience for each in table.happened] == ["gm"]
-    assert [state["audience"] for state in table.of_kind("echo").values()] == ["gm"]
+    assert [state["audience"] for state in table.list_items("echo").values()] == ["gm"]
 
 
 async def test_those_who_are_named_go_to_a_scene_and_the_others_stay(table: Table) -> None:
@@ -159,9 +160,9 @@ async def test_those_who_are_named_go_to_a_scene_and_the_others_stay(table: Tabl
     table = table_of(items)
     await use(table, "set_scene", location="The Docks", who=["Mara"])
     assert [table.get(each)["location_id"] for each in (JAKE, mara)] == [str(SHOP), str(docks)]
-    assert [state["status"] for state in table.of_kind("scene").values()] == ["open", "open"]
+    assert [state["status"] for state in table.list_items("scene").values()] == ["open", "open"]
     await use(table, "set_scene", location="The Docks")
-    assert [state["status"] for state in table.of_kind("scene").values()] == ["closed", "open"]
+    assert [state["status"] for state in table.list_items("scene").values()] == ["closed", "open"]
     assert table.get(JAKE)["location_id"] == str(docks)
 
 
@@ -170,7 +171,7 @@ async def test_a_scene_begins_elsewhere_and_players_come_along(table: Table) -> 
     assert "new place needs a `description`" in missing.result["error"]
     assert table.ledger == []
     await use(table, "set_scene", location="The Docks", description="Wet planks.", stakes="The key")
-    scene = next(iter(table.of_kind("scene").values()))
+    scene = next(iter(table.list_items("scene").values()))
     assert scene["location_id"] == table.get(JAKE)["location_id"]
     back = await use(table, "set_scene", location="the salty sigil")
     here = "### Current location\n**The Salty Sigil**\n\n### NPCs present\n**Marlena** [active]"
@@ -178,7 +179,7 @@ async def test_a_scene_begins_elsewhere_and_players_come_along(table: Table) -> 
     assert "Wants: her sister back" in back.result["here"]
     again = await use(table, "set_scene", location="The Salty Sigil", stakes="The token")
     assert again.result == {"location": "The Salty Sigil"}
-    assert [state["status"] for state in table.of_kind("scene").values()] == ["closed", "open"]
+    assert [state["status"] for state in table.list_items("scene").values()] == ["closed", "open"]
     assert table.get(JAKE)["location_id"] == str(SHOP)
 
 
@@ -191,7 +192,7 @@ async def test_time_goes_on(table: Table) -> None:
 async def test_after_twelve_calls_there_is_none(table: Table) -> None:
     for _ in range(MAX_CALLS):
         assert (await use(table, "think_as_dm", thoughts="Hm.")).kind == "answer"
-    assert table.offered() == []
+    assert table.list_tools() == []
     assert "error" in (await use(table, "tick_clock", clock="The Watch")).result
     assert table.ledger == []
 
@@ -220,7 +221,7 @@ async def test_two_of_one_name_are_told_apart_by_reference() -> None:
 async def test_the_guidance_tells_what_lies_on_the_table() -> None:
     scene = Scene(location_id=SHOP, stakes="The token")
     table = table_of({**town(), new_id(): scene})
-    text = table.guidance(load_prompts())
+    text = render_guidance(table, load_prompts())
     assert "HOW THIS TURN IS PLAYED" in text
     assert "At stake: The token" in text
     assert "- Marlena: her sister back" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from backend.campaigns.rules.protocol import is_unsettled
 from backend.campaigns.rules.registry import load_rules
 

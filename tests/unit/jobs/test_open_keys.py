@@ -30,9 +30,9 @@ class Seconds:
 def test_a_key_stays_for_some_minutes_after_the_last_request() -> None:
     clock = Seconds()
     keys, ada = OpenKeys(clock=clock), somebody()
-    keys.seen(ada)
+    keys.keep(ada)
     clock.at = RETENTION_SECONDS - 1
-    keys.seen(ada)
+    keys.keep(ada)
     clock.at += RETENTION_SECONDS - 1
     assert keys.users() == [ada.user_id]
     assert keys.get(ada.user_id) is not None
@@ -45,28 +45,28 @@ def test_who_comes_is_told_of_once_until_they_have_gone() -> None:
     clock, arrivals = Seconds(), list[int]()
     keys, ada = OpenKeys(clock=clock), somebody()
     keys.on_arrival(lambda: arrivals.append(1))
-    keys.seen(ada)
-    keys.seen(ada)
+    keys.keep(ada)
+    keys.keep(ada)
     assert len(arrivals) == 1
     keys.drop(ada.user_id)
     assert keys.get(ada.user_id) is None
-    keys.seen(ada)
+    keys.keep(ada)
     clock.at = RETENTION_SECONDS
-    keys.seen(ada)
+    keys.keep(ada)
     assert len(arrivals) == 3
 
 
 def test_who_may_only_look_lends_no_key() -> None:
     keys, script = OpenKeys(), somebody(scope="read")
-    keys.seen(script)
+    keys.keep(script)
     assert keys.users() == []
 
 
 def test_of_very_many_those_seen_longest_ago_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_keys, "MAX_USERS", 2)
     keys, people = OpenKeys(), [somebody() for _ in range(3)]
-    keys.seen(people[0])
-    keys.seen(people[1])
-    keys.seen(people[0])
-    keys.seen(people[2])
+    keys.keep(people[0])
+    keys.keep(people[1])
+    keys.keep(people[0])
+    keys.keep(people[2])
     assert keys.users() == [people[0].user_id, people[2].user_id]

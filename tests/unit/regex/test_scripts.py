@@ -167,7 +167,7 @@ def test_a_script_says_where_it_applies(
     place, form, depth, is_edit = where
 
     one = script("a", **more)
-    assert (one.is_for(place, form, is_edit=is_edit) and one.reaches(depth)) is applies
+    assert (one.applies_to(place, form, is_edit=is_edit) and one.reaches(depth)) is applies
 
 
 @pytest.mark.parametrize("find", ["/(/g", "/a/gg", "/[/", "x" * 3_000])

@@ -46,7 +46,7 @@ def reset(transcript: Transcript, name: str, *, since: int) -> int:
     """Drop what was said after a place, and return the length of what is left."""
     dropped: SpokenKind = "text" if name == "text.reset" else "thinking"
     transcript.drop(dropped, since=since)
-    return len(transcript.joined(dropped))
+    return len(transcript.join(dropped))
 
 
 def said(events: list[TurnEvent]) -> Pieces:
@@ -91,7 +91,7 @@ def test_each_kind_is_kept_apart_and_in_order(pieces: Pieces) -> None:
     transcript = transcript_of(pieces)
     kinds: tuple[SpokenKind, ...] = ("thinking", "text")
     for kind in kinds:
-        assert transcript.joined(kind) == "".join(text for each, text in pieces if each == kind)
+        assert transcript.join(kind) == "".join(text for each, text in pieces if each == kind)
     assert transcript.length == sum(len(text) for _, text in pieces)
 
 
@@ -99,8 +99,8 @@ def stored(live: Transcript) -> Transcript:
     """The transcript that another process reads."""
     segments: Any = msgspec.json.decode(msgspec.json.encode(live.segments()))
     events = msgspec.json.decode(msgspec.json.encode(live.events), type=list[PlayEvent])
-    return Transcript.restored(
-        segments, thinking=live.joined("thinking"), text=live.joined("text"), events=events
+    return Transcript.restore(
+        segments, thinking=live.join("thinking"), text=live.join("text"), events=events
     )
 
 
@@ -123,7 +123,7 @@ def test_a_turn_that_goes_on_elsewhere_numbers_what_comes_as_if_it_had_never_lef
         take(other, kind, text)
     for offset in range(whole.length + 2):
         assert list(other.since(offset)) == list(whole.since(offset))
-    assert other.joined("text") == whole.joined("text")
+    assert other.join("text") == whole.join("text")
 
 
 @given(STEPS, STEPS)
@@ -132,18 +132,18 @@ def test_what_is_dropped_is_not_in_the_reply_and_keeps_its_places(
 ) -> None:
     transcript = transcript_of(steps)
     heard = list(Progress({}, {}, transcript).events_after(0))
-    length, thoughts = transcript.length, transcript.joined("thinking")
+    length, thoughts = transcript.length, transcript.join("thinking")
     reset(transcript, "text.reset", since=0)
     transcript.append_event("text.reset", {"length": 0})
     assert transcript.length == length + 1
-    assert (transcript.joined("text"), transcript.joined("thinking")) == ("", thoughts)
+    assert (transcript.join("text"), transcript.join("thinking")) == ("", thoughts)
     for kind, text in more:
         take(transcript, kind, text)
     progress = Progress({}, {}, transcript)
     rest = list(progress.events_after(heard[-1].id))
     assert rest[0].name == "text.reset"
     kept = [each.data["text"] for each in progress.events_after(0) if each.name == "text.delta"]
-    assert "".join(kept) == transcript.joined("text")
+    assert "".join(kept) == transcript.join("text")
 
 
 @given(STEPS, st.data())
@@ -170,7 +170,7 @@ def test_a_client_that_keeps_what_resets_leave_has_the_reply_wherever_it_comes_b
         if data.draw(st.booleans()):
             last_id = hear()
     hear()
-    assert has == {"text": transcript.joined("text"), "thinking": transcript.joined("thinking")}
+    assert has == {"text": transcript.join("text"), "thinking": transcript.join("thinking")}
 
 
 @given(STEPS, st.data())
@@ -258,8 +258,8 @@ def test_places_stay_the_same_when_the_text_is_gone(pieces: Pieces, text_stays: 
     """A reply was deleted, or thoughts were all that there was."""
     live = closed(Progress({}, {}, transcript_of(pieces)), usage=True, saved=False, failed=True)
     transcript = live.transcript
-    text = transcript.joined("text") if text_stays else ""
-    left = Transcript.restored(transcript.segments(), thinking="", text=text)
+    text = transcript.join("text") if text_stays else ""
+    left = Transcript.restore(transcript.segments(), thinking="", text=text)
     rest = closed(Progress({}, {}, left), usage=True, saved=False, failed=True)
     for event in live.events_after(0):
         after = list(rest.events_after(event.id))

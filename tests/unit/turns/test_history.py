@@ -23,7 +23,7 @@ from backend.context.budget import (
 from backend.context.layout import History, PromptItem
 from backend.core.reasons import Reason
 from backend.generation.model import PromptMessage
-from backend.turns.prompt.context import PromptContext
+from backend.turns.prompt.context import RetrievedPrompt
 from backend.turns.prompt.history import find_read_begin, fit_history
 
 
@@ -71,7 +71,7 @@ class Scene:
         return [always] if self.summary is None else [always, summary]
 
 
-def read(scene: Scene) -> PromptContext:
+def read(scene: Scene) -> RetrievedPrompt:
     """What a turn reads of a scene, as `PromptBuilder` does."""
     summary = None if scene.summarised is None else SimpleNamespace(path_tokens=scene.summarised)
     loaded: Any = SimpleNamespace(
@@ -90,7 +90,7 @@ def read(scene: Scene) -> PromptContext:
     lines = [line for line in scene.lines if not line.hidden and line.start >= begin]
     positions, counted = [line.position for line in lines], [line.counted for line in lines]
     messages = [PromptMessage("user", str(line.position)) for line in lines]
-    return PromptContext(
+    return RetrievedPrompt(
         loaded=loaded,
         window=window,
         lines=SealedHistory(positions=positions, tokens=[line.tokens for line in lines]),

@@ -6,14 +6,6 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
-from backend.turns.prompt.retrieve import (
-    find_semantic_hits,
-    group_memory_texts,
-    make_memory_items,
-    sort_by_rank,
-    split_by_history,
-)
-
 from backend.chats.schemas import AuthorsNote
 from backend.chronicles.events import EventFields
 from backend.chronicles.repository import StoryEvent
@@ -26,6 +18,13 @@ from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.features import Scores
 from backend.memory.search.request import Memory
 from backend.turns.prompt.lore import LoreExpander, Outlets, PlacedLore, place_lore
+from backend.turns.prompt.retrieve import (
+    find_semantic_hits,
+    group_memory_texts,
+    make_memory_items,
+    sort_by_rank,
+    split_by_history,
+)
 
 NOTE = AuthorsNote(text="It rains.", depth=3, role="user")
 CHAT = uuid4()

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
-from backend.turns.prompt.retrieve import group_memory_texts, make_memory_items
 
 from backend.context.layout import PromptItem
 from backend.core.reasons import Reason
@@ -14,6 +13,7 @@ from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.features import Scores
 from backend.memory.search.request import Memory
 from backend.prompts import load_prompts
+from backend.turns.prompt.retrieve import group_memory_texts, make_memory_items
 
 
 def item(kind: str, text: str) -> PromptItem:

@@ -192,8 +192,8 @@ def test_what_is_computed_from_keys_stays_as_it_is() -> None:
         "a password, stretched at little cost": stretched(),
         "a password, stretched at full cost": full_cost.stretch(PASSWORD),
         "the protection's MAC": PROTECTION.mac(USER_KEY),
-        "a name's hash": instance.find_name(" Ædith "),
-        "a throttle's hash": instance.find_throttle("account", "edith"),
+        "a name's hash": instance.hash_name(" Ædith "),
+        "a throttle's hash": instance.hash_throttle_key("account", "edith"),
     }
 
     assert {name: value.hex() for name, value in computed.items()} == {

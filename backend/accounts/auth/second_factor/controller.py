@@ -1,4 +1,4 @@
-"""`/me/second-factors`: what a sign-in needs beside the password."""
+"""`/me/second-factors`: the account's authenticator app, passkeys and one-time codes."""
 
 from typing import Any
 from uuid import UUID
@@ -51,7 +51,7 @@ CONFIRMATION_ERRORS = (
     TamperedAccountError,
     BusyError,
 )
-"""What a route may answer with that asks for password and second factor."""
+"""Errors of routes that ask for the password and the second factor."""
 
 APP_LABEL = "authenticator app"
 
@@ -62,7 +62,7 @@ class SecondFactorController(Controller):
     path = "/me/second-factors"
     tags = ("Accounts",)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
-    # A browser's answer about a passkey takes a few kilobytes.
+    # A browser's response for a passkey takes a few kilobytes.
     request_max_body_size = 65_536
 
     @get(
@@ -75,7 +75,7 @@ class SecondFactorController(Controller):
         identity: NamedDependency[Identity],
         second_factors: NamedDependency[SecondFactorService],
     ) -> SecondFactorsView:
-        """What a sign-in needs beside the password. API keys need none of it."""
+        """The second factors that a sign-in needs after the password. API keys need none."""
         return await second_factors.show(identity)
 
     @post(
@@ -94,7 +94,7 @@ class SecondFactorController(Controller):
     ) -> TotpSetUp:
         """A secret for an authenticator app, and its QR code.
 
-        Nothing changes before a code of it was sent to `/me/second-factors/totp/confirmation`,
+        Nothing changes until a code of the app is sent to `/me/second-factors/totp/confirmation`,
         within 10 minutes.
         """
         await second_factor_gate.confirm(request, identity, data)
@@ -116,10 +116,10 @@ class SecondFactorController(Controller):
         second_factors: NamedDependency[SecondFactorService],
         activity: NamedDependency[ActivityLog],
     ) -> SecondFactorOn:
-        """Switch the app on, in place of an older one. The code works nowhere else afterwards.
+        """Switch the app on. It replaces an older one. The code cannot be used again.
 
-        If it is the account's first second factor, ten one-time codes come with it, and every other
-        session ends.
+        If it is the account's first second factor, the response contains ten one-time codes, and
+        every other session ends.
         """
         codes = await second_factors.finish_totp(identity, data.code)
         await activity.note(request, "second_factor_on", detail=APP_LABEL)
@@ -139,7 +139,7 @@ class SecondFactorController(Controller):
         second_factors: NamedDependency[SecondFactorService],
         activity: NamedDependency[ActivityLog],
     ) -> None:
-        """Switch the app off. One-time codes go with the last app or passkey."""
+        """Switch the app off. The last app or passkey takes the one-time codes with it."""
         await second_factor_gate.confirm(request, identity, data)
         await second_factors.remove_totp(identity)
         await activity.note(request, "second_factor_off", detail=APP_LABEL)
@@ -159,7 +159,7 @@ class SecondFactorController(Controller):
         second_factors: NamedDependency[SecondFactorService],
         activity: NamedDependency[ActivityLog],
     ) -> OneTimeCodes:
-        """Ten new codes; those that were left no longer work."""
+        """Make ten new codes. The old ones stop working."""
         await second_factor_gate.confirm(request, identity, data)
         codes = await second_factors.renew_codes(identity)
         await activity.note(request, "one_time_codes_made")
@@ -182,9 +182,10 @@ class SecondFactorController(Controller):
         second_factors: NamedDependency[SecondFactorService],
         accounts: NamedDependency[AccountService],
     ) -> PasskeyOptions:
-        """What the browser makes a passkey from.
+        """Options for `navigator.credentials.create`.
 
-        Send what it makes to `/me/second-factors/passkeys/confirmation`, within 10 minutes.
+        Send the credential that it returns to `/me/second-factors/passkeys/confirmation`, within 10
+        minutes.
         """
         site = second_factor_gate.site(request)
         await second_factor_gate.confirm(request, identity, data)
@@ -216,8 +217,8 @@ class SecondFactorController(Controller):
     ) -> PasskeyAdded:
         """Add the passkey that the browser made.
 
-        If it is the account's first second factor, ten one-time codes come with it, and every other
-        session ends.
+        If it is the account's first second factor, the response contains ten one-time codes, and
+        every other session ends.
         """
         passkey, codes = await second_factors.finish_passkey(
             identity, second_factor_gate.site(request), data.credential, label=data.label
@@ -237,7 +238,7 @@ class SecondFactorController(Controller):
         identity: NamedDependency[Identity],
         second_factors: NamedDependency[SecondFactorService],
     ) -> PasskeyView:
-        """Give a passkey another name."""
+        """Rename a passkey."""
         return await second_factors.rename_passkey(identity, passkey_id, label=data.label)
 
     @delete(
@@ -255,7 +256,7 @@ class SecondFactorController(Controller):
         second_factors: NamedDependency[SecondFactorService],
         activity: NamedDependency[ActivityLog],
     ) -> None:
-        """Remove a passkey. One-time codes go with the last app or passkey."""
+        """Remove a passkey. The last app or passkey takes the one-time codes with it."""
         await second_factor_gate.confirm(request, identity, data)
         label = await second_factors.remove_passkey(identity, passkey_id)
         await activity.note(request, "second_factor_off", detail=label)

@@ -1,7 +1,7 @@
-"""Second factors: their rows, authenticator apps' codes (RFC 6238), and one-time codes.
+"""Second factors: their rows, codes of authenticator apps (RFC 6238), and one-time codes.
 
-A digest over the rows shows where one is missing or was added. Nothing here commits. What changes a
-factor has the account's row locked.
+A digest of the rows shows if one is missing or was added. Nothing here commits. Callers that change
+a factor have locked the account's row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from backend.vault.slots import normalize_code
 
 ISSUER = "Talekeeper"
 TOTP_WINDOW_STEPS = 1
-"""Time steps of 30 s by which a phone's clock may be wrong, before and after."""
+"""Steps of 30 s that a phone's clock may be wrong, in each direction."""
 
 TOTP_CODE = re.compile(r"[0-9]{6}")
 WRONG_CODE_ADVICE = "It is wrong, was used before, or came too late. Try the next one."
@@ -41,27 +41,26 @@ WRONG_CODE_ADVICE = "It is wrong, was used before, or came too late. Try the nex
 ONE_TIME_CODE_COUNT = 10
 CODE_GROUP_LENGTH = 5
 CODE_LENGTH = 10
-"""Letters of base32: 50 bits. They are only tried online, at the pace of the throttle."""
+"""Letters of base32: 50 bits. They can only be guessed online, at the rate that the throttle
+allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """The second factors of an account that are on."""
-
     totp: SecondFactor | None
     passkeys: list[SecondFactor]
     codes: list[SecondFactor]
 
     @property
     def is_on(self) -> bool:
-        """Whether a sign-in needs one."""
+        """True if a sign-in needs a second factor."""
         return self.totp is not None or bool(self.passkeys)
 
 
 async def read_factors(session: AsyncSession, user: User) -> Factors:
-    """The factors that are on. Raises `TamperedAccountError` if they are not those of the digest.
+    """Return the active factors. Raises `TamperedAccountError` if they do not match the digest.
 
-    The digest itself is guarded by the account's MAC, which was checked when its key was opened.
+    The digest is covered by the account's MAC, which was checked when its key was opened.
     """
     query = select(SecondFactor).where(SecondFactor.user_id == user.id, SecondFactor.is_on)
     rows = list(await session.scalars(query.order_by(SecondFactor.id)))
@@ -77,7 +76,7 @@ async def read_factors(session: AsyncSession, user: User) -> Factors:
 async def lock_factors(
     session: AsyncSession, user_id: UUID, current: UserKey
 ) -> tuple[User, Factors]:
-    """An account and its factors, for one transaction at a time.
+    """Lock an account, and return it with its factors.
 
     Raises `KeysChangedError`, `TamperedAccountError`.
     """
@@ -86,7 +85,7 @@ async def lock_factors(
 
 
 async def renew_digest(session: AsyncSession, user: User, user_key: bytes) -> None:
-    """Make digest and MAC again, for a locked account whose factors this transaction changed."""
+    """Update the digest and the MAC of a locked account after its factors changed."""
     await session.flush()
     query = select(SecondFactor).where(SecondFactor.user_id == user.id, SecondFactor.is_on)
     user.factors_digest = _make_digest(list(await session.scalars(query)))
@@ -94,13 +93,16 @@ async def renew_digest(session: AsyncSession, user: User, user_key: bytes) -> No
 
 
 async def delete_factors(
-    session: AsyncSession, user_id: UUID, *kinds: FactorKind, begun: bool = False
+    session: AsyncSession, user_id: UUID, *kinds: FactorKind, only_unconfirmed: bool = False
 ) -> None:
-    """Delete an account's factors of some kinds, or of all; `begun` spares those that are on."""
+    """Delete an account's factors of the given kinds, or of all kinds.
+
+    `only_unconfirmed` keeps the active ones.
+    """
     query = delete(SecondFactor).where(SecondFactor.user_id == user_id)
     if kinds:
         query = query.where(SecondFactor.kind.in_(kinds))
-    if begun:
+    if only_unconfirmed:
         query = query.where(~SecondFactor.is_on)
     await session.execute(query)
 
@@ -108,7 +110,7 @@ async def delete_factors(
 async def find_unconfirmed(
     session: AsyncSession, user_id: UUID, kind: FactorKind, *, since: datetime
 ) -> SecondFactor | None:
-    """The factor that the account has begun to set up, not before `since`."""
+    """Return the newest unconfirmed factor that was begun after `since`."""
     query = select(SecondFactor).where(
         SecondFactor.user_id == user_id,
         SecondFactor.kind == kind,
@@ -119,22 +121,21 @@ async def find_unconfirmed(
 
 
 def open_secret(sealer: Sealer, row: SecondFactor) -> bytes:
-    """A TOTP's secret in base32, a one-time code's digest, a passkey in JSON, or a challenge."""
+    """Decrypt a TOTP secret (base32), the digest of a code, a passkey (JSON), or a challenge."""
     return sealer.open_bytes(FACTOR_SECRET, row.id, row.sealed_secret)
 
 
 def open_passkey(sealer: Sealer, row: SecondFactor) -> StoredPasskey:
-    """A passkey that is on."""
     return msgspec.json.decode(open_secret(sealer, row), type=StoredPasskey)
 
 
 def make_totp_uri(secret: str, name: str) -> str:
-    """The `otpauth` address that an authenticator app reads."""
+    """Return the `otpauth` URI for an authenticator app."""
     return TOTP(secret).provisioning_uri(name=name, issuer_name=ISSUER)
 
 
 def use_totp(row: SecondFactor | None, sealer: Sealer, code: str, at: datetime) -> None:
-    """Take a TOTP's code, once. Raises `WrongSecondFactorError`."""
+    """Accept a TOTP code once. Raises `WrongSecondFactorError`."""
     if row is None:
         raise WrongSecondFactorError(WRONG_CODE_ADVICE)
     totp = TOTP(open_secret(sealer, row).decode())
@@ -150,21 +151,20 @@ def use_totp(row: SecondFactor | None, sealer: Sealer, code: str, at: datetime) 
 
 
 def make_one_time_codes() -> list[str]:
-    """Ten codes to write down, such as `ABCDE-FGHIJ`."""
+    """Make ten codes such as `ABCDE-FGHIJ`."""
     codes = [
         base64.b32encode(secrets.token_bytes(7)).decode()[:CODE_LENGTH]
         for _ in range(ONE_TIME_CODE_COUNT)
     ]
-    return [f"{code[:CODE_GROUP]}-{code[CODE_GROUP:]}" for code in codes]
+    return [f"{code[:CODE_GROUP_LENGTH]}-{code[CODE_GROUP_LENGTH:]}" for code in codes]
 
 
 def hash_code(code: str) -> bytes:
-    """What is stored of a one-time code: the SHA-256 of its letters."""
+    """Return the SHA-256 of a one-time code's letters, which is stored."""
     return hashlib.sha256(normalize_code(code).encode()).digest()
 
 
 def strip_code(code: str) -> str:
-    """A code as it is typed, without spaces."""
     return "".join(code.split())
 
 

@@ -1,6 +1,6 @@
-"""The second factor as routes ask for it: at a sign-in, and before a factor is changed.
+"""Checks of the second factor: at sign-in, and before a factor is changed.
 
-Each proof works once, also where two requests bring it at the same time.
+Each proof works once, even if two requests send it at the same time.
 """
 
 from __future__ import annotations
@@ -50,18 +50,19 @@ from backend.vault.sealing import Sealer
 
 AnyRequest = Request[Any, Any, Any]
 Proof = LogIn | SecondFactorConfirmation
-"""What a request brings: in `otp` a code of either kind, in `passkey` what the browser says."""
+"""The proof in a request: a code of either kind in `otp`, or the browser's response in
+`passkey`."""
 
 Admit = Callable[..., Awaitable[SignInAttempt]]
-"""Counts an attempt before it is checked: `guessable` is whether it can be found by trying."""
+"""Counts an attempt before it is checked. `guessable` is true for six digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FactorRequest:
-    """Whose second factor is asked for, where, and for what.
+    """A request for an account's second factor.
 
-    `purpose` binds a passkey's challenge to what it was made for. `site` is None where browsers
-    have no passkeys.
+    `purpose` binds a passkey's challenge to its use. `site` is None if browsers have no passkeys at
+    this address.
     """
 
     user_id: UUID
@@ -71,7 +72,7 @@ class _FactorRequest:
 
 
 class SecondFactorGate:
-    """Lets through who proves a second factor, and who has none."""
+    """Admits users who prove a second factor, and users without one."""
 
     def __init__(
         self,
@@ -88,37 +89,37 @@ class SecondFactorGate:
         self._public_origin = settings.public_origin
 
     def site(self, request: AnyRequest) -> Site:
-        """The page's address as passkeys know it. Raises `PasskeyUnavailableError`."""
+        """Return the page's site. Raises `PasskeyUnavailableError`."""
         return parse_site(self._public_origin or f"{request.url.scheme}://{request.url.netloc}")
 
     async def enter(
         self, request: AnyRequest, unlocked: UnlockedAccount, proof: LogIn, *, address: str
     ) -> None:
-        """Ask at a sign-in, after the password was right.
+        """Check the second factor at a sign-in, after the password was right.
 
         Raises `SecondFactorRequiredError`, `WrongSecondFactorError`, `TooManyAttemptsError`,
         `TamperedAccountError`.
         """
-        asked = self._asked(request, unlocked.user.id, unlocked.current, b"sign-in")
+        asked = self._make_request(request, unlocked.user.id, unlocked.current, b"sign-in")
         admit = partial(self._throttle.admit_second_factor, unlocked.name, address=address)
         try:
             await self._check(asked, proof, admit)
         except WrongSecondFactorError:
-            await self._activity.note_unlocked(request, unlocked, "wrong_second_factor")
+            await self._activity.note_sign_in(request, unlocked, "wrong_second_factor")
             raise
-        # The sign-in succeeded as a whole: guesses from elsewhere don't slow this address down.
+        # The whole sign-in succeeded, so guesses from elsewhere must not delay this address.
         await self._throttle.remember(unlocked.user.id, unlocked.name, address=address)
 
     async def confirm(
         self, request: AnyRequest, identity: Identity, proof: SecondFactorConfirmation
     ) -> None:
-        """Ask a signed-in user for the password, and for a second factor if one is on.
+        """Check a signed-in user's password, and the second factor if one is active.
 
-        Raises what `AccountService.confirm_password` raises, and as `enter` does.
+        Raises the errors of `AccountService.confirm_password` and of `enter`.
         """
         await self._accounts.confirm_password(identity, proof.password)
         purpose = b"confirm/" + identity.slot_id.bytes
-        asked = self._asked(request, identity.user_id, identity.current, purpose)
+        asked = self._make_request(request, identity.user_id, identity.current, purpose)
         admit = partial(self._throttle.admit_second_confirmation, identity.user_id)
         try:
             await self._check(asked, proof, admit)
@@ -126,7 +127,7 @@ class SecondFactorGate:
             await self._activity.note(request, "wrong_second_factor")
             raise
 
-    def _asked(
+    def _make_request(
         self, request: AnyRequest, user_id: UUID, current: UserKey, purpose: bytes
     ) -> _FactorRequest:
         try:
@@ -149,7 +150,7 @@ class SecondFactorGate:
         if proof.otp is None and proof.passkey is None:
             raise _make_required_error(asked, factors, sealer)
         code = strip_code(proof.otp or "")
-        # The six digits of a TOTP alone can be found by trying.
+        # Only the six digits of a TOTP can be guessed.
         guessable = TOTP_CODE.fullmatch(code) is not None
         attempt = await admit(guessable=guessable)
         async with self._database.write() as session:
@@ -168,7 +169,6 @@ class SecondFactorGate:
 def _make_required_error(
     asked: _FactorRequest, factors: Factors, sealer: Sealer
 ) -> SecondFactorRequiredError:
-    """The error that says what can be used."""
     kinds: list[FactorKind] = ["totp"] if factors.totp else []
     options = None
     if asked.site is not None:

@@ -1,7 +1,7 @@
-"""Passkeys (Web Authentication) as a second factor; what knows the library `webauthn`.
+"""Passkeys (Web Authentication) as a second factor, by the library `webauthn`.
 
-It is imported when the first passkey is used: it takes a third of a second and 7 MB. `load_library` is
-called in a thread before anything else here.
+The library is imported when the first passkey is used, because it takes 0.3 s and 7 MB. Call
+`load_library` in a thread before any other function.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BODY_BYTES = _TIME.size + _NONCE_BYTES
 
 
 class StoredPasskey(msgspec.Struct, frozen=True):
-    """A passkey as it is sealed. It works at the site whose name is `rp_id` alone."""
+    """The sealed part of a passkey. It works only at the site `rp_id`."""
 
     credential_id: bytes
     public_key: bytes
@@ -41,19 +41,19 @@ class StoredPasskey(msgspec.Struct, frozen=True):
 
 
 class PasskeyRejectedError(Exception):
-    """The browser's answer does not hold; the reason is in `__cause__`."""
+    """The browser's response is invalid. The reason is in `__cause__`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The page's address as passkeys know it: a name, and the origin that has to use it."""
+    """The page's address for passkeys: its host name, and its origin."""
 
     rp_id: str
     origin: str
 
 
 def parse_site(origin: str) -> Site:
-    """The site of an origin such as `https://tales.example`.
+    """Return the site of an origin such as `https://tales.example`.
 
     Raises `PasskeyUnavailableError` if browsers have no passkeys there.
     """
@@ -76,14 +76,13 @@ def parse_site(origin: str) -> Site:
 
 
 def load_library() -> None:
-    """Import the library, if it is not there yet: call it in a thread."""
+    """Import the library. Call it in a thread."""
     importlib.import_module("webauthn")
 
 
 def make_registration_options(
     site: Site, *, user_id: UUID, name: str, challenge: bytes, known: Sequence[StoredPasskey]
 ) -> dict[str, Any]:
-    """What `navigator.credentials.create` takes."""
     from webauthn import generate_registration_options  # noqa: PLC0415
     from webauthn.helpers import options_to_json_dict  # noqa: PLC0415
     from webauthn.helpers.structs import (  # noqa: PLC0415
@@ -116,7 +115,6 @@ def make_registration_options(
 def make_authentication_options(
     site: Site, *, challenge: bytes, known: Sequence[StoredPasskey]
 ) -> dict[str, Any]:
-    """What `navigator.credentials.get` takes."""
     from webauthn import generate_authentication_options  # noqa: PLC0415
     from webauthn.helpers import options_to_json_dict  # noqa: PLC0415
     from webauthn.helpers.structs import (  # noqa: PLC0415
@@ -137,7 +135,7 @@ def make_authentication_options(
 def verify_registration(
     credential: dict[str, Any], *, site: Site, challenge: bytes
 ) -> tuple[StoredPasskey, int]:
-    """A new passkey and its sign count. Raises `PasskeyRejectedError`."""
+    """Return the new passkey and its sign count. Raises `PasskeyRejectedError`."""
     from webauthn import verify_registration_response  # noqa: PLC0415
 
     try:
@@ -161,7 +159,7 @@ def verify_authentication(
     passkey: StoredPasskey,
     sign_count: int,
 ) -> int:
-    """The new sign count. Raises `PasskeyRejectedError`."""
+    """Return the new sign count. Raises `PasskeyRejectedError`."""
     from webauthn import verify_authentication_response  # noqa: PLC0415
 
     try:
@@ -179,9 +177,9 @@ def verify_authentication(
 
 
 def read_response(credential: dict[str, Any]) -> tuple[bytes, bytes]:
-    """The id of the passkey that answered, and the challenge that it says it answered.
+    """Return the id of the passkey that responded, and the challenge in its response.
 
-    Nothing of it is verified yet. Raises `PasskeyRejectedError`.
+    Neither is verified yet. Raises `PasskeyRejectedError`.
     """
     from webauthn import base64url_to_bytes  # noqa: PLC0415
 
@@ -193,12 +191,12 @@ def read_response(credential: dict[str, Any]) -> tuple[bytes, bytes]:
 
 
 def make_challenge(user_key: bytes, purpose: bytes, *, at: datetime) -> bytes:
-    """A challenge that can be answered for 5 minutes, and that no table has to keep.
+    """Make a challenge that is valid for 5 minutes and needs no table.
 
-    It is `time | nonce | MAC`. The MAC is under a key of the user's, which only the right password,
-    or a session, opens. It names what the challenge is for, so a challenge of one account, password
-    or session is worth nothing to another. It works once: a passkey remembers the time of the
-    newest challenge that it answered, and takes no older one.
+    It is `time | nonce | MAC`. The MAC uses a key of the user's, which only the right password or a
+    session opens. It covers the purpose, so a challenge for one account, password or session is
+    invalid for another. A challenge works once: a passkey stores the time of the newest challenge
+    that it answered, and accepts no older one.
     """
     body = _TIME.pack(_to_microseconds(at)) + os.urandom(_NONCE_BYTES)
     return body + _make_mac(user_key, purpose, body)
@@ -207,7 +205,7 @@ def make_challenge(user_key: bytes, purpose: bytes, *, at: datetime) -> bytes:
 def read_issue_time(
     challenge: bytes, user_key: bytes, purpose: bytes, *, at: datetime
 ) -> int | None:
-    """When a challenge was made, in microseconds; None if it is not one of ours, or is too old."""
+    """Return when a challenge was made, in microseconds; None if it is forged or too old."""
     body, mac = challenge[:_BODY_BYTES], challenge[_BODY_BYTES:]
     if len(body) != _BODY_BYTES or not compare_digest(mac, _make_mac(user_key, purpose, body)):
         return None

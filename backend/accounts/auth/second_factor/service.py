@@ -1,4 +1,4 @@
-"""Setting second factors up, and taking them away."""
+"""Setup and removal of second factors."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ LATE_ADVICE = "It was not begun here, or more than 10 minutes ago. Begin again."
 
 
 class SecondFactorService:
-    """The second factors of the account that asks.
+    """The second factors of the signed-in account.
 
-    The caller has had password and second factor confirmed before anything is begun or removed.
-    With the first factor come ten one-time codes, and the account's other sessions end: from then
-    on every session has either proved a factor or set the first one up.
+    Before a setup begins or a factor is removed, the caller confirms the password and the second
+    factor. The first factor comes with ten one-time codes, and the account's other sessions end. So
+    each remaining session has either proved a factor or set up the first one.
     """
 
     def __init__(self, database: Database, root: RootKeys, open_keys: OpenKeys) -> None:
@@ -71,7 +71,7 @@ class SecondFactorService:
         self._open_keys = open_keys
 
     async def show(self, identity: Identity) -> SecondFactorsView:
-        """What is on. Raises `TamperedAccountError`."""
+        """Return the active factors. Raises `TamperedAccountError`."""
         async with self._database.read() as session:
             user = await repository.get_user(session, identity.user_id)
             factors = await read_factors(session, user)
@@ -87,23 +87,24 @@ class SecondFactorService:
         )
 
     async def begin_totp(self, identity: Identity, *, name: str) -> TotpSetUp:
-        """A secret for an authenticator app. It counts once a code of it has come back."""
+        """Make a secret for an authenticator app. It becomes active when a code is confirmed."""
         secret = pyotp.random_base32()  # 160 bits, the length that RFC 4226 recommends
         uri = make_totp_uri(secret, name)
         qr = await asyncio.to_thread(make_qr_rows, uri)
         async with self._database.write() as session:
             await self._lock(session, identity)
-            await delete_factors(session, identity.user_id, "totp", begun=True)
+            await delete_factors(session, identity.user_id, "totp", only_unconfirmed=True)
             session.add(_make_row(identity.sealer, "totp", secret.encode()))
         return TotpSetUp(secret=secret, uri=uri, qr=qr)
 
     async def finish_totp(self, identity: Identity, code: str) -> list[str] | None:
-        """Switch the app on, in place of an older one; one-time codes if it is the first factor.
+        """Activate the app, which replaces an older one.
 
-        Raises `WrongSecondFactorError`, `SecondFactorOffError`, `TamperedAccountError`.
+        Return one-time codes if it is the first factor. Raises `WrongSecondFactorError`,
+        `SecondFactorOffError`, `TamperedAccountError`.
         """
         at = now()
-        async with self._changing(identity) as (session, factors):
+        async with self._change_factors(identity) as (session, factors):
             row = await find_unconfirmed(
                 session, identity.user_id, "totp", since=at - SETUP_TIMEOUT
             )
@@ -115,24 +116,24 @@ class SecondFactorService:
             return await _switch_on(session, identity, row, factors)
 
     async def remove_totp(self, identity: Identity) -> None:
-        """Switch the app off. Raises `SecondFactorOffError`, `TamperedAccountError`."""
-        async with self._changing(identity) as (session, factors):
+        """Remove the app. Raises `SecondFactorOffError`, `TamperedAccountError`."""
+        async with self._change_factors(identity) as (session, factors):
             if factors.totp is None:
                 raise SecondFactorOffError("No authenticator app is set up.")
             await _remove(session, factors.totp, is_last=not factors.passkeys)
 
     async def renew_codes(self, identity: Identity) -> list[str]:
-        """Ten new one-time codes in place of those that are left.
+        """Replace the remaining one-time codes with ten new ones.
 
         Raises `SecondFactorOffError`, `TamperedAccountError`.
         """
-        async with self._changing(identity) as (session, factors):
+        async with self._change_factors(identity) as (session, factors):
             if not factors.is_on:
                 raise SecondFactorOffError("Set up an app or a passkey first.")
             return await _replace_codes(session, identity)
 
     async def begin_passkey(self, identity: Identity, site: Site, *, name: str) -> dict[str, Any]:
-        """What the browser makes a passkey from.
+        """Return the options from which the browser makes a passkey.
 
         Raises `TooManyPasskeysError`, `TamperedAccountError`.
         """
@@ -141,7 +142,7 @@ class SecondFactorService:
         async with self._database.write() as session:
             _, factors = await self._lock(session, identity)
             _check_room(factors)
-            await delete_factors(session, identity.user_id, "passkey", begun=True)
+            await delete_factors(session, identity.user_id, "passkey", only_unconfirmed=True)
             session.add(_make_row(sealer, "passkey", challenge))
         known = [open_passkey(sealer, row) for row in factors.passkeys]
         return passkeys.make_registration_options(
@@ -151,13 +152,13 @@ class SecondFactorService:
     async def finish_passkey(
         self, identity: Identity, site: Site, credential: dict[str, Any], *, label: str
     ) -> tuple[PasskeyView, list[str] | None]:
-        """Add the passkey that the browser made; one-time codes if it is the first factor.
+        """Add the passkey that the browser made. Return one-time codes if it is the first factor.
 
         Raises `PasskeyRefusedError`, `TooManyPasskeysError`, `TamperedAccountError`.
         """
         await asyncio.to_thread(passkeys.load_library)
         since, sealer = now() - SETUP_TIMEOUT, identity.sealer
-        async with self._changing(identity) as (session, factors):
+        async with self._change_factors(identity) as (session, factors):
             _check_room(factors)
             row = await find_unconfirmed(session, identity.user_id, "passkey", since=since)
             if row is None:
@@ -181,18 +182,18 @@ class SecondFactorService:
     async def rename_passkey(
         self, identity: Identity, passkey_id: UUID, *, label: str
     ) -> PasskeyView:
-        """Give a passkey another name. Raises `PasskeyNotFoundError`."""
+        """Rename a passkey. Raises `PasskeyNotFoundError`."""
         async with self._database.write() as session:
             row = await _get_passkey(session, identity, passkey_id)
             row.sealed_label = identity.sealer.seal(FACTOR_LABEL, row.id, label)
         return _make_view(identity.sealer, row)
 
     async def remove_passkey(self, identity: Identity, passkey_id: UUID) -> str:
-        """Take a passkey away; returns its name.
+        """Remove a passkey, and return its name.
 
         Raises `PasskeyNotFoundError`, `TamperedAccountError`.
         """
-        async with self._changing(identity) as (session, factors):
+        async with self._change_factors(identity) as (session, factors):
             row = await _get_passkey(session, identity, passkey_id)
             label = _open_label(identity.sealer, row)
             is_last = factors.totp is None and len(factors.passkeys) == 1
@@ -204,10 +205,12 @@ class SecondFactorService:
         return await lock_factors(session, identity.user_id, identity.current)
 
     @asynccontextmanager
-    async def _changing(self, identity: Identity) -> AsyncGenerator[tuple[AsyncSession, Factors]]:
-        """A transaction that changes the account's factors, and with them its user key.
+    async def _change_factors(
+        self, identity: Identity
+    ) -> AsyncGenerator[tuple[AsyncSession, Factors]]:
+        """Open a transaction that changes the account's factors and its user key.
 
-        Rows of before, put back, open nothing.
+        With the new user key, restored copies of older rows open nothing.
         """
         async with self._database.write() as session:
             user, factors = await self._lock(session, identity)
@@ -221,13 +224,13 @@ class SecondFactorService:
 async def _switch_on(
     session: AsyncSession, identity: Identity, row: SecondFactor, before: Factors
 ) -> list[str] | None:
-    """Switch a factor on; one-time codes if it is the first."""
+    """Activate a factor. Return one-time codes if it is the first."""
     row.is_on = True
     if before.is_on:
         return None
     codes = await _replace_codes(session, identity)
     await repository.delete_slots(session, identity.user_id, "session", but=identity.slot_id)
-    # Signing in with the password alone does not make an address known.
+    # An address becomes known only by a sign-in with a second factor.
     await forget_addresses(session, identity.user_id)
     return codes
 

@@ -87,7 +87,7 @@ export function nested(values) {
 export async function make() {
   const known = await attempt(() => api.get("/campaigns/rules"));
   if (!known) return;
-  const rules = known.items.map(({ name }) => [name, has(`campaign.values.${name}`) ? c(`values.${name}`) : name]);
+  const rules = known.items.map(({ name, title }) => [name, title]);
   const fields = [{ ...NAME, wide: true }, field("rules", "select", { options: rules, otherwise: "freeform" }),
     { ...DAY, otherwise: 1 }, TIME, ...BRIEF];
   const made = await asking("campaign", c("make"), fields, {}, (values) => api.post("/campaigns", nested(values)));

@@ -1,12 +1,14 @@
-"""Trying a lorebook on a text, as a turn would scan it."""
+"""Test a lorebook on texts, with the scan of a turn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Annotated
 from uuid import UUID
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
@@ -17,32 +19,32 @@ from backend.chats.service import ChatService
 from backend.context.assembly import Counter
 from backend.context.macros import MacroBudget, Variables
 from backend.core.cpu_pool import CpuPool
-from backend.core.reasons import FoundIn, render_reasons
+from backend.core.reasons import FoundIn, Reason, render_reasons
 from backend.database.engine import Database
 from backend.errors import ValidationError
+from backend.generation.model import Role
 from backend.lorebooks.activation.compiled import CompiledEntry
-from backend.lorebooks.activation.outcome import Scan, ScannedLine, ScanOutcome, compute_lore_budget
+from backend.lorebooks.activation.outcome import Scan, ScannedLine, ScanOutcome
 from backend.lorebooks.activation.places import PlaceFinder
 from backend.lorebooks.entries import Position
 from backend.lorebooks.links import load_single_book
-from backend.turns.api.lore_tester import (
-    MAX_CHARACTERS,
-    LoreMatch,
-    LoreTest,
-    LoreTestRequest,
-    MissedEntry,
-    TestedEntry,
-)
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.prompt.assemble import CountCache
 from backend.turns.prompt.builder import PromptBuilder
-from backend.turns.prompt.context import PromptWindow
-from backend.turns.prompt.load import NARRATOR, ChatLoader
-from backend.turns.prompt.lore import LoreExpander, LoreReader, make_scan
+from backend.turns.prompt.context import NARRATOR, PromptWindow
+from backend.turns.prompt.load import ChatLoader
+from backend.turns.prompt.lore import LoreExpander, LoreReader, make_scan, make_turn_scan
 from backend.turns.prompt.macros import make_card_macros, make_macros, make_seed
 
+MAX_MESSAGES = 100
+
+MAX_CHARACTERS = 100_000
+"""Limit for all messages together."""
+
+TestedText = Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)]
+
 MAX_LISTED = 1_000
-"""Entries that come in and are listed; the rest are counted."""
+"""Activated entries beyond this number are only counted."""
 
 POSITIONS: tuple[Position, ...] = (
     "before_character",
@@ -54,11 +56,84 @@ POSITIONS: tuple[Position, ...] = (
     "note_bottom",
     "outlet",
 )
-"""In the order in which they stand in a prompt."""
+"""The order of positions in a prompt."""
+
+
+class LoreTestRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Texts to test a lorebook on: new messages, the newest last.
+
+    With `chat_id` they are lines of that chat, by the user and the character in turns. Its cast,
+    names, settings and timed effects apply. The same `seed` makes the same random draws.
+    """
+
+    texts: Annotated[list[TestedText], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+    chat_id: UUID | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] | None = None
+
+
+class LoreMatch(msgspec.Struct, kw_only=True):
+    """A key in the text: the number of the message from 0, and the characters in Unicode's NFC."""
+
+    key: str
+    is_secondary: bool
+    message: int
+    start: int
+    end: int
+
+
+class TestedEntry(msgspec.Struct, kw_only=True):
+    """An activated entry with its reasons, for programs and as text.
+
+    `matches` are the first places of its keys in the text. `roll` is the random number of an entry
+    with a probability, in percent. Numbers below the probability activate it. `depth` is set if the
+    position uses it.
+    """
+
+    id: UUID
+    title: str
+    reasons: list[Reason]
+    reason: str
+    matches: list[LoreMatch]
+    roll: float | None
+    tokens: int
+    position: Position
+    depth: int | None
+    role: Role
+    outlet: str
+    order: int
+
+
+class MissedEntry(msgspec.Struct, kw_only=True):
+    """An entry that was nearly activated, and the reason. `tokens` is 0 if none were counted."""
+
+    id: UUID
+    title: str
+    reasons: list[Reason]
+    reason: str
+    matches: list[LoreMatch]
+    roll: float | None
+    tokens: int
+
+
+class LoreTest(msgspec.Struct, kw_only=True):
+    """Activated entries in the order of the prompt, and entries that were nearly activated.
+
+    `tokens` is their size, `budget` the limit of the chat, else of the account, or of the book if
+    that is lower. `more` is the number of unlisted entries, `not_found` the number of entries
+    without any match. `notes` are about unusable keys.
+    """
+
+    entries: list[TestedEntry]
+    left_out: list[MissedEntry]
+    more: int
+    not_found: int
+    tokens: int
+    budget: int
+    notes: list[str]
 
 
 class LoreTester:
-    """Scans one lorebook against a text, as a turn would. Nothing is stored."""
+    """Scans one lorebook with the given texts, like a turn. Stores nothing."""
 
     def __init__(
         self,
@@ -79,7 +154,7 @@ class LoreTester:
         self._accounts = accounts
 
     async def test(self, identity: Identity, book_id: UUID, request: LoreTestRequest) -> LoreTest:
-        """Raises `LorebookNotFoundError`, and what gathering a chat raises."""
+        """Run the test. Raises `LorebookNotFoundError` and the errors of `ChatLoader.load`."""
         if sum(map(len, request.texts)) > MAX_CHARACTERS:
             raise ValidationError(f"The text has more than {MAX_CHARACTERS:,} characters.")
         window, scan = await self._lore.with_books(
@@ -87,10 +162,12 @@ class LoreTester:
         )
         if request.seed is not None:
             scan = replace(scan, seed=request.seed)
-        # In a thread: patterns that can't be trusted may take a quarter of a second together.
+        # Untrusted patterns may take a quarter of a second together.
         return await self._pool.run(
             identity.user_id,
-            lambda: _answer(scan, self._lore.scan(scan), self._lore.finder(scan), window),
+            lambda: _view_outcome(
+                scan, self._lore.scan(scan), self._lore.make_finder(scan), window
+            ),
         )
 
     async def _read(
@@ -98,10 +175,10 @@ class LoreTester:
     ) -> tuple[PromptWindow, Scan]:
         async with self._database.read() as session:
             if request.chat_id is None:
-                return await self._alone(session, identity, book_id, request)
-            return await self._in_chat(session, identity, book_id, request, request.chat_id)
+                return await self._load_empty_scan(session, identity, book_id, request)
+            return await self._load_chat_scan(session, identity, book_id, request, request.chat_id)
 
-    async def _in_chat(
+    async def _load_chat_scan(
         self,
         session: AsyncSession,
         identity: Identity,
@@ -116,10 +193,10 @@ class LoreTester:
             lore=self._lore,
             is_preview=True,
         )
-        # Said next, whatever the chat's last line is.
+        # The text is a new line, independent of the chat's last message.
         turn = TurnRequest(text=request.texts[-1])
         loaded = await loader.load(chat_id, turn)
-        # Linked or not, as a turn of the chat would scan it.
+        # The book is scanned like a linked one.
         book = await load_single_book(session, book_id, owner_id=identity.user_id)
         lore = await self._lore.read(
             session,
@@ -130,8 +207,8 @@ class LoreTester:
             overrides=(loaded.settings.lore, identity.settings.lore),
         )
         loaded = replace(loaded, lore=lore, said=request.texts[-1] or " ")
-        window = await self._builder.window(session, identity, loaded.settings)
-        scan = make_scan(
+        window = await self._builder.make_window(session, identity, loaded.settings)
+        scan = make_turn_scan(
             loaded,
             turn,
             window,
@@ -139,13 +216,14 @@ class LoreTester:
             expander=LoreExpander(make_macros(loaded, window), loaded.variables, MacroBudget()),
         )
         return window, replace(
-            scan, messages=_lines(request.texts, (loaded.user_name, loaded.speaker.name))
+            scan,
+            messages=_scan_lines(request.texts, (loaded.cast.user_name, loaded.cast.speaker.name)),
         )
 
-    async def _alone(
+    async def _load_empty_scan(
         self, session: AsyncSession, identity: Identity, book_id: UUID, request: LoreTestRequest
     ) -> tuple[PromptWindow, Scan]:
-        """As in a chat without a character, in which nothing else was said."""
+        """Build a scan for an empty chat without characters."""
         book = await load_single_book(session, book_id, owner_id=identity.user_id)
         lore = await self._lore.read(
             session,
@@ -155,8 +233,8 @@ class LoreTester:
             leaf=None,
             overrides=(identity.settings.lore,),
         )
-        window = await self._builder.window(session, identity, ChatSettings())
-        context_tokens, seed = window.budget.prompt, make_seed(book_id)
+        window = await self._builder.make_window(session, identity, ChatSettings())
+        seed = make_seed(book_id)
         macros = make_card_macros(
             Card(name=NARRATOR),
             char=NARRATOR,
@@ -165,29 +243,21 @@ class LoreTester:
             chat_seed=seed,
             message_seed=seed,
         )
-        return window, Scan(
-            books=lore.books,
-            messages=_lines(request.texts, ("", "")),
-            settings=lore.settings,
-            budget=compute_lore_budget(lore.settings, context_tokens),
-            room=context_tokens,
+        return window, make_scan(
+            lore,
+            window,
+            _scan_lines(request.texts, ("", "")),
             count=self._counter(identity, window),
-            vocabulary=window.unit.tokenizer,
-            message_count=len(request.texts),
-            seed=seed,
-            expand=LoreExpander(macros, Variables(), MacroBudget()),
+            expander=LoreExpander(macros, Variables(), MacroBudget()),
             speaker=NARRATOR,
-            timed=lore.timed,
-            inactive=lore.inactive,
-            sources=lore.sources,
+            seed=seed,
         )
 
     def _counter(self, identity: Identity, window: PromptWindow) -> Counter:
         return partial(self._counts.count, identity.user_id, window.unit.tokenizer)
 
 
-def _lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLine]:
-    """As a scan has them, newest first: the user said the last one, then they take turns."""
+def _scan_lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLine]:
     last = len(messages) - 1
     return [
         ScannedLine(
@@ -199,7 +269,7 @@ def _lines(messages: Sequence[str], speakers: tuple[str, str]) -> list[ScannedLi
     ]
 
 
-def _answer(
+def _view_outcome(
     scan: Scan, outcome: ScanOutcome, finder: PlaceFinder, window: PromptWindow
 ) -> LoreTest:
     book = scan.books[0]
