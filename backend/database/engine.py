@@ -215,7 +215,10 @@ class Database:
             hide_parameters=True,
             connect_args={"isolation_level": None, "timeout": MIGRATION_LOCK_SECONDS},
         )
-        event.listen(engine, "connect", lambda connection, _record: _configure(connection))
+
+        @event.listens_for(engine, "connect")
+        def _connect(connection: sqlite3.Connection, _record: Any) -> None:
+            _configure(connection)
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:

@@ -64,7 +64,8 @@ class SqliteConnection(aiosqlite.Connection):
     def stop(self) -> asyncio.Future[Any] | None:
         """Close the connection after the queued statements."""
         self._opened.discard(self)
-        return super().stop()
+        closed: asyncio.Future[Any] | None = super().stop()
+        return closed
 
     async def close(self) -> None:
         """Close the connection, and wait until it is closed. Idempotent."""
