@@ -64,7 +64,7 @@ class SqliteConnection(aiosqlite.Connection):
     def stop(self) -> asyncio.Future[Any] | None:
         """Close the connection after the queued statements."""
         self._opened.discard(self)
-        closed: asyncio.Future[Any] | None = super().stop()
+        closed: asyncio.Future[Any] | None = super().stop()  # pyright: ignore[reportUnknownVariableType]
         return closed
 
     async def close(self) -> None:

@@ -20,40 +20,40 @@ class RunUndoneError(ConflictError):
 class NothingToUndoError(ConflictError):
     """The run wrote nothing."""
 
-    slug, title = "nothing-to-undo", "The run has nothing to undo"
+    slug, title = "nothing-to-undo", "Nothing to undo"
 
 
 class RunReplacedError(ConflictError):
-    """A later rebuild, `run_id`, has replaced the run's items and must be undone first."""
+    """A later rebuild replaced what the run wrote: undo the run `run_id` first."""
 
-    slug, title = "run-replaced", "A rebuild has replaced the results of the run"
+    slug, title = "run-replaced", "The run was replaced by a rebuild"
 
 
 class ChronicleNotEnabledError(ConflictError):
-    """The owner of the chat has not consented to the chronicle."""
+    """The chat's owner has not enabled its chronicle."""
 
-    slug, title = "chronicle-not-enabled", "The chronicle is switched off for this chat"
+    slug, title = "chronicle-not-enabled", "The chat does not keep a chronicle"
 
 
 class OtherChronicleError(AppError):
-    """The chat uses another chronicle or none."""
+    """The chat uses another chronicle, or none."""
 
     status, slug, title = 422, "chat-has-other-chronicle", "The chat uses another chronicle"
 
 
 class RebuildUnderWayError(ConflictError):
-    """The chronicle is being rebuilt by the job `job_id`."""
+    """The chronicle is already being rebuilt: `job_id` is the job."""
 
     slug, title = "rebuild-under-way", "The chronicle is already being rebuilt"
 
 
 class RebuildNotFoundError(NotFoundError):
-    """The chronicle was not rebuilt recently."""
+    """The chronicle was never rebuilt, or too long ago."""
 
     slug, title = "rebuild-not-found", "Rebuild not found"
 
 
 class SummaryNotFoundError(NotFoundError):
-    """The active path has no summary."""
+    """The chat's active path has no summary."""
 
     slug, title = "summary-not-found", "Summary not found"

@@ -47,9 +47,9 @@ def chromium_path() -> str:
     return path
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def chromium(chromium_path: str) -> Generator[Browser]:
-    """One Chromium for the tests of this folder.
+    """One Chromium for the tests of a module.
 
     It ends with them, because Playwright's event loop counts as running in this thread as long as
     Playwright exists. Tests with their own loop could not run.
@@ -97,7 +97,7 @@ def administrator(installation: Installation) -> Account:
     return installation.administrator
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def portal() -> Generator[BlockingPortal]:
     """The event loop of the fake providers."""
     with start_blocking_portal() as portal:

@@ -97,7 +97,7 @@ def test_a_full_account_and_a_spent_day_are_told_in_words(
     page.get_by_role("button", name="Chat with Marlena").first.click()
     alert = page.get_by_role("alert")
     expect(alert).to_contain_text("Storage quota exceeded")
-    expect(alert).to_contain_text("delete some that you no longer need")
+    expect(alert).to_contain_text("delete chats that you no longer need")
 
     page.goto(f"/#/chats/{chat}")
     page.get_by_role("textbox", name="Your message").fill("And on.")

@@ -171,9 +171,13 @@ async def test_who_stops_waiting_for_a_statement_leaves_no_transaction_behind(
     await database.dispose()
 
 
-async def _wait_until_closed() -> None:
+def _list_connections() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if "_connection_worker" in each.name}
+
+
+async def _wait_until_closed(before: set[threading.Thread]) -> None:
     async with asyncio.timeout(5):
-        while any(thread.daemon for thread in threading.enumerate()):
+        while _list_connections() - before:
             await asyncio.sleep(0.001)
 
 
@@ -184,6 +188,7 @@ async def test_disposing_closes_connections_that_were_cancelled_while_they_opene
         async with database.read() as session:
             await session.execute(NUMBERS)
 
+    before = _list_connections()
     for passes in range(12):
         database = Database(numbers_url)
         task = asyncio.create_task(read(database))
@@ -192,11 +197,12 @@ async def test_disposing_closes_connections_that_were_cancelled_while_they_opene
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await database.dispose()
-        await _wait_until_closed()
+        await _wait_until_closed(before)
 
 
 async def test_disposing_closes_a_connection_that_a_task_still_has(database: Database) -> None:
+    before = _list_connections()
     async with database.read() as session:
         await session.execute(NUMBERS)
         await database.dispose()
-        await _wait_until_closed()
+        await _wait_until_closed(before)

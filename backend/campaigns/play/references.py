@@ -103,7 +103,7 @@ class ItemResolver:
                 f"{self.mark(get_name(candidates[i]), candidates[i])} #{i.hex[-REF_LENGTH:]}"
                 for i in found
             )
-            raise ToolRefusedError(f"More than one is get_name {said[:MAX_SAID]}: {each}.")
+            raise ToolRefusedError(f"More than one is called {said[:MAX_SAID]}: {each}.")
         if elsewhere := self._find_elsewhere(wanted, kinds):
             return elsewhere
         shown = {

@@ -525,7 +525,7 @@ def enter_downtime(table: Table, activity: str, target: str = "") -> dict[str, A
     if mood is None:
         raise ValidationError("These rules have no downtime.")
     if activity not in mood.variants:
-        raise ValidationError(f"`activity` is one of {', '.join(mood.variants)}.")
+        raise ValidationError(f"`activity` must be one of {', '.join(mood.variants)}.")
     if table.play.mood == DOWNTIME:
         raise DowntimeError("Downtime has begun already.")
     if table.play.mood != table.rules.moods[0].name:

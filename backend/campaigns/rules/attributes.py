@@ -44,7 +44,7 @@ def check_number(before: State, after: State, name: str, least: int, most: int) 
     if value is None or value == get_attributes(before).get(name):
         return
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValidationError(f"`attributes.{name}` is a whole get_number from {least} to {most}.")
+        raise ValidationError(f"`attributes.{name}` must be a whole number from {least} to {most}.")
 
 
 def check_numbers(before: State, after: State, name: str, least: int, most: int) -> None:

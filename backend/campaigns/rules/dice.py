@@ -41,7 +41,7 @@ def parse_notation(text: str) -> tuple[int, int, int]:
     count, sides = (int(found[1] or 1), int(found[2])) if found else (0, 0)
     if found is None or not 1 <= count <= MAX_DICE or not 2 <= sides <= MAX_SIDES:  # noqa: PLR2004
         raise ValidationError(
-            f"Dice are written as 2d6+3: 1 to {MAX_DICE} dice of 2 to {MAX_SIDES} sides."
+            f"Write dice as 2d6+3: 1 to {MAX_DICE} dice with 2 to {MAX_SIDES} sides."
         )
     return count, sides, int(found[3] or 0)
 

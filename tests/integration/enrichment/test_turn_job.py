@@ -425,7 +425,7 @@ async def test_a_fault_of_ours_leaves_a_failed_run_too(
     model.script(model.decides())
     with monkeypatch.context() as broken:
         broken.setattr(agent, "ShownReferences", None)
-        broken.setattr(running, "delay_after", in_an_hour)
+        broken.setattr(running, "draw_delay", in_an_hour)
         await study.read()
     (run, detail) = (await study.runs())[-1]
     assert (run.state, run.error, run.prompt_tokens) == ("failed", "internal-error", 100)

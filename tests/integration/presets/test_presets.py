@@ -55,7 +55,7 @@ async def test_a_preset_begins_with_the_blocks_of_a_prompt_without_one(ada: Acco
     ("blocks", "said"),
     [
         ([{"id": "a"}, {"id": "a"}], "two have the id `a`"),
-        ([{"id": "main"}], "that of `system_prompt`"),
+        ([{"id": "main"}], "reserved for `system_prompt`"),
         ([{"id": "x", "marker": "memory"}], "has the id `talekeeperMemory`"),
         ([{"id": "a"}], "`history`"),
         ([{"id": f"{n}", "content": "x" * 200_000} for n in range(6)], "together"),
