@@ -132,7 +132,7 @@ QUEUED_JOBS = Quota(
 TOKENS_PER_DAY = Quota(
     "tokens_per_day",
     "tokens",
-    "wait until the next day begins, at midnight UTC.",
+    "today's tokens are used up. They are reset at midnight UTC.",
 )
 
 QUOTAS = (

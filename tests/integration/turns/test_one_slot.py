@@ -374,7 +374,7 @@ async def test_suggestions_that_are_json_or_empty_are_dropped_and_counted(
     ("said", "slug", "words"),
     [
         ('{"lines": ["[\\"I go.\\"]"]}', "model-malformed-answer", "wrote JSON"),
-        ('{"lines": ["", "\\n"]}', "model-empty-reply", "suggested no lines"),
+        ('{"lines": ["", "\\n"]}', "model-empty-reply", "suggested nothing"),
     ],
 )
 async def test_suggestions_of_which_nothing_is_left_are_an_error_that_says_what_to_do(
