@@ -101,8 +101,6 @@ TRIGGERS: Final[tuple[Trigger, ...]] = tuple(each for each in get_args(Trigger) 
 _MODE: Final[Reader[LoreMode]] = chosen(get_args(LoreMode))
 _SCAN_DEPTH: Final = whole(0, 1_000)
 _COUNT: Final = whole(0, 100_000)
-_PERCENT: Final = number(0, 100)
-_WEIGHT: Final = number(0, 1_000_000)
 MATCHED: Final[dict[MatchedField, str]] = {
     "persona_description": "matchPersonaDescription",
     "character_description": "matchCharacterDescription",
