@@ -369,7 +369,6 @@ class Server(uvicorn.Server):
 
 
 def _accept_waiting(listener: socket.socket) -> Generator[socket.socket]:
-    """Accept the connections that wait."""
     with contextlib.suppress(OSError):  # none is left, or the process has no room for more
         while True:
             connection, _ = listener.accept()

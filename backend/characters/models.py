@@ -155,7 +155,6 @@ def seal_card(sealer: Sealer, row: Character, card: Card) -> None:
 
 
 def open_card(sealer: Sealer, row_id: UUID, blob: bytes) -> Card:
-    """A row's card."""
     return msgspec.json.decode(sealer.open_bytes(CHARACTER_CARD, row_id, blob), type=Card)
 
 

@@ -209,7 +209,6 @@ async def find_persona(
 
 
 async def has_avatar(session: AsyncSession, holder: Character | Persona) -> bool:
-    """Whether a character or persona has a picture."""
     link = Avatar.character_id if isinstance(holder, Character) else Avatar.persona_id
     query = select(exists().where(link == holder.id, Avatar.user_id == holder.user_id))
     return bool(await session.scalar(query))

@@ -262,7 +262,6 @@ class _ChatExcerpt:
         )
 
     def _documents(self, message_id: UUID, scene: Sequence[UUID]) -> list[IndexDocument]:
-        """Build the documents of a message, and of the scene with the messages `scene`."""
         found: list[IndexDocument] = []
         row = self.rows[message_id]
         if row.status != "streaming":

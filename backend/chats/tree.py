@@ -192,7 +192,6 @@ def _select_siblings(message: Message) -> Select[Message]:
 
 
 async def has_children(session: AsyncSession, message_id: UUID) -> bool:
-    """True if the message has children on any branch."""
     query = select(Message.id).where(Message.parent_id == message_id).limit(1)
     return await session.scalar(query) is not None
 

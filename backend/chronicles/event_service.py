@@ -157,7 +157,6 @@ async def find_next_sources(
 async def find_last_time(
     session: AsyncSession, sources: Sequence[SourceMessage]
 ) -> datetime | None:
-    """Return the time of the latest of the messages, or None if none exists."""
     ids = [each.id for each in sources]
     found: datetime | None = await session.scalar(
         select(func.max(Message.created_at)).where(Message.id.in_(ids))

@@ -227,7 +227,6 @@ async def find_superseded(session: AsyncSession, by: Sequence[UUID]) -> list[UUI
 
 
 async def has_event(session: AsyncSession, chronicle_id: UUID, event_id: UUID) -> bool:
-    """True if the chronicle contains the event."""
     query = select(ChronicleEvent.id).where(
         ChronicleEvent.id == event_id, ChronicleEvent.chronicle_id == chronicle_id
     )

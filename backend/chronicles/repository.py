@@ -299,7 +299,6 @@ async def _read_events(
 async def load_sources(
     session: AsyncSession, event_ids: Sequence[UUID]
 ) -> defaultdict[UUID, list[SourceMessage]]:
-    """Return the source messages of events, in order of depth."""
     found: defaultdict[UUID, list[SourceMessage]] = defaultdict(list)
     for ids in split_chunks(event_ids):
         columns = EventSource.event_id, EventSource.message_id, EventSource.chat_id
@@ -315,7 +314,6 @@ async def load_sources(
 async def find_messages(
     session: AsyncSession, message_ids: Iterable[UUID], *, owner_id: UUID
 ) -> dict[UUID, SourceMessage]:
-    """Return the finished messages of the owner, as sources of events."""
     found: dict[UUID, SourceMessage] = {}
     for ids in split_chunks(list(dict.fromkeys(message_ids))):
         rows = await session.execute(

@@ -162,7 +162,6 @@ async def _views(
 async def _find_lorebooks(
     session: AsyncSession, chronicle_ids: Sequence[UUID], *, owner_id: UUID
 ) -> dict[UUID, UUID]:
-    """Return the lorebook of each chronicle that has one, by chronicle id."""
     books = _LOREBOOKS.c
     query = select(books.chronicle_id, books.id).where(
         books.chronicle_id.in_(chronicle_ids), books.user_id == owner_id

@@ -260,7 +260,6 @@ class ChronicleTransfer:
         self._pool = pool
 
     async def export(self, identity: Identity, chronicle_id: UUID) -> ExportedFile:
-        """Return a file of a chronicle with all its events."""
         async with self._database.read() as session:
             chronicle = await get_chronicle(session, chronicle_id, owner_id=identity.user_id)
             fields = open_chronicle(identity.sealer, chronicle)

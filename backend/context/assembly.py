@@ -90,7 +90,6 @@ class AssembledPrompt:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the whole prompt."""
         return self.fixed_tokens + self.history_tokens + self.retrieved_tokens
 
 

@@ -114,7 +114,6 @@ class Block(
 
 
 def marker_block(marker: Marker, content: str = "") -> Block:
-    """Return the default block of a marker."""
     return Block(id=BLOCK_IDS[marker], name=TITLES[marker], marker=marker, content=content)
 
 

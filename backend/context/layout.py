@@ -68,7 +68,6 @@ class PromptItem(Struct, frozen=True, kw_only=True):
     tokens: int = 0
 
     def left_out(self, *reasons: Reason) -> LeftOut:
-        """Return the record of this item if it is not in the prompt."""
         return LeftOut(
             kind=self.kind,
             title=self.title,

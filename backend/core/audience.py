@@ -60,7 +60,6 @@ def encode_audience(audience: Audience) -> str:
 
 
 def decode_audience(column: str) -> Audience:
-    """Return the audience of a column value."""
     if column == PUBLIC:
         return PUBLIC
     try:
@@ -100,7 +99,6 @@ def filter_known_to_all(listeners: str, column: InstrumentedAttribute[str]) -> C
 
 
 def may_know(viewpoint: Viewpoint, column: str) -> bool:
-    """True if a viewpoint may know a text with this column value."""
     if viewpoint == GM or column == PUBLIC:
         return True
     audience = decode_audience(column)
@@ -108,7 +106,6 @@ def may_know(viewpoint: Viewpoint, column: str) -> bool:
 
 
 def may_all_know(listeners: str, column: str) -> bool:
-    """True if all of `listeners`, a column value, may know a text with the value `column`."""
     audience = decode_audience(listeners)
     if isinstance(audience, str):
         return may_know(audience, column)

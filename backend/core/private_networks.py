@@ -22,7 +22,6 @@ LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1"))
 
 
 def contains_address(networks: Iterable[Network], text: str) -> bool:
-    """True if the text is an IP address in one of the networks."""
     try:
         address = ip_address(text)
     except ValueError:

@@ -26,8 +26,6 @@ class SchemaError(AppError):
 
 
 async def current_revision(database: Database) -> str | None:
-    """Return the revision of the tables, or None for an empty database."""
-
     def read(connection: Connection) -> str | None:
         if not inspect(connection).has_table("alembic_version"):
             return None

@@ -207,7 +207,6 @@ class Processes:
             log.warning("process.lost", count=len(ended))
 
     async def _end_leases(self, session: AsyncSession, *, owners: Collection[UUID] | None) -> None:
-        """End the leases of these processes, or of all if `owners` is None."""
         at = now()
         for leases in self._leases:
             row = leases.table.c

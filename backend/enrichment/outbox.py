@@ -56,7 +56,6 @@ class SummaryWatch:
         self._next: asyncio.Task[_JobsByLane] | None = None
 
     async def poll(self, lane: UUID) -> Sequence[UnfinishedJob]:
-        """Return the unfinished jobs of a lane, as of the next query."""
         self._lanes.add(lane)
         if self._next is None:
             self._next = asyncio.create_task(self._poll())

@@ -152,7 +152,6 @@ async def find_reader(
     chat: Chat,
     task: ModelTask = "agent",
 ) -> Reader:
-    """Return the reader of a chat for a task, by the current settings."""
     owner = await session.get_one(User, sealer.user_id)
     models = await user_models.of(session, owner, sealer)
     account, own = open_user_settings(sealer, owner.sealed_settings), read_settings(sealer, chat)
@@ -238,7 +237,6 @@ def limit_output(sampling: Sampling, spec: ModelSpec, tokens: int = OUTPUT_TOKEN
 
 
 def naming_setting(error: ModelWritesNoJsonError, task: ModelTask) -> ModelWritesNoJsonError:
-    """Return the error with a hint to the setting that chooses the model."""
     return ModelWritesNoJsonError(f"{error.detail} {NAME_SETTING.format(task=task)}")
 
 

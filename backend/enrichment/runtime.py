@@ -57,7 +57,6 @@ def open_enrichment(  # noqa: PLR0913  # everything that it puts together
 
 
 def job_kinds(runtime: EnrichmentRuntime) -> dict[str, JobKind]:
-    """Return the handlers of all kinds of jobs."""
     return {
         TURN: JobKind(partial(_run, TurnTask, runtime), stoppable=True),
         REBUILD: JobKind(partial(_run, RebuildTask, runtime), keep=True, stoppable=True),

@@ -31,7 +31,6 @@ class WrittenView(msgspec.Struct, kw_only=True, frozen=True):
 
     @classmethod
     def from_effect(cls, effect: RunEffect) -> "WrittenView":
-        """Return the view of an effect."""
         return make_struct(cls, effect)
 
 
@@ -79,7 +78,6 @@ class RunView(msgspec.Struct, kw_only=True, frozen=True):
 
     @classmethod
     def from_run(cls, row: EnrichmentRun, detail: RunDetail) -> "RunView":
-        """Return the view of a run's row and of its decrypted details."""
         shown = ("why", "significant", "kinds", "note", "problem", "message_ids", "memory_ids")
         return make_struct(
             cls,
@@ -187,7 +185,6 @@ class SummaryView(msgspec.Struct, kw_only=True, frozen=True):
 
     @classmethod
     def from_summary(cls, summary: StoredSummary, *, is_used: bool) -> "SummaryView":
-        """Return the view of a stored summary."""
         return make_struct(
             cls,
             summary,

@@ -127,7 +127,6 @@ class EnrichmentService:
         return RunView.from_run(run, open_detail(identity.sealer, run))
 
     async def undo(self, identity: Identity, run_id: UUID, *, force: bool) -> UndoView:
-        """Undo a run: see `undo_run`."""
         async with self._database.write() as session:
             return await undo_run(session, self._index, identity, run_id, force=force)
 

@@ -102,7 +102,6 @@ def shape_prompt(prompt: Prompt, shape: MessageShape) -> Prompt:
 
 
 def shape_messages(messages: Sequence[PromptMessage], shape: MessageShape) -> list[PromptMessage]:
-    """Return the messages of a prompt as they are sent in a shape."""
     return list(shape_prompt(Prompt(messages), shape).messages)
 
 

@@ -334,7 +334,6 @@ class ModelRegistry:
         return self.get(model_id).spec
 
     def find_limit(self, model_id: str) -> ServerLimit | None:
-        """Return the limit of a model's server; None if there is none."""
         provider = self.providers.get(model_id.partition("/")[0])
         return provider.limit if provider else None
 

@@ -98,7 +98,6 @@ class ShownProblem(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def make_struct(kind: type[StructT], source: object, /, **members: Any) -> StructT:
-    """Make a struct from the given members, and from the attributes of `source` for the others."""
     for name in kind.__struct_fields__:
         if name not in members:
             members[name] = getattr(source, name)

@@ -36,7 +36,6 @@ class JobKeys:
         self._open = open_keys
 
     def users(self) -> list[UUID]:
-        """Return the users whose keys are in memory."""
         return self._open.users() if self._open else []
 
     async def load(
@@ -49,7 +48,6 @@ class JobKeys:
     def sealers(
         self, jobs: Sequence[ClaimedJob], holders: KeyHolders | None, *, at: datetime
     ) -> dict[UUID, Sealer]:
-        """Return sealers by job, for the jobs whose key is available."""
         found: dict[UUID, Sealer] = {}
         for job in jobs:
             if job.user_id is None or holders is None:

@@ -41,7 +41,6 @@ class JobView(msgspec.Struct, kw_only=True, frozen=True):
 
     @classmethod
     def from_row(cls, job: Job) -> "JobView":
-        """The view of a row."""
         progress = JobProgress(done=job.progress_done, total=job.progress_total)
         counts, detail = _counts(job.payload), _detail(job)
         return make_struct(cls, job, progress=progress, counts=counts, detail=detail)

@@ -77,7 +77,6 @@ class Slots:
         self._fill()
 
     def leave(self, job: RunningJob) -> None:
-        """Release the slot of a job."""
         began = self._working.pop(job.id, None)
         if began is not None:
             self._seconds += SMOOTHING * (time.monotonic() - began - self._seconds)
@@ -478,7 +477,6 @@ class Worker:
         self._interrupt_lost(before, renewed)
 
     def _interrupt_lost(self, jobs: list[RunningJob], held: set[tuple[UUID, int]]) -> None:
-        """Interrupt the jobs that are not in `held`, a set of (id, fence)."""
         for job in jobs:
             if (job.id, job.claimed.fence) in held or self._jobs.get(job.id) is not job:
                 continue

@@ -87,7 +87,6 @@ class CertifiedKey:
     def covers(
         self, root: CertifiedKey, names: Sequence[str], addresses: Sequence[IPv4Address]
     ) -> bool:
-        """True if the root signed this certificate, and it covers all the names and addresses."""
         try:
             self.certificate.verify_directly_issued_by(root.certificate)
         except (ValueError, InvalidSignature):

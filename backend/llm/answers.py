@@ -71,7 +71,6 @@ class RunBudget:
 
 
 def estimate_tokens(prompt: Prompt) -> int:
-    """Estimate the tokens of a prompt without its tools."""
     characters = sum(len(message.text) for message in prompt.messages)
     for each in prompt.rounds:
         arguments = [dict(call.arguments) for call in each.calls]
@@ -148,7 +147,6 @@ async def collect(
 
 
 def join_answer(text: str, calls: Sequence[ToolCall]) -> str:
-    """Return the text of an answer together with the arguments of its calls."""
     return "".join([text, *(str(dict(call.arguments)) for call in calls)])
 
 

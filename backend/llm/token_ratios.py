@@ -77,7 +77,6 @@ class RatioCache:
 
 
 def make_ratio_key(spec: ModelSpec, tokenizer: str) -> str:
-    """Return the key of a ratio: the model, and the vocabulary that counted."""
     return f"{spec.id} {tokenizer}"
 
 

@@ -315,7 +315,6 @@ class UserModels(UserSignedOut):
         revision: int,
         abilities: ServerAbilities,
     ) -> None:
-        """Store the abilities learned from a server, unless the provider has changed."""
         if self._database is None:
             return
         task = asyncio.ensure_future(_keep(self._database, table, row_id, revision, abilities))

@@ -79,7 +79,6 @@ def open_entries(sealer: Sealer, rows: Iterable[tuple[bytes, bytes]]) -> list[Lo
 async def items(
     session: AsyncSession, sealer: Sealer, books: Sequence[Lorebook]
 ) -> list[LorebookItem]:
-    """Return the list items of the books, in the order given."""
     ids = [book.id for book in books]
     counts = await repository.count_entries(session, ids)
     links = await repository.load_links(session, ids)

@@ -86,7 +86,6 @@ async def books_after(
 async def find_books(
     session: AsyncSession, book_ids: Sequence[UUID], *, owner_id: UUID
 ) -> dict[UUID, Lorebook]:
-    """Return the books that belong to the owner, by id."""
     query = select(Lorebook).where(Lorebook.id.in_(book_ids), Lorebook.user_id == owner_id)
     return {book.id: book for book in await session.scalars(query.options(_WITHOUT_SOURCE))}
 
@@ -114,7 +113,6 @@ async def count_entries(session: AsyncSession, book_ids: Sequence[UUID]) -> dict
 
 
 async def load_links(session: AsyncSession, book_ids: Sequence[UUID]) -> dict[UUID, LorebookLinks]:
-    """Return the links of each book, in the order of linking."""
     found = {book_id: LorebookLinks() for book_id in book_ids}
     links = await session.scalars(
         select(LorebookLink).where(LorebookLink.lorebook_id.in_(book_ids)).order_by(LorebookLink.id)
@@ -211,7 +209,6 @@ def _raw(entry_id: Any) -> bytes:
 
 
 async def load_places(session: AsyncSession, book_id: UUID) -> dict[UUID, int]:
-    """Return the place of each of a book's entries, by id."""
     query = select(LoreEntryRow.id, LoreEntryRow.place).where(LoreEntryRow.lorebook_id == book_id)
     return dict((await session.execute(query)).all())
 

@@ -134,7 +134,6 @@ async def make_data_keys_due(database: Database) -> str:
 async def rotate_user_key(
     database: Database, settings: Settings, *, name: str, password: str
 ) -> str:
-    """Make a new user key for one user."""
     accounts = await _accounts(database, settings, _root_keys(settings))
     unlocked = await accounts.unlock(name, password, address="")
     renewed = await accounts.renew(unlocked.user.id, unlocked.current)

@@ -178,7 +178,6 @@ def read_id(prompt: object) -> str:
 
 
 def make_block(block_id: str, prompt: Object, *, enabled: bool) -> Block:
-    """Make a block from a prompt of the file."""
     marker = MARKERS.get(block_id)
     has_content = marker is None or marker in MARKERS_WITH_CONTENT
     content = read_text(prompt, "content") if has_content else ""

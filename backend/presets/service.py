@@ -75,7 +75,6 @@ class PresetService:
     async def preset_chosen(
         self, session: AsyncSession, identity: Identity, preset_id: UUID
     ) -> None:
-        """See `PresetChosen`."""
         await repository.get_preset(session, preset_id, owner_id=identity.user_id)
 
     async def choose_for_character(

@@ -69,7 +69,6 @@ def find_counted_tables() -> Sequence[SealedTable]:
 
 
 async def count_stored_bytes(session: AsyncSession, user_id: UUID) -> int:
-    """Return the bytes that a user stores."""
     return int(await session.scalar(_STORED, {"owner": user_id}) or 0)
 
 
@@ -147,7 +146,6 @@ class NightlyRecount:
 
     @property
     def kinds(self) -> dict[str, JobKind]:
-        """Handlers by kind of job."""
         return {RECOUNT_KIND: JobKind(self.run, needs_key=False)}
 
     async def schedule(self) -> None:

@@ -104,7 +104,6 @@ class QuotaMiddleware(ASGIMiddleware):
 
 
 def _body_size(scope: Scope) -> int | None:
-    """Return the announced size of the body; None if it is unknown."""
     headers = dict(scope["headers"])
     if b"transfer-encoding" in headers:
         return None

@@ -58,7 +58,6 @@ class RegexScript(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_depth: int | None = None
 
     def applies_to(self, place: TextKind, form: TextForm, *, is_edit: bool) -> bool:
-        """True if the script applies to texts of that kind and form."""
         if self.disabled or PLACEMENTS[place] not in self.placement:
             return False
         forms = {"shown": self.markdown_only, "prompt": self.prompt_only}
@@ -209,7 +208,6 @@ class Scripts:
         return Scripts(self.scripts, self.expand, self.engine, self.owner_id, self.notes)
 
     def has(self, form: TextForm) -> bool:
-        """True if any script applies to that form of texts."""
         return any(self._chosen(place, form, is_edit=False) for place in PLACEMENTS)
 
     def run(
@@ -236,7 +234,6 @@ class Scripts:
         depth: int | None = None,
         is_edit: bool = False,
     ) -> Iterator[tuple[str, ScriptResult]]:
-        """Yield the text and the result after each script."""
         chosen = self._chosen(place, form, is_edit=is_edit)
         for number, script in enumerate(self.scripts):
             if number in chosen and script.reaches(depth):
@@ -246,7 +243,6 @@ class Scripts:
             yield text, step
 
     def _chosen(self, place: TextKind, form: TextForm, *, is_edit: bool) -> Sequence[int]:
-        """Return the indexes of the scripts for that kind and form of text."""
         key = (place, form, is_edit)
         if key not in self._by_use:
             self._by_use[key] = [
@@ -400,7 +396,6 @@ def _literal(text: str) -> str:
 def _replace_matches(
     compiled: _Compiled, matches: Sequence[Sequence[int]], text: str, *, most: int
 ) -> str | None:
-    """Return the text with its matches replaced, or None if it is longer than `most`."""
     pieces: list[str] = []
     end, left = 0, most
     for match in matches:

@@ -78,7 +78,6 @@ async def _account_scripts(session: AsyncSession, identity: Identity) -> list[Re
 async def _load_allowed_scripts(
     session: AsyncSession, identity: Identity, character_ids: Collection[UUID]
 ) -> dict[UUID, list[RegexScript]]:
-    """Return the scripts of the characters whose scripts are enabled."""
     if not character_ids:
         return {}
     rows = await session.execute(

@@ -120,7 +120,6 @@ async def find_texts(
 async def find_last_recorded(
     session: AsyncSession, leaf: Message, *, owner_id: UUID, look_back: int
 ) -> Message | None:
-    """Return the last message with a context record among `look_back` messages up to `leaf`."""
     query = (
         select(Message)
         .join(StoredContextRecord, StoredContextRecord.id == Message.id)

@@ -69,7 +69,6 @@ DEFAULT_KDF = PasswordKdf(salt=b"\0" * 16)
 def wrap_lent(
     kind: LentKind, slot_id: UUID, user_id: UUID, *, user_key: bytes, root: RootKeys
 ) -> Wrapped:
-    """Wrap the user key under HKDF(root key, slot or job, user)."""
     context, purpose = _make_lent_context(kind, slot_id, user_id)
     return root.wrap(user_key, context=context, purpose=purpose)
 
@@ -129,7 +128,6 @@ def normalize_code(code: str) -> str:
 
 
 def parse_recovery_code(code: str) -> bytes | None:
-    """Return the secret of a typed recovery code, or None if it is not one."""
     letters = normalize_code(code)
     try:
         secret = base64.b32decode(letters + "=" * (-len(letters) % 8))

@@ -157,7 +157,6 @@ class IdempotencyMiddleware(ASGIMiddleware):
     async def _claim(
         self, identity: Identity, key: str, fingerprint: bytes
     ) -> _RequestClaim | tuple[int, StoredResponse]:
-        """Claim the request, or return the status and response of the first one."""
         sealer = identity.sealer
         key_digest = digest(sealer.derive_key("idempotency"), identity.slot_id.bytes, key.encode())
         is_same = (
@@ -283,7 +282,6 @@ class _ResponseRecorder:
 
     @property
     def can_be_stored(self) -> bool:
-        """True if the request succeeded, and its response can be stored."""
         is_done = 200 <= self.status < 300  # noqa: PLR2004  # the class of success
         return is_done and not self._is_excluded
 

@@ -51,7 +51,6 @@ def make_data_key(user_id: UUID, number: int, *, user_key: bytes) -> DataKey:
 
 
 def wrap_data_key(row: DataKey, key: bytes, *, user_key: bytes) -> None:
-    """Wrap a data key under the user key, and put it into its row."""
     row.wrapped = seal_under(
         derive(user_key, "data-keys"), key, context=_make_context(row.user_id, row.number)
     )

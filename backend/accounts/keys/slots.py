@@ -80,7 +80,6 @@ def make_slot(
     root: RootKeys,
     **columns: Any,
 ) -> KeySlot:
-    """Make a slot that contains the user key, for a known secret."""
     slot_id = columns.pop("id", None) or new_id()
     place = EnvelopePlace(kind, slot_id, user_id, current.generation)
     wrapped = envelopes.wrap(place, secret=secret, user_key=current.key, root=root)
@@ -223,7 +222,6 @@ async def lock_jobs_with_keys(session: AsyncSession, user_id: UUID) -> Sequence[
 def wrap_for_jobs(
     job_ids: Sequence[UUID], user_id: UUID, *, user_key: bytes, root: RootKeys
 ) -> list[dict[str, Any]]:
-    """Wrap a new user key for jobs, as `store_job_keys` expects it."""
     return [
         {"job_id": job_id, "version": wrapped.root_version, "wrapped": wrapped.blob}
         for job_id in job_ids

@@ -81,7 +81,6 @@ class Entry:
         self.text = "\n".join([first, *(each for each in lines if not self.take(each))])
 
     def detail(self, text: str) -> tuple[str, str] | None:
-        """Return a text as a known detail and its value; None if it is no detail."""
         if BOX.match(text) and "objective" in self._known:
             return "objective", text
         name, colon, value = text.partition(":")

@@ -97,7 +97,6 @@ class _Writer:
         }
 
     def files(self) -> dict[str, bytes]:
-        """All files."""
         world = next((item for _, item in self._of(World)), World())
         index = {"current_day": world.day, "current_time": world.time_of_day}
         written = {

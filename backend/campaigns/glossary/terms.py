@@ -54,7 +54,6 @@ class Definition(NamedTuple):
 
 
 async def entity_names(session: AsyncSession, sealer: Sealer, campaign_id: UUID) -> list[str]:
-    """The names and aliases of all entities."""
     query = select(CampaignItem.id, CampaignItem.sealed_state).where(
         CampaignItem.campaign_id == campaign_id,
         CampaignItem.kind == "entity",

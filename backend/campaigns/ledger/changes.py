@@ -51,7 +51,6 @@ class Operations(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
         return [key for key in (*self.set, *self.add, *self.remove) if key != EXISTS]
 
     def select(self, keys: Collection[str]) -> Operations:
-        """Return the operations on some of the keys."""
         put, added, removed = (
             {key: value for key, value in each.items() if key in keys}
             for each in (self.set, self.add, self.remove)
@@ -137,7 +136,6 @@ def build_item(kind: Kind, state: State) -> Item:
 
 
 def build_creation(item: Item) -> Operations:
-    """Return the operations that create an item."""
     return Operations(set={EXISTS: True, **msgspec.to_builtins(item)})
 
 

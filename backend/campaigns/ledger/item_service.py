@@ -193,7 +193,6 @@ async def _load_view(session: AsyncSession, identity: Identity, key: ItemKey) ->
 
 
 async def has_item_room(session: AsyncSession, campaign_id: UUID, *, more: int = 1) -> bool:
-    """Return True if a campaign has room for `more` items."""
     query = select(func.count()).where(CampaignItem.campaign_id == campaign_id)
     return (await session.scalar(query) or 0) + more <= MAX_ITEMS
 

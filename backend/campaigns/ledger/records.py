@@ -120,12 +120,10 @@ async def open_reading(
 
 
 def open_campaign(sealer: Sealer, campaign: Campaign) -> CampaignFields:
-    """Unseal the fields of a campaign."""
     return _FIELDS.decode(sealer.open_bytes(CAMPAIGN, campaign.id, campaign.sealed_campaign))
 
 
 def seal_campaign(sealer: Sealer, campaign: Campaign, fields: CampaignFields) -> None:
-    """Seal the fields of a campaign into its row."""
     campaign.rules = fields.rules
     campaign.sealed_campaign = sealer.seal_bytes(CAMPAIGN, campaign.id, msgspec.json.encode(fields))
 
@@ -189,12 +187,10 @@ def build_item_view(row: CampaignItem, item: Item) -> msgspec.Struct:
 
 
 def open_item(sealer: Sealer, row: CampaignItem) -> Item:
-    """Unseal the item of a row."""
     return build_item(row.kind, read_state(sealer, row.id, row.sealed_state))
 
 
 def get_item_name(kind: Kind, *states: State) -> str:
-    """Return the name of an item, from the first state that has one."""
     if kind == "world":
         return "world"
     for state in states:

@@ -53,7 +53,6 @@ from backend.vault.sealing import Sealer
 
 
 def read_state(sealer: Sealer, item_id: UUID, blob: bytes) -> State:
-    """Unseal the state of an item."""
     state: State = msgspec.json.decode(sealer.open_bytes(STATE, item_id, blob))
     return state
 
@@ -272,7 +271,6 @@ async def fold_items(
 
 
 async def has_changes(session: AsyncSession, message_id: UUID) -> bool:
-    """True if the ledger has changes of a message."""
     return await session.scalar(_IS_SOURCE, {"message": message_id}) is not None
 
 
@@ -282,7 +280,6 @@ def _as_bytes(row_id: bytes | UUID) -> bytes:
 
 
 def read_operations(sealer: Sealer, change_id: UUID, blob: bytes) -> Operations:
-    """Unseal the operations of a change."""
     return _OPERATIONS.decode(sealer.open_bytes(OPERATIONS, change_id, blob))
 
 

@@ -152,7 +152,6 @@ class Table:
 
     @classmethod
     def load(cls, data: bytes, names: CampaignSnapshot | None = None) -> Table:
-        """Load a saved table."""
         rules = find_rules(msgspec.json.decode(data, type=_SavedRules).rules)
         return cls(msgspec.json.decode(data, type=rules.state_type), names)
 
@@ -200,7 +199,6 @@ class Table:
 
     @property
     def references(self) -> ItemResolver:
-        """The resolver of items in calls."""
         names = self.names if self.viewpoint == GM else None
         return ItemResolver(self.state.items, names, self._secrets)
 

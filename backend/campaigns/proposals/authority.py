@@ -212,7 +212,6 @@ class KnownItems:
 
 
 def build_gist(kind: Kind, state: State) -> Gist:
-    """Return the gist of an item in this state."""
     about = state.get("about_id") if kind == "fact" else ""
     return (
         kind,

@@ -54,7 +54,6 @@ _TEXT = msgspec.json.Decoder(ProposalContent)
 
 
 def read_text(sealer: Sealer, row: CampaignProposal) -> ProposalContent:
-    """Unseal the content of a proposal."""
     return _TEXT.decode(sealer.open_bytes(PROPOSAL, row.id, row.sealed_proposal))
 
 

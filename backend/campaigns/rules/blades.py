@@ -107,7 +107,6 @@ def get_pool(table: Table) -> list[int]:
 
 
 def find_pool_tier(die: int) -> Tier:
-    """Return the tier of a die from the pool."""
     if die == 6:  # noqa: PLR2004  # the faces of a die
         return "critical"
     if die >= 4:  # noqa: PLR2004

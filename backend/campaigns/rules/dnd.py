@@ -135,7 +135,6 @@ class EndCombat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def check(table: Table, asked: AbilityCheck) -> ToolOutcome:
-    """Roll a check of an ability."""
     who = table.references.find_in_play(asked.character, _PEOPLE)
     state = table.get(who.id)
     bonus = _get_modifier(state, asked.ability) + (

@@ -129,7 +129,6 @@ class RuleSystem(Generic[TableT]):
     hidden_attributes: ClassVar[frozenset[str]] = frozenset()
 
     def find_mood(self, name: str) -> Mood[TableT] | None:
-        """Return the mood with this name."""
         return next((mood for mood in self.moods if mood.name == name), None)
 
     def schema(self, kind: Kind) -> dict[str, Any]:

@@ -26,7 +26,6 @@ ENTRY_POINTS = "talekeeper.rules"
 
 @cache
 def load_rules() -> dict[str, RuleSystem[Any]]:
-    """Return all rule systems by name."""
     found: dict[str, RuleSystem[Any]] = {
         point.name: point.load() for point in entry_points(group=ENTRY_POINTS)
     }

@@ -199,8 +199,6 @@ async def build_memory_items(
     kept: CampaignSnapshot | None = None,
     marks: AudienceMarks = NAMELESS_MARKS,
 ) -> dict[UUID, MemoryItem]:
-    """Return items, given with their campaigns, with their places and with `facts`."""
-
     def recall(item_id: UUID, campaign_id: UUID, item: Item) -> MemoryItem:
         audience = encode_audience(getattr(item, "audience", PUBLIC))
         names = {

@@ -397,7 +397,6 @@ class SituationReader(CampaignReader):
     async def _load_prebuilt(
         self, query: Select[*tuple[Any, ...]], values: Mapping[str, Any] = MappingProxyType({})
     ) -> list[tuple[Any, Item]]:
-        """Return the rows of a prebuilt query with their items."""
         if self.viewpoint != GM:
             query = query.where(filter_known_to(self.viewpoint, _ITEMS.c.audience))
         rows = (await self.session.execute(query, {"campaign": self.campaign.id, **values})).all()
@@ -408,7 +407,6 @@ class SituationReader(CampaignReader):
     def _find_place_names(
         self, names: CampaignSnapshot, marks: AudienceMarks, entities: Sequence[VisibleEntity]
     ) -> dict[UUID, str]:
-        """Return the names of the places of entities, by entity."""
         return {
             each.id: marks.mark(name, names.find_audience(where), within=each.entity.audience)
             for each in entities

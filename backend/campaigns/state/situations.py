@@ -270,7 +270,6 @@ async def _find_moment(
     recent: Sequence[str],
     is_preview: bool = False,
 ) -> tuple[StateBlock, Situation]:
-    """Return the block of a turn, and the situation; for a preview, the full situation."""
     session, sealer, campaign = reader.session, reader.sealer, reader.campaign
     last = await _load_last_injected(session, sealer, leaf) if leaf else None
     is_first = last is None and not (leaf and await chats.has_said(session, leaf, "user"))

@@ -182,7 +182,6 @@ class StoryClock(UserSignedOut):
 async def _fold_times(
     session: AsyncSession, messages: Iterable[Any], changes: Sequence[tuple[UUID, Operations]]
 ) -> dict[UUID, StoryTime]:
-    """Return the time at each message of one campaign."""
     messages = list(messages)
     chats = {message.chat_id for message in messages}
     made_at: dict[UUID, Any] = {}

@@ -87,7 +87,6 @@ def list_names(item: Item) -> list[str]:
 
 
 def render_title(item: Item, names: Mapping[UUID, str]) -> str:
-    """Return the title of an item; for a fact, the name of its subject."""
     if isinstance(item, Fact):
         return names.get(item.about_id, "") if item.about_id else ""
     return next(iter(list_names(item)), "")
@@ -109,7 +108,6 @@ def _render_attributes(entity: Entity) -> list[str]:
 
 
 def join_lines(texts: Iterable[str]) -> str:
-    """Join texts that are not empty, one on each line."""
     return "\n".join(text for text in texts if text.strip())
 
 
@@ -267,7 +265,6 @@ async def find_player_name(
 
 
 def match_players(campaign_id: UUID | None) -> Sequence[Condition]:
-    """Return the conditions for the player characters of a campaign."""
     return (
         CampaignItem.campaign_id == campaign_id,
         CampaignItem.kind == "entity",
@@ -391,7 +388,6 @@ async def hides_information(session: AsyncSession, sealer: Sealer, chat: Chat) -
 async def filter_players(
     session: AsyncSession, entity_ids: Collection[UUID], campaign_id: UUID | None
 ) -> Sequence[UUID]:
-    """Return the entities of a campaign that are players' characters."""
     query = select(CampaignItem.id).where(
         CampaignItem.id.in_(entity_ids), *match_players(campaign_id)
     )
@@ -410,7 +406,6 @@ async def _check(
 async def _find_missing(
     session: AsyncSession, entity_ids: Sequence[UUID], campaigns: Campaigns, *, owner_id: UUID
 ) -> UUID | None:
-    """Return the first id that is not an entity of the owner in one of the campaigns."""
     where: list[ColumnElement[bool]] = []
     if campaigns is not None:
         where.append(CampaignItem.campaign_id.in_([each for each in campaigns if each]))

@@ -183,7 +183,6 @@ def object_in(raw: Mapping[str, Any], member: str) -> Object:
 
 
 def without(raw: Mapping[str, Any], members: Collection[str]) -> Object:
-    """`raw` without `members`."""
     return {member: value for member, value in raw.items() if member not in members}
 
 

@@ -78,7 +78,6 @@ def normalise(raw: object) -> ImportedCard:
 
 
 def _single(values: list[object]) -> Object:
-    """Return the object of a list of one."""
     objects = [cast("Object", value) for value in values if isinstance(value, dict)]
     if not objects:
         raise CardError("This is not a character card: a card is a JSON object.")
@@ -109,7 +108,6 @@ def _has_words(value: object) -> bool:
 
 
 def _read_card(source: Object) -> ImportedCard:
-    """Read an object of the card format."""
     notes = Notes()
     spec, found = _read(source, notes)
     if not found.get("name", "").strip():

@@ -164,7 +164,6 @@ class _Field:
     draws: Counter[str] = field(default_factory=Counter[str])
 
     def is_inside(self, name: str) -> bool:
-        """True if this field is `name` or is nested in it."""
         return name == self.place or name in self.around
 
 
@@ -246,7 +245,6 @@ class Expander:
         return self.expand(self._parsed[name], within, depth=depth)
 
     def write(self, parts: Sequence[Part], output: _Output, within: _Field, *, depth: int) -> None:
-        """Write the parts to an output."""
         self.keep_within(MAX_DEPTH, depth, unit="levels of nesting")
         for part in parts:
             if isinstance(part, str):

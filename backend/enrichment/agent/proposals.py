@@ -274,7 +274,6 @@ class ShownReferences:
         return f"{mark}{_render_restriction(event)}: {indent_text(text, most=_MAX_EVENT)}"
 
     def render_summary(self, event: StoryEvent | ProposedEvent) -> str:
-        """Render the summary of an event for an answer to the model."""
         text = event.fields.summary
         if isinstance(event, StoryEvent):
             text = self._marks.mark(text, event.audience)
@@ -289,7 +288,6 @@ class ShownReferences:
         return f"{mark}{mine}: {name}: {text}"
 
     def render_message(self, message: MemoryItem) -> str:
-        """Render an old message."""
         self.messages.add(message.source_id)
         text = self._marks.mark(message.text, message.audience)
         return render_message(message.position, message.title, text, most=_MAX_MESSAGE)
@@ -311,14 +309,12 @@ def _render_restriction(event: StoryEvent | ProposedEvent) -> str:
 
 
 def render_story_line(line: StoryLine) -> str:
-    """Render a line of the story with its mark."""
     return render_message(
         line.position, line.author, put_mark(line.text, line.who_knows), most=_MAX_LINE
     )
 
 
 def render_message(position: int, author: str, text: str, *, most: int) -> str:
-    """Render a message with the mark of its position."""
     name = " ".join(indent_text(author, most=_MAX_NAME).split()) or "Narrator"
     return f"{_build_mark(position)} {name}: {indent_text(text, most=most)}"
 

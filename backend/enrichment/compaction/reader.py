@@ -306,7 +306,6 @@ async def refresh_world(
 
 
 def build_member(entity_id: UUID, state: State) -> Member:
-    """Return an entity as a member of a roster."""
     place, audience = state.get("location_id"), cast("Audience", state.get("audience", "public"))
     return Member(
         id=entity_id,

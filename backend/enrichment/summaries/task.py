@@ -147,7 +147,6 @@ class SummaryTask(Task[SummaryWork, str]):
         return GM, current, await self._find_goal(session, chat, current, interval)
 
     async def _choose_audience(self, session: AsyncSession, chat: Chat, interval: int) -> Next:
-        """Choose the audience that the furthest summary is ahead of."""
         furthest = await list_active_summaries(session, self.sealer, chat, limit=1)
         reached = furthest[0] if furthest else None
         goal = await self._find_goal(session, chat, reached, interval)

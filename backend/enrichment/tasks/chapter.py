@@ -136,7 +136,6 @@ class ChapterTask(Task[ChapterWork, ChapterProposal]):
     async def _find_due(
         self, session: AsyncSession, chat: Chat, *, lock: bool = False
     ) -> tuple[Campaign, DueChapter, Message] | None:
-        """Return the campaign, the next chapter of the chat, and the message that it belongs to."""
         if chat.campaign_id is None:
             return None
         campaign = await find_campaign(session, self.sealer, chat.campaign_id, lock=lock)

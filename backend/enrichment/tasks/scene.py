@@ -318,7 +318,6 @@ class SceneTask(Task[SceneWork, SceneProposal]):
     async def _get_scene(
         self, session: AsyncSession, chat: Chat, *, lock: bool = False
     ) -> tuple[Campaign, Scene] | None:
-        """Return the campaign and the scene, if it is to be summarised."""
         if chat.campaign_id is None:
             return None
         campaign = await find_campaign(session, self.sealer, chat.campaign_id, lock=lock)

@@ -52,7 +52,6 @@ _MOST_CALLS, _MOST_NAMES, _MOST_MOMENTS = 3, 10, 5
 
 
 def any_word(words: str, ending: str) -> re.Pattern[str]:
-    """A pattern of any of these words, each with an ending."""
     return re.compile(rf"\b(?:{'|'.join(words.split())}){ending}\b", re.IGNORECASE)
 
 

@@ -105,7 +105,6 @@ class ModelRequest:
         return shape_prompt(self.prompt, self.shape)
 
     def without(self, *settings: SamplingField) -> ModelRequest:
-        """Return the request without settings of the user."""
         left_out = (*self.left_out, *settings)
         absent = dict.fromkeys(settings)
         start = "" if "start_reply_with" in settings else self.start
@@ -174,7 +173,6 @@ class ServerModel(ABC, Generic[ProviderT]):
         return request
 
     def _client(self, connection: Any) -> ModelClient:
-        """Return the HTTP client of a connection."""
         client: ModelClient = connection
         return client
 

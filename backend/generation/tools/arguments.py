@@ -26,7 +26,6 @@ class InvalidCallError(Exception):
 
 
 def tool_of(name: str, arguments: type[msgspec.Struct]) -> Tool:
-    """A tool whose arguments are a struct."""
     schema = plain_schema(arguments)
     return Tool(name, schema.pop("description"), schema)
 

@@ -182,7 +182,6 @@ class EntryMatcher:
         return [] if primary is None or secondary is None else [primary, *secondary]
 
     def _check_key_decorators(self, entry: CompiledEntry, look: Look) -> Reason | None:
-        """Return the reason if a key decorator excludes the entry."""
         for key in entry.excluded:
             if self._window.where(entry, key, look) is not None:
                 return Reason("exclude_key", key.raw)

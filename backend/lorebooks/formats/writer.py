@@ -39,7 +39,6 @@ _NOT_IN_TABLE: Final[dict[Format, frozenset[str]]] = {
 
 
 def entry_object(entry: LoreEntry, source: EntrySource | None, target: Target) -> Object:
-    """Return an entry in the format `target`."""
     written = write_entry(entry, target)
     if source is None:
         return written
@@ -81,7 +80,6 @@ def _pick_number(value: object, member: str) -> Object:
 def world_info_object(
     book: BookFields, source: BookSource | None, entries: Sequence[Sourced]
 ) -> Object:
-    """Return a book as World Info: an object of entries by `uid`."""
     listed = [entry_object(entry, own, "world_info") for entry, own in entries]
     found = _build_members(book, source, "world_info")
     if source is None or not _is_untouched(source, entries, listed):

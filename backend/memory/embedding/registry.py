@@ -74,7 +74,6 @@ def build_embedder(settings: Settings, shared: ProviderEmbedding | None = None) 
 def build_cached_embedder(
     settings: Settings, database: Database, shared: ProviderEmbedding | None = None
 ) -> CachedEmbedder | None:
-    """Build the same embedder with a cache."""
     embedder = build_embedder(settings, shared)
     return None if embedder is None else add_cache(embedder, settings, database)
 

@@ -73,7 +73,6 @@ class PayloadCache:
         return len(self._young) + count <= self._half
 
     def get(self, ids: Iterable[int]) -> dict[int, PointPayload]:
-        """Return the cached payloads among these points."""
         found: dict[int, PointPayload] = {}
         for each in ids:
             known = self._young.get(each)
@@ -286,7 +285,6 @@ async def open_edge(folder: Path, name: str, dimension: int | None) -> EdgeIndex
 
 
 def list_collections(folder: Path) -> set[str]:
-    """Return the names of the collections in a folder."""
     return {path.stem for path in folder.glob("*.[0-9]*") if path.is_dir()}
 
 
@@ -361,14 +359,12 @@ class EdgeIndex:
         return [[] if query.is_empty else next(found) for query in queries]
 
     async def dense_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Floats]:
-        """See `VectorIndex`."""
         if self._dimension is None or not ids:
             return {}
         found = await self._call("vectors", list(ids))
         return {UUID(bytes=each): np.frombuffer(vector, dtype=np.float32) for each, vector in found}
 
     async def term_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Sparse]:
-        """See `VectorIndex`."""
         if not ids:
             return {}
         found = await self._call("term_vectors", list(ids))

@@ -122,7 +122,6 @@ def compute_place(owner_id: UUID | str, container_id: UUID | str, kind: Kind) ->
 
 
 def build_point(given: PointMessage) -> engine.Point:
-    """Convert a point for the engine."""
     vectors: dict[str, Any] = {name: _decode_floats(vector) for name, vector in given.dense.items()}
     vectors |= {name: build_sparse(vector) for name, vector in given.sparse.items()}
     payload = given.payload
@@ -162,7 +161,6 @@ def build_sparse(vector: SparseMessage) -> engine.SparseVector:
 
 
 def encode_sparse(vector: engine.SparseVector) -> SparseMessage:
-    """Convert a sparse vector of the engine to a message."""
     return SparseMessage(array("I", vector.indices).tobytes(), array("f", vector.values).tobytes())
 
 
@@ -179,7 +177,6 @@ def match_any(key: str, values: Sequence[object]) -> engine.FieldCondition:
 
 
 def filter_container(owner_id: UUID, container_id: UUID | None) -> engine.Filter:
-    """Return the filter for the owner's points in one container or in all."""
     if container_id is None:
         return filter_owned(owner_id)
     places = [compute_place(owner_id, container_id, kind) for kind in get_args(Kind)]

@@ -52,6 +52,5 @@ class QueryMessage(NamedTuple):
 
 
 def frame(message: object) -> bytes:
-    """Return the bytes of a message with its header."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return len(data).to_bytes(HEADER_BYTES) + data

@@ -186,7 +186,6 @@ class ServerIndex:
         return [[] if query.is_empty else _decode_hits(next(found).points) for query in queries]
 
     async def dense_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Floats]:
-        """See `VectorIndex`."""
         if self._dimension is None or not ids:
             return {}
         names = [str(each) for each in ids]
@@ -201,7 +200,6 @@ class ServerIndex:
         }
 
     async def term_vectors(self, ids: Sequence[UUID]) -> dict[UUID, Sparse]:
-        """See `VectorIndex`."""
         if not ids:
             return {}
         names = [str(each) for each in ids]

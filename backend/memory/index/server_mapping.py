@@ -157,7 +157,6 @@ def filter_owned(owner_id: UUID, *conditions: Any) -> models.Filter:
 
 
 def match_value(key: str, value: UUID) -> models.FieldCondition:
-    """Return the condition that the field is this id."""
     return models.FieldCondition(key=key, match=models.MatchValue(value=str(value)))
 
 

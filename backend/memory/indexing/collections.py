@@ -265,7 +265,6 @@ class Collections:
         return user_id in self._placed
 
     async def mark_ready_if_new(self, session: AsyncSession, user_id: UUID) -> None:
-        """Mark the current collection as ready if the user is newer than it."""
         if user_id in self._placed:
             return
         known = select(IndexState.id).where(IndexState.user_id == user_id).limit(1)
@@ -281,7 +280,6 @@ class Collections:
         return list({user_id: name for _, user_id, name in due}.items())
 
     async def load_users(self, name: str) -> set[UUID]:
-        """Return the users with texts in a collection."""
         query = select(IndexState.user_id).where(IndexState.collection == name)
         async with self._database.read() as session:
             return set(await session.scalars(query))

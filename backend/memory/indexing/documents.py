@@ -443,7 +443,6 @@ class Blinders:
             del self._kept[oldest]
 
     def forget(self, user_id: UUID) -> None:
-        """Drop the blinder of a user."""
         self._kept.pop(user_id, None)
 
 

@@ -85,7 +85,6 @@ def list_languages() -> Collection[str]:
 
 @cache
 def load_words(language: str) -> QueryWords:
-    """Return the words of a language."""
     entry = _load_file()[language]
     months = {form: i for i, each in enumerate(entry["months"], 1) for form in each.split("|")}
     units = {form: u for u in ("day", "week", "month", "year") for form in entry[u].split("|")}

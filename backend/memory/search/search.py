@@ -223,7 +223,6 @@ class SearchSession:
         self._task: asyncio.Task[SearchResult] | None = None
 
     async def start(self, request: SearchRequest | None) -> None:
-        """Start the search; None searches nothing."""
         if request is not None:
             self._task = asyncio.create_task(self._search.find(self._sealer, request))
             # Yield, so that the search starts before a long read of the caller on SQLite.

@@ -106,7 +106,6 @@ _local = threading.local()
 
 
 def count_terms(text: str) -> Counter[str]:
-    """Count the terms of a document."""
     tokens = _tokenize(text)
     language = _rank_languages(tokens)[0]
     stop_words, stem = STOP_WORDS[language], _get_stemmer(language)

@@ -342,6 +342,5 @@ async def _is_replay(
 
 
 def _compute_fingerprint(identity: Identity, chat_id: UUID, request: TurnRequest) -> bytes:
-    """Return a hash of the request without its turn id."""
     body = msgspec.json.encode(msgspec.structs.replace(request, turn_id=None))
     return digest(identity.sealer.derive_key("turn-requests"), chat_id.bytes, body)

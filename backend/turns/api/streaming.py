@@ -62,7 +62,6 @@ def read_last_event_id(request: AnyRequest) -> int:
 def stream_events(
     turns: TurnService, watch: SessionWatch, identity: Identity, turn_id: UUID, *, last_id: int
 ) -> Response[Any]:
-    """Return a response with the events after `last_id`."""
     return Stream(
         _encode_events(_watch_events(turns, watch, identity, turn_id, last_id=last_id)),
         media_type="text/event-stream",

@@ -177,7 +177,6 @@ class BuiltPrompt:
 
 
 def misses_rounds(loaded: LoadedChat, assembled: AssembledPrompt) -> bool:
-    """Return True if rounds of a campaign are missing from the prompt."""
     leaf = loaded.target.leaf
     # Messages that the viewpoint does not know are not missing.
     if leaf is None or not loaded.sums_rounds or loaded.viewpoint != GM:

@@ -150,7 +150,6 @@ def compare_prompts(
     after: ContextView,
     after_messages: Sequence[PromptMessage],
 ) -> PromptDifference:
-    """Compare a prompt with the earlier one of message `earlier_id`."""
     old = {_get_identity(item): item for item in (*before.items, *before.retrieved)}
     new = {_get_identity(item): item for item in (*after.items, *after.retrieved)}
     shared = 0
@@ -357,7 +356,6 @@ class ContextService:
         )
 
     async def _add_containers(self, identity: Identity, view: ContextView) -> None:
-        """Add the containers of all rows that a view refers to."""
         removed = view.difference.removed if view.difference else ()
         named = [*view.items, *view.retrieved, *view.left_out, *view.near_misses, *removed]
         async with self._database.read() as session:
@@ -377,7 +375,6 @@ def _find_source_ids(named: Sequence[RecordedItem | LeftOut], kind: str) -> set[
 async def _load_lines(
     session: AsyncSession, message: Message, recorded: RecordedHistory
 ) -> Sequence[Message]:
-    """Load the messages of a recorded history, from the path of its reply."""
     if message.is_active:
         # This reads one range of an index, however long the chat is.
         path = await repository.list_active_messages(

@@ -199,7 +199,6 @@ class CallFragments:
         ]
 
     def _find(self, fragment: _Fragment) -> _PartialCall | None:
-        """Return the call that a fragment continues, None if it begins one."""
         known = self._by_id.get(fragment.id)
         if fragment.index is None:
             call = known or self._last
@@ -417,7 +416,6 @@ class ChunkReader:
         return _read(event, "delta", self._calls)
 
     def read_whole(self, answer: Any) -> Delta:
-        """See `AnswerReader`."""
         return _read(answer, "message", self._calls)
 
     def close(self) -> Sequence[ToolCall]:

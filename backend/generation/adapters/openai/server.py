@@ -62,7 +62,6 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
         self._slots_asked_at = -math.inf
 
     async def learn_windows(self, models: Sequence[str]) -> None:
-        """See `ModelProvider`."""
         self._asked.update(models)
         config = self.config
         if not models or not can_be_asked(config.server):
