@@ -11,9 +11,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.support.systems import SYSTEMS, simulate_here
+from tests.support.machine import SYSTEMS, share_ssl_contexts, simulate_here
 from tests.support.thorough import THOROUGH
-from tests.support.trust import share_ssl_contexts
 
 GROUPS = ("embeddings", "postgres", "qdrant", "browser", "generated", "llm", "door")
 """Markers of tests that need more than Python and its packages.

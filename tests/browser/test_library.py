@@ -1,15 +1,17 @@
-"""Characters, personas and the start page, as somebody uses them who has read nothing."""
+"""The library: characters, lorebooks and presets."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import JSHandle, Page, Response, expect
+from playwright.sync_api import FilePayload, JSHandle, Page, Response, expect
 
-from tests.support.browser import EXAMPLE_CARD, Account, Watch
+from tests.support.browser import EXAMPLE_CARD, Account, Watch, phone
 
 pytestmark = pytest.mark.browser
 
@@ -210,3 +212,178 @@ def test_regex_scripts_of_a_card_and_of_the_user_change_what_is_shown(
         section.get_by_role("switch", name="Use Softer").uncheck()
     page.goto(f"/#/chats/{chat['id']}")
     expect(page.get_by_role("article", name="Vey")).to_contain_text("A (soft) hello.")
+
+
+def book(account: Account, *entries: dict[str, Any]) -> str:
+    """The address of a new lorebook with these entries."""
+    made = account.post("/lorebooks", {"name": "Saltwick"})
+    for entry in entries:
+        account.post(f"/lorebooks/{made['id']}/entries", entry)
+    return f"/#/lorebooks/{made['id']}"
+
+
+LIGHT = {"title": "The light", "keys": ["lighthouse"], "content": "It stands on a rock."}
+NAVY = {"title": "The navy", "keys": ["navy"], "content": "Ships.", "enabled": False}
+
+
+def test_files_become_lorebooks_and_one_that_is_none_says_why(page: Page, watch: Watch) -> None:
+    watch.expected.append("/lorebooks/import")
+    world = {"entries": {"0": {"uid": 0, "key": ["inn"], "content": "An inn.", "comment": "Inn"}}}
+    page.goto("/#/lorebooks")
+    expect(page.get_by_text("Lorebook entries are added")).to_be_visible()
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Import").click()
+    files = {"Harbour.json": json.dumps(world).encode(), "letter.json": b"Dear sir,"}
+    chooser.value.set_files(
+        [
+            FilePayload(name=name, mimeType="application/json", buffer=data)
+            for name, data in files.items()
+        ]
+    )
+    imports = page.get_by_role("region", name="Imports")
+    expect(imports).to_contain_text("This is no lorebook")
+    expect(imports).to_contain_text("or by their meaning")
+    imports.get_by_role("button", name="Use keys only").click()
+    expect(imports).to_contain_text("Entries activate by their keys.")
+    imports.get_by_role("link", name="Harbour").click()
+    expect(page.get_by_role("heading", name="Harbour")).to_be_visible()
+    page.get_by_role("button", name="Settings").click()
+    expect(page.get_by_label("Activate by")).to_have_value("keys")
+    expect(page.get_by_role("button", name="Inn inn", exact=True)).to_be_visible()
+
+
+def test_entries_are_tested_added_ordered_and_restored(page: Page, account: Account) -> None:
+    page.goto(book(account, LIGHT, NAVY))
+    page.get_by_label("Test text").fill("The navy sees the Lighthouse.")
+    expect(page.get_by_role("heading", name="1 entry activated")).to_be_visible()
+    expect(page.locator("mark")).to_have_text(["Lighthouse"])
+    details = page.get_by_role("region", name="Details")
+    expect(details).to_contain_text("Matched the key “lighthouse” in the text")
+    expect(details).to_contain_text("Turned off")
+    details.get_by_role("button", name="The navy").click()
+    page.get_by_role("checkbox", name="On", exact=True).check()
+    expect(details).to_contain_text("Saved")
+    details.get_by_role("button", name="Test").click()
+    expect(page.locator("mark")).to_have_text(["navy", "Lighthouse"])
+
+    page = page.context.new_page()
+    address = book(account, LIGHT)
+    page.goto(address)
+    page.get_by_role("button", name="Add entry").click()
+    details = page.get_by_role("region", name="Details")
+    details.get_by_label("Name", exact=True).fill("The lamp")
+    details.get_by_label("Keys", exact=True).fill("/lamps?{1,2}/i\nwick, oil")
+    details.get_by_text("Timing", exact=True).click()
+    details.get_by_label("Cooldown").fill("3")
+    details.get_by_text("Filters", exact=True).click()
+    details.get_by_label("Characters").fill("Mara")
+    expect(details).to_contain_text("Saved")
+    expect(page.get_by_role("list", name="Entries")).to_contain_text("The lamp")
+    _, made = account.get(f"{address[3:]}/entries")["items"]
+    assert (made["title"], made["cooldown"]) == ("The lamp", 3)
+    assert made["keys"] == ["/lamps?{1,2}/i", "wick, oil"]
+    assert made["character_filter"]["names"] == ["Mara"]
+
+    page = page.context.new_page()
+    address = book(account, LIGHT, NAVY)
+    page.goto(address)
+    rows = page.get_by_role("list", name="Entries").get_by_role("listitem")
+    expect(rows).to_have_count(2)
+    page.get_by_role("button", name="More actions for The light").press("Enter")
+    with page.expect_response(lambda answer: answer.url.endswith("/entries/order")):
+        page.get_by_role("menuitem", name="Move down").press("Enter")
+    expect(rows.first).to_contain_text("The navy")
+    titles = [entry["title"] for entry in account.get(f"{address[3:]}/entries")["items"]]
+    assert titles == ["The navy", "The light"]
+    page.get_by_role("button", name="More actions for The navy").click()
+    page.get_by_role("menuitem", name="Delete").click()
+    expect(rows).to_have_count(1)
+    page.get_by_role("button", name="Undo").click()
+    expect(rows).to_have_count(2)
+    page.get_by_role("combobox", name="Show").select_option("Off")
+    expect(rows).to_have_count(1)
+
+
+FILE = Path(__file__).parents[1] / "fixtures/presets/lighthouse.json"
+
+
+def test_a_preset_is_brought_in_put_in_order_and_makes_the_prompt(
+    page: Page, account: Account, assert_accessible: Callable[[Page], None]
+) -> None:
+    chat = account.new_chat(character_ids=[account.import_card()["id"]])
+    page.set_viewport_size({"width": 1280, "height": 2400})
+    page.goto("/#/settings")
+    page.get_by_role("link", name="Prompt presets").click()
+    expect(page.get_by_role("heading", name="Prompt presets", level=1)).to_be_visible()
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Import").click()
+    chooser.value.set_files(FILE)
+    page.get_by_role("link", name="lighthouse").click()
+
+    prompt = page.get_by_role("region", name="Prompt preview").get_by_role("listitem")
+    blocks = page.get_by_role("list", name="Blocks").get_by_role("listitem")
+    expect(prompt.filter(has_text="Keep the tone dry.")).to_have_count(1)
+    assert_accessible(page)
+
+    # By keyboard, by dragging, off, and another text.
+    place = [row.get_by_text("Tone", exact=True).count() for row in blocks.all()].index(1)
+    grip = page.get_by_role("button", name="Move Tone with the arrow keys")
+    grip.press("ArrowUp")
+    expect(blocks.nth(place - 1)).to_contain_text("Tone")
+    expect(grip).to_be_focused()
+    expect(page.get_by_text(f"Tone is now {place} of")).to_be_attached()
+    grip.click()
+    page.get_by_role("menuitem", name="Move down").click()
+    expect(page.get_by_text(f"Tone is now {place + 1} of")).to_be_attached()
+    grip.drag_to(blocks.last)
+    expect(blocks.last).to_contain_text("Tone")
+    expect(prompt.last).to_contain_text("Keep the tone dry.")
+    # What was done after a block was deleted holds when it is had back.
+    page.get_by_role("button", name="Delete Tone").click()
+    page.get_by_role("button", name="Move Persona Description with the arrow keys").press("ArrowUp")
+    persona = [
+        row.get_by_text("Persona Description", exact=True).count() for row in blocks.all()
+    ].index(1)
+    page.get_by_role("button", name="Undo").click()
+    expect(blocks.last).to_contain_text("Tone")
+    expect(blocks.nth(persona)).to_contain_text("Persona Description")
+    page.get_by_role("switch", name="Send Tone").click()
+    expect(prompt.filter(has_text="Keep the tone dry.")).to_have_count(0)
+    expect(page.get_by_role("switch", name="Send Tone")).to_be_focused()
+    page.get_by_role("button", name="New block", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Text").fill("The fog lifts, {{char}}.")
+    dialog.get_by_label("Depth").fill("0")
+    expect(dialog.get_by_text("Saved")).to_be_visible()
+    dialog.get_by_role("button", name="Close").click()
+    expect(prompt.filter(has_text="The fog lifts, ")).to_have_count(1)
+
+    # It is stored, and the chat's turn goes by it.
+    (stored,) = account.get("/presets")["items"]
+    kept = account.get(f"/presets/{stored['id']}")["blocks"]
+    assert (kept[-1]["name"], kept[-1]["enabled"]) == ("Tone", False)
+    page.goto(f"/#/chats/{chat['id']}?panel=settings")
+    page.get_by_label("Prompt preset").select_option("lighthouse")
+    expect(page.get_by_text("Saved")).to_be_visible()
+    account.turn(chat["id"], text="Hello.")
+    page.goto(f"/#/chats/{chat['id']}?panel=context")
+    expect(page.get_by_text("block New block").first).to_be_attached()
+
+
+def test_what_was_changed_elsewhere_is_told_and_kept(
+    page: Page, account: Account, watch: Watch
+) -> None:
+    watch.expected.append("/api/v1/presets/")
+    preset = account.post("/presets", {"name": "Mine"})
+    phone(page)
+    page.goto(f"/#/presets/{preset['id']}")
+    expect(page.get_by_text("Start a chat to")).to_be_visible()
+    name = page.get_by_role("button", name="Chat history", exact=True)
+    expect(name).to_have_css("text-align", "start")
+    other = account.client.patch(f"/presets/{preset['id']}", json={"name": "Elsewhere"})
+    assert other.is_success
+    page.get_by_role("switch", name="Send Persona").click()
+    expect(page.get_by_text("Your last change was not saved.")).to_be_visible()
+    page.get_by_role("button", name="Reload").click()
+    expect(page.get_by_role("heading", name="Elsewhere")).to_be_visible()
+    expect(page.get_by_role("switch", name="Send Persona")).to_be_checked()

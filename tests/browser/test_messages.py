@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from anyio.from_thread import BlockingPortal
 from playwright.sync_api import Locator, Page, expect
 
+from tests.fakes.openai_server import DONE, MODEL, OpenAIServer, chunk, reply, stream
+from tests.fakes.scripted_server import Gate
 from tests.support.browser import Account
 
 pytestmark = pytest.mark.browser
@@ -125,3 +128,126 @@ def test_deleted_messages_are_restored_and_settings_are_saved(
 def line(page: Page) -> Locator:
     """Where the next line is typed."""
     return page.get_by_label("Your message")
+
+
+@pytest.fixture
+def teller(model: OpenAIServer, account: Account) -> OpenAIServer:
+    """The account's own provider, whose model its chats use."""
+    body = {"kind": "openai", "base_url": model.url, "slug": "own", "name": "Own"}
+    account.post("/providers", body | {"models": [{"name": MODEL}]})
+    account.client.patch("/me/settings", json={"model": f"own/{MODEL}"}).raise_for_status()
+    return model
+
+
+@pytest.fixture
+def teller_chat(account: Account) -> dict[str, Any]:
+    return account.new_chat(character_ids=[account.import_card()["id"]], title="The storm")
+
+
+def say(page: Page, text: str) -> None:
+    page.get_by_label("Your message").fill(text)
+    page.get_by_role("button", name="Send").click()
+
+
+def test_thoughts_become_the_reply_and_are_found_by_the_provider_s_tags(
+    page: Page,
+    account: Account,
+    teller_chat: dict[str, Any],
+    teller: OpenAIServer,
+    portal: BlockingPortal,
+    assert_accessible: Callable[[Page], None],
+) -> None:
+    thoughts = chunk(reasoning_content="Mags waves.")
+    teller.script(stream(thoughts, chunk("stop"), DONE))
+    page.goto(f"/#/chats/{teller_chat['id']}")
+    say(page, "Hello!")
+    last = page.locator(".message.last")
+    expect(last).to_contain_text("The model sent thoughts but no reply.")
+    expect(last.locator(".thoughts div")).to_be_visible()
+    expect(last.locator(".prose")).to_have_text("")
+    assert_accessible(page)
+    last.get_by_role("button", name="More").click()
+    expect(page.get_by_role("menuitem", name="Copy")).to_be_visible()
+    expect(page.get_by_role("menuitem", name="Show to the model")).to_be_hidden()
+    page.keyboard.press("Escape")
+
+    last.get_by_role("button", name="Use as the reply").click()
+
+    expect(last.locator(".prose")).to_have_text("Mags waves.")
+    expect(last).not_to_contain_text("The model sent thoughts")
+    expect(last).not_to_contain_text("Hidden")
+    message = account.get(f"/chats/{teller_chat['id']}/messages")["items"][-1]
+    assert (message["text"], message["thinking"]) == ("Mags waves.", None)
+
+    page = page.context.new_page()
+    page.goto("/#/providers")
+    page.get_by_role("button", name="More actions for Own").click()
+    page.get_by_role("menuitem", name="Edit").click()
+    page.get_by_label("Detect thoughts in replies").uncheck()
+    tags = page.get_by_label("Extra thought tags")
+    tags.fill("(muse)")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("“(muse)” is not a pair of tags").first).to_be_visible()
+    assert_accessible(page)
+    tags.fill("(muse) (/muse)")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("dialog")).to_be_hidden()
+
+    (own,) = [each for each in account.get("/providers")["items"] if each["slug"] == "own"]
+    assert own["thought_tags"] == [{"opening": "(muse)", "closing": "(/muse)"}]
+    assert own["reads_thoughts"] is False
+
+    page = page.context.new_page()
+    page.goto(f"/#/chats/{teller_chat['id']}?panel=settings")
+    page.get_by_text("Token budget").click()
+    page.get_by_label("Keep other speakers' lines").select_option(label="On")
+    expect(page.get_by_text("Saved")).to_be_visible()
+    page.goto("/#/settings")
+    expect(page.get_by_label("Instructions for the model")).to_be_visible()
+    page.get_by_text("Token budget").click()
+    page.get_by_label("Keep other speakers' lines").check()
+    expect(page.get_by_text("Saved").first).to_be_visible()
+
+    assert account.get(f"/chats/{teller_chat['id']}/settings")["keep_other_speakers"] is True
+    assert account.get("/me/settings")["keep_other_speakers"] is True
+
+
+def test_text_that_was_thoughts_is_taken_back_while_it_streams(
+    page: Page, teller_chat: dict[str, Any], teller: OpenAIServer, portal: BlockingPortal
+) -> None:
+    thought, end = Gate(), Gate()
+    begun = chunk(content="They greet me 🦊. I wave.")
+    rest = (chunk(content="</think>"), chunk(content="Mags waves."))
+    teller.script(stream(begun, thought, *rest, end, chunk("stop"), DONE))
+    page.goto(f"/#/chats/{teller_chat['id']}")
+    say(page, "Hello!")
+    last = page.locator(".message.last")
+    expect(last.locator(".prose")).to_have_text("They greet me 🦊. I wave.")
+    portal.call(thought.opened.set)
+
+    expect(last.locator(".prose")).to_have_text("Mags waves.")
+    expect(last.locator(".thoughts div")).to_have_text("They greet me 🦊. I wave.")
+    portal.call(end.opened.set)
+    expect(page.get_by_label("Actions for message 3")).to_be_visible()
+    expect(last.locator(".prose")).to_have_text("Mags waves.")
+
+
+def test_a_continued_reply_keeps_its_earlier_text_when_new_text_is_taken_back(
+    page: Page, teller_chat: dict[str, Any], teller: OpenAIServer, portal: BlockingPortal
+) -> None:
+    end = Gate()
+    # The first reply shows that the model does not always begin with thoughts.
+    teller.script(reply("Mags waves 🦊."))
+    more = (chunk(content="I go on."), chunk(content="</think>"), chunk(content=" She nods."))
+    teller.script(stream(*more, end, chunk("stop"), DONE))
+    page.goto(f"/#/chats/{teller_chat['id']}")
+    say(page, "Hello!")
+    last = page.locator(".message.last")
+    expect(page.get_by_label("Actions for message 3")).to_be_visible()
+
+    last.get_by_role("button", name="Continue writing").click()
+
+    expect(last.locator(".prose")).to_have_text("Mags waves 🦊. She nods.")
+    portal.call(end.opened.set)
+    expect(page.get_by_label("Actions for message 3")).to_be_visible()
+    expect(last.locator(".prose")).to_have_text("Mags waves 🦊. She nods.")

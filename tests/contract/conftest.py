@@ -13,8 +13,8 @@ import pytest
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import VectorIndex
 from backend.settings import Settings
+from tests.support.databases import GRPC_PORT, HTTP_PORT, start_qdrant
 from tests.support.points import Open, open_collections
-from tests.support.qdrant_container import GRPC_PORT, HTTP_PORT, start_qdrant
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
+import sqlite3
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,24 @@ from backend.database.migrate import HEAD
 from backend.settings import Settings
 from backend.turns.models import Turn
 from backend.vault.root import load_root_keys
-from tests.integration.turns.following import check_tree, follow, others
+from tests.fakes.openai_server import API_KEY, MODEL, MODEL_ID, reply
+from tests.fakes.scripted_server import Answer, Silence
+from tests.integration.enrichment.storytelling import (
+    API,
+    Storyteller,
+    numbers_in,
+    preview,
+    previous_in,
+    set_chat,
+    summaries_in,
+)
+from tests.integration.turns.following import TURN, check_tree, follow, others
+from tests.integration.turns.playing import Game, named, new_game
 from tests.integration.turns.seeding import COOKIE
 from tests.support.process import Served, run_command, serving
-from tests.support.server import PASSWORD, Account, ok, read_events, text_of
+from tests.support.server import PASSWORD, Account, Event, ok, read_events, text_of
 from tests.support.thorough import rounds
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -270,3 +285,226 @@ def test_after_a_crash_the_doctor_and_the_migration_find_nothing_wrong(tmp_path:
     assert doctor.returncode == 0, doctor.stdout + doctor.stderr
     assert "FAIL" not in doctor.stdout
     assert (migrate.returncode, migrate.stdout) == (0, f"The database is at revision {HEAD}.\n")
+
+
+LINE = "I pick the lock of the counting house."
+
+
+async def counting(game: Game) -> list[dict[str, Any]]:
+    return [each for each in await game.changes() if each["counts"] and each["actor"] == "tool"]
+
+
+async def test_a_turn_that_waits_outlives_its_process_and_a_choice_outlives_it_too(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path, demo_tokens_per_second="0") as served:
+        async with browser(served) as ada:
+            game = await new_game(ada, rules="blades")
+            heard = await game.say(LINE)
+            assert heard[-1].name == "turn.awaiting_choice"
+            served.process.kill()
+            cookies = ada.client.cookies
+    turn_id = heard[0].data["turn_id"]
+    option = heard[-1].data["options"][0]["id"]
+
+    # Slow enough to be killed in the middle of a reply.
+    with serving(tmp_path, demo_tokens_per_second="10") as served:
+        async with browser(served, cookies) as ada:
+            again = game.at(ada)
+            assert (await again.turn(turn_id))["waiting"] == heard[-1].data
+            assert await counting(again) == []
+            rest = await again.choose(turn_id, option)
+            assert rest[-1].name == "turn.completed"
+            [changed] = named(rest, "state.changed")
+            assert len(await counting(again)) == len(changed["changes"]) > 0
+            replies = await ada.messages(game.chat)
+            assert text_of(await follow(ada.client, turn_id)) == replies[-1]["text"]
+            await ada.client.delete(f"/api/v1/messages/{replies[-1]['id']}")
+            assert await counting(again) == []
+
+            turn_id, option = await waiting(again)
+            path, events = f"{TURN}/{turn_id}/choice", list[Event]()
+            async with ada.client.stream("POST", path, json={"option": option}) as response:
+                async for event in read_events(response):
+                    events.append(event)
+                    if text_of(events):
+                        break
+                served.process.kill()
+
+    with serving(tmp_path, demo_tokens_per_second="0") as served:
+        async with browser(served, cookies) as ada:
+            again = game.at(ada)
+            assert (await again.turn(turn_id))["state"] == "interrupted"
+            stored = await counting(again)
+            state = await again.state()
+            play = state["attributes"]["play"]
+            assert (play["mood"], bool(play["tier"])) == ("action", True)
+            await again.refused(turn_id, "1.99", 422, "validation-failed")
+            assert (await again.choose(turn_id, option))[-1].name == "turn.failed"
+            assert (await again.state(), await counting(again)) == (state, stored)
+
+            rest = await ada.turn(game.chat, **{"continue": True})
+            assert rest[-1].name == "turn.completed"
+            after = await again.state()
+            assert after["attributes"]["play"]["mood"] == "aftermath"
+            assert after["attributes"]["dice"] == state["attributes"]["dice"]
+            database = database_of(tmp_path)
+            await check_tree(database, game.chat)
+            await database.dispose()
+
+
+async def waiting(game: Game) -> tuple[str, str]:
+    """A turn that waits: its id, and an option."""
+    heard = await game.say(LINE)
+    assert heard[-1].name == "turn.awaiting_choice"
+    return heard[0].data["turn_id"], heard[-1].data["options"][0]["id"]
+
+
+LONG = "The clock in the hall went on and on, and nobody minded it any more, for it rained. " * 60
+"""Some thousand tokens."""
+
+
+async def summaries(ada: Account, chat: str) -> list[str]:
+    items = ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))["items"]
+    return [each["text"] for each in items[::-1]]
+
+
+@pytest.mark.thorough
+async def test_a_backlog_goes_on_behind_the_last_summary_that_was_stored(tmp_path: Path) -> None:
+    async with Storyteller() as teller:
+        settings = {
+            "openai_base_url": teller.url,
+            "openai_api_key": API_KEY,
+            "openai_models": MODEL,
+            "default_model": MODEL_ID,
+        }
+        with serving(tmp_path, **settings) as served:
+            async with browser(served) as ada:
+                chat = str((await ada.new_chat())["id"])
+                for number in range(40):
+                    events = await ada.turn(chat, text=f"{number}: {LONG}")
+                    assert events[-1].name == "turn.completed", events[-1]
+                teller.summing_up += (reply("One."), reply("Two."), Answer(events=[Silence()]))
+                budgets = {"history": 1_000, "retrieval": 0}
+                await set_chat(ada, chat, budgets=budgets, summary={"enabled": True})
+                await ada.turn(chat, text="Well?")
+
+                async def is_held() -> bool:
+                    return len(teller.summed_up) == 3
+
+                await until(is_held)
+                served.process.kill()
+                await asyncio.to_thread(served.process.wait)
+                cookies = ada.client.cookies
+        teller.requests.clear()
+        with serving(tmp_path, **settings) as served:
+            async with browser(served, cookies) as ada:
+
+                async def is_done() -> bool:
+                    context = await preview(ada, chat)
+                    return bool(summaries_in(context))
+
+                await until(is_done)
+                texts = await summaries(ada, chat)
+                assert texts[:2] == ["One.", "Two."]
+                assert len(texts) > 2
+                assert previous_in(teller.summed_up[0]) == "Two."
+                numbers = [each for request in teller.summed_up for each in numbers_in(request)]
+                assert numbers == list(range(numbers[0], numbers[-1] + 1))
+                assert texts[-1] == f"Told up to {numbers[-1]}."
+
+
+IMPORT_ROUNDS = rounds(1, 4)
+ENTRIES = 3_000
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is imported. `made` names the member of the answer that holds it."""
+
+    path: str
+    made: str
+    file: Callable[[str], dict[str, Any]]
+
+
+def world(name: str) -> dict[str, Any]:
+    """A book whose entries name it."""
+    return {
+        "name": name,
+        "entries": {
+            str(n): {"uid": n, "key": [f"{name} {n}"], "content": f"{name} says {n}. " * 10}
+            for n in range(ENTRIES)
+        },
+    }
+
+
+def card(name: str) -> dict[str, Any]:
+    """A card with such a book in it."""
+    entries = [
+        {"keys": [f"{name} {n}"], "content": f"{name} says {n}.", "enabled": True}
+        for n in range(ENTRIES)
+    ]
+    data = {"name": name, "first_mes": "Hm?", "character_book": {"entries": entries}}
+    return {"spec": "chara_card_v3", "spec_version": "3.0", "data": data}
+
+
+LOREBOOKS = Kind("/api/v1/lorebooks", "lorebook", world)
+CHARACTERS = Kind("/api/v1/characters", "character", card)
+
+
+async def import_file(ada: Account, kind: Kind, name: str) -> httpx.Response:
+    files = {"file": ("file.json", json.dumps(kind.file(name)).encode())}
+    headers = {"Idempotency-Key": name}
+    return await ada.client.post(f"{kind.path}/import", files=files, headers=headers)
+
+
+async def things(ada: Account, kind: Kind) -> dict[str, str]:
+    """Ids by name; no name is there twice, and each lorebook is whole."""
+    items = ok(await ada.client.get(kind.path))["items"]
+    assert len({item["name"] for item in items}) == len(items)
+    books = ok(await ada.client.get("/api/v1/lorebooks"))["items"]
+    assert {book["entry_count"] for book in books} <= {ENTRIES}
+    return {item["name"]: item["id"] for item in items}
+
+
+def forget_claims(folder: Path) -> None:
+    """As if five minutes had passed: requests that were never answered may be sent again."""
+    with contextlib.closing(sqlite3.connect(folder / "talekeeper.sqlite3")) as connection:
+        connection.execute(
+            "UPDATE idempotent_requests SET created_at = '2020-01-01 00:00:00' WHERE status IS NULL"
+        )
+        connection.commit()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [LOREBOOKS, pytest.param(CHARACTERS, marks=pytest.mark.thorough)],
+    ids=lambda kind: kind.made,
+)
+async def test_an_import_that_is_killed_at_any_moment_loses_and_doubles_nothing(
+    tmp_path: Path, kind: Kind
+) -> None:
+    acknowledged: dict[str, str] = {}
+    sent: list[str] = []
+    cookies: httpx.Cookies | None = None
+    for turn in range(IMPORT_ROUNDS + 1):
+        with serving(tmp_path) as served:
+            async with browser(served, cookies) as ada:
+                found = await things(ada, kind)
+                assert acknowledged.items() <= found.items()
+                assert found.keys() <= set(sent)
+                for name in [name for name in sent if name not in acknowledged]:
+                    again = ok(await import_file(ada, kind, name), 201)[kind.made]
+                    assert again["id"] == found.get(name, again["id"])
+                    acknowledged[name] = again["id"]
+                assert await things(ada, kind) == acknowledged
+                if turn < IMPORT_ROUNDS:
+                    sent.append(f"Tale {turn}")
+                    task = asyncio.create_task(import_file(ada, kind, sent[-1]))
+                    await asyncio.sleep(random.uniform(0.0, 0.6))
+                    served.process.kill()
+                    with contextlib.suppress(httpx.TransportError):
+                        acknowledged[sent[-1]] = ok(await task, 201)[kind.made]["id"]
+                cookies = ada.client.cookies
+        forget_claims(tmp_path)
+    assert len(acknowledged) == IMPORT_ROUNDS

@@ -14,10 +14,10 @@ import pytest
 
 from backend.characters.pictures import placeholder_png
 from tests.e2e.test_crash import browser
+from tests.support.machine import SYSTEMS, python_path
 from tests.support.memory import API, preview
 from tests.support.process import environment, serving_installed, talekeeper
 from tests.support.server import Account, ok
-from tests.support.systems import SYSTEMS, python_path
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

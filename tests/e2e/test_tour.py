@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.machine import SYSTEMS, python_path
 from tests.support.process import serving, serving_installed
-from tests.support.systems import SYSTEMS, python_path
 
 ROOT = Path(__file__).parents[2]
 

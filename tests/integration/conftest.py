@@ -18,7 +18,7 @@ import pytest
 
 from backend.database import migrate
 from backend.database.engine import Database
-from tests.support.postgres import PostgresDatabases
+from tests.support.databases import PostgresDatabases
 from tests.support.server import Account, Running, running
 from tests.support.statements import shared_statements
 

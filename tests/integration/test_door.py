@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.door import door, free_port
+from tests.support.compose import door, free_port
 from tests.support.player import API, Player
 from tests.support.process import Served, serving
 from tests.support.waiting import PATIENCE

@@ -20,8 +20,8 @@ import pytest
 from backend.database import migrate
 from backend.database.engine import Database
 from backend.vault.root import load_root_keys
+from tests.support.databases import restored
 from tests.support.memory import context_of, take_turn, texts_found, whole
-from tests.support.postgres import restored
 from tests.support.server import Account, Running, ok, running
 from tests.support.waiting import until
 

@@ -10,7 +10,7 @@ import pytest
 
 from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
-from tests.support.postgres import PostgresDatabases
+from tests.support.databases import PostgresDatabases
 from tests.support.server import Account, Running, running
 
 _numbers = count(1)

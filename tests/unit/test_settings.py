@@ -25,6 +25,12 @@ def data_folder(**values: str) -> Path:
     return Settings.model_validate(values).data_dir
 
 
+def test_allowed_hosts_are_a_list_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TALEKEEPER_ALLOWED_HOSTS", "tales.lan, nas")
+    settings = Settings(_env_file=None)  # type: ignore[call-arg]  # pydantic-settings' own argument
+    assert settings.allowed_hosts == ("tales.lan", "nas")
+
+
 @pytest.mark.usefixtures("here")
 def test_a_checkout_keeps_its_data_in_the_working_directory() -> None:
     assert data_folder() == Path("data")

@@ -10,10 +10,10 @@ import pytest
 
 from backend.accounts.auth.second_factor.passkeys import parse_site
 from backend.accounts.auth.second_factor.service import MAX_PASSKEYS
-from tests.support.authenticator import SoftPasskey
 from tests.support.clock import Clock
 from tests.support.factors import (
     FACTORS,
+    SoftPasskey,
     add_passkey,
     at_localhost,
     begin_passkey,

@@ -24,8 +24,8 @@ from tests.fakes.scripted_server import Gate
 from tests.integration.turns.following import TURN, check_tree, follow, is_over, turn_under_way
 from tests.integration.turns.playing import Game, new_game
 from tests.integration.turns.seeding import identity_of
-from tests.support.folding import check_fold
 from tests.support.server import Account, Event, Running, ok, read_events, running
+from tests.support.stored import check_fold
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -14,9 +14,9 @@ from sqlalchemy import select
 
 from backend.lorebooks.models import Lorebook
 from tests.integration.turns.seeding import identity_of
-from tests.support.lore import opened_book
 from tests.support.memory import API, link, new_book, settled
 from tests.support.server import Running, ok, problem
+from tests.support.stored import opened_book
 from tests.support.studying import (
     FINISH,
     Call,

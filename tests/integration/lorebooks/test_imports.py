@@ -19,8 +19,8 @@ from backend.lorebooks.schemas import NewLoreEntry
 from backend.memory.models import IndexChange
 from backend.vault.sealing import Sealer
 from tests.integration.lorebooks.readers import WORLD, Reader
-from tests.support.lore import opened_book
 from tests.support.server import Running, ok, problem
+from tests.support.stored import opened_book
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from tests.fakes.scripted_server import Answer, Request, ScriptedServer
-from tests.support.qdrant_container import start_qdrant
+from tests.support.databases import start_qdrant
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,6 @@ from backend.lorebooks.entries import LoreEntry
 from tests.fakes.obedient_server import ObedientGemini, ObedientOpenAI
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.chronicling import new_event
-from tests.support.dumps import Dump, dump
 from tests.support.injections import (
     ENTRY,
     EVENT,
@@ -32,6 +31,7 @@ from tests.support.injections import (
 )
 from tests.support.memory import new_book, new_entry, settled
 from tests.support.server import Account, Running, ok
+from tests.support.stored import Dump, dump
 from tests.support.studying import tools_of
 from tests.support.waiting import until
 

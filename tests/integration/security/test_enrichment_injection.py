@@ -36,11 +36,11 @@ from tests.integration.security.obeyed import (
     settle_down,
     undo,
 )
-from tests.support.dumps import Change, Row, differences, of_owner, without
 from tests.support.injections import Injection, load_injections, texts_in
 from tests.support.memory import embedding, points_of, preview
 from tests.support.models import asking
 from tests.support.server import Running, running
+from tests.support.stored import Change, Row, differences, of_owner, without
 
 pytestmark = pytest.mark.anyio
 

@@ -18,8 +18,8 @@ from tests.fakes.game_master import GeminiGameMaster, OpenAIGameMaster
 from tests.integration.turns.following import TURN, check_tree, follow
 from tests.integration.turns.playing import Game, new_game
 from tests.integration.turns.seeding import identity_of
-from tests.support.folding import check_fold
 from tests.support.server import Account, Event, Running, ok, running
+from tests.support.stored import check_fold
 from tests.support.thorough import THOROUGH
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]

@@ -15,28 +15,11 @@ from backend.accounts.auth.throttle import (
 from backend.accounts.errors import TooManyAttemptsError
 
 
-def test_the_first_five_attempts_wait_for_nothing() -> None:
-    assert [ADDRESS_ALLOWANCE.delay_after(failures) for failures in range(5)] == [0] * 5
-
-
-def test_from_the_fifth_failure_on_each_doubles_the_delay() -> None:
-    assert [ADDRESS_ALLOWANCE.delay_after(failures) for failures in range(5, 11)] == [
-        1,
-        2,
-        4,
-        8,
-        16,
-        32,
-    ]
-
-
-def test_where_more_is_free_the_delays_begin_later() -> None:
-    assert [ACCOUNT_ALLOWANCE.delay_after(failures) for failures in (0, 99, 100, 101)] == [
-        0,
-        0,
-        1,
-        2,
-    ]
+@pytest.mark.parametrize(("allowance", "free"), [(ADDRESS_ALLOWANCE, 5), (ACCOUNT_ALLOWANCE, 100)])
+def test_delays_double_after_the_free_attempts(allowance: Allowance, free: int) -> None:
+    assert {allowance.delay_after(failures) for failures in range(free)} == {0}
+    delays = [allowance.delay_after(failures) for failures in range(free, free + 6)]
+    assert delays == [1, 2, 4, 8, 16, 32]
 
 
 def test_no_delay_is_longer_than_a_quarter_of_an_hour() -> None:
@@ -46,7 +29,7 @@ def test_no_delay_is_longer_than_a_quarter_of_an_hour() -> None:
 
 
 class Counter:
-    """What the table keeps of one key."""
+    """The stored failures of one key."""
 
     def __init__(self, allowance: Allowance) -> None:
         self._allowance = allowance
@@ -70,9 +53,9 @@ DAY = timedelta(days=1)
 
 
 def guess(addresses: list[Counter], account: Counter, *, days: int) -> tuple[int, float]:
-    """Guess from all addresses whenever one may: (guesses, seconds the owner would wait at most).
+    """Guess from all addresses as often as allowed.
 
-    The owner is at an address of which nothing is known.
+    Returns the number of guesses and the seconds that the owner, at a new address, waits at most.
     """
     at, guesses, longest = START, 0, 0
     while at < START + days * DAY:

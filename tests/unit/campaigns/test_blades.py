@@ -60,7 +60,7 @@ def blades(*, dice: str = "pool", pool: list[int] | None = None, **more: Any) ->
 
 
 def folded(table: Table) -> dict[Any, dict[str, Any]]:
-    """The items as their changes lead to them, which is what the ledger makes of them."""
+    """Fold the changes over the first state, as the ledger does."""
     start = town(world={"heat": 1, "dice": POOL}, stress=3, coin=1, inventory=["pick"])
     begun = table_of(start, "blades").state.items
     states = {item_id: held.state for item_id, held in begun.items()}

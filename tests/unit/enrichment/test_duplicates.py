@@ -52,7 +52,7 @@ class Model:
         self.model = LocalEmbedder(MODEL_FOLDER)
 
     async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:  # noqa: ARG002  # nothing is sealed
-        # By themselves: vectors of a model in eight bits differ with what goes through it at once.
+        # Separately, because vectors of an eight-bit model depend on the other texts of a batch.
         if not self.vectors:
             await self._embed({each.summary for pair in PAIRS for each in (pair.one, pair.other)})
         if wanted := {text for text in texts if text not in self.vectors}:
@@ -66,7 +66,7 @@ class Model:
 
 
 class Counting:
-    """Vectors that say nothing; `asked` is every text that it was asked for."""
+    """An embedder of meaningless vectors that records the requested texts in `asked`."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -100,7 +100,7 @@ async def compared(one: str, other: str, **fields: Any) -> SimilarEvent[Event]:
 
 
 async def shares(finder: DuplicateFinder, *splits: str) -> tuple[float, float, int]:
-    """Of what says the same: how much is seen. Of what does not: how much is, and is refused."""
+    """Return the shares of equal and of different pairs that are found, and the wrong merges."""
     seen: dict[bool, list[bool]] = {True: [], False: []}
     wrong = 0
     for pair in PAIRS:
@@ -122,7 +122,7 @@ def test_there_are_pairs_enough_of_either_sort_in_either_half() -> None:
 
 
 @pytest.mark.parametrize("split", ["choose", "check", "languages"])
-async def test_by_words_alone_no_news_are_refused_and_most_duplicates_seen(split: str) -> None:
+async def test_words_alone_refuse_no_news_and_find_most_duplicates(split: str) -> None:
     same, _, wrong = await shares(WORDS_ALONE, split)
 
     assert wrong == 0
@@ -130,7 +130,7 @@ async def test_by_words_alone_no_news_are_refused_and_most_duplicates_seen(split
 
 
 @pytest.mark.parametrize("split", ["choose", "check", "languages"])
-async def test_with_meaning_no_news_are_refused_and_most_duplicates_seen(
+async def test_meaning_refuses_no_news_and_finds_most_duplicates(
     minilm: DuplicateFinder, split: str
 ) -> None:
     same, _, wrong = await shares(minilm, split)
@@ -211,11 +211,8 @@ async def test_the_same_on_another_day_is_another_event() -> None:
 
 
 async def test_the_nearest_comes_first_and_says_how_near_it_is(minilm: DuplicateFinder) -> None:
-    wolf, bear, tea = (
-        event("Mara slew the wolf."),
-        event("Mara fed the bear."),
-        event("The tea is cold."),
-    )
+    texts = ("Mara slew the wolf.", "Mara fed the bear.", "The tea is cold.")
+    wolf, bear, tea = map(event, texts)
     new = EventFields(summary="Mara killed the wolf.", who=["Mara"])
 
     near = await minilm.nearest(new, [tea, bear, wolf])
@@ -236,14 +233,10 @@ async def test_an_embedder_that_fails_leaves_the_words() -> None:
     assert near.may_be_same()
 
 
-async def test_nothing_is_near_nothing() -> None:
+async def test_without_events_none_is_near() -> None:
     old: list[Event] = []
-
-    found = await DuplicateFinder(SEALER, Unreachable(), POOL).nearest(
-        EventFields(summary="News."), old
-    )
-
-    assert found == []
+    finder = DuplicateFinder(SEALER, Unreachable(), POOL)
+    assert await finder.nearest(EventFields(summary="News."), old) == []
 
 
 async def test_one_run_embeds_each_text_once() -> None:

@@ -1,3 +1,5 @@
+"""What the application refuses to start with."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -190,3 +192,10 @@ def test_a_configuration_does_not_show_its_key() -> None:
 @pytest.mark.anyio
 async def test_closing_a_registry_that_was_never_used_is_nothing() -> None:
     await ModelRegistry(GEMINI, SERVER).aclose()
+
+
+@pytest.mark.parametrize("name", ["default_model", "enrichment_model"])
+def test_a_model_that_nobody_offers_can_t_be_the_one_that_is_asked(name: str) -> None:
+    values: dict[str, Any] = {"_env_file": None, name: "gemini/of-another-day"}
+    with pytest.raises(UnknownModelError, match="of-another-day"):
+        build_registry(Settings(**values))

@@ -1,8 +1,13 @@
+"""The rank of memories: signals, thresholds and diversity."""
+
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 import numpy as np
@@ -12,7 +17,9 @@ from hypothesis import strategies as st
 
 from backend.core.reasons import Match, Reason
 from backend.memory.embedding.protocol import MINILM, ModelCosines, find_cosines
-from backend.memory.index.protocol import Hit, Kind, Payload
+from backend.memory.index.protocol import Floats, Hit, Kind, Payload
+from backend.memory.indexing.sources import MemoryItem
+from backend.memory.search import ranking as mmr
 from backend.memory.search.features import (
     DENSE_SIGNALS,
     FEATURES,
@@ -30,13 +37,24 @@ from backend.memory.search.features import (
 )
 from backend.memory.search.query import Signal
 from backend.memory.search.ranking import (
+    SCENE_DISCOUNT,
     RankingThresholds,
     Weights,
+    breadth,
     compute_thresholds,
+    lower_neighbours,
+    lower_scene_scores,
     rank,
     select_relevant,
 )
-from backend.memory.search.request import MatchScale, SharedWords, compute_scene_strengths
+from backend.memory.search.request import (
+    MatchScale,
+    SearchRequest,
+    SearchResult,
+    SharedWords,
+    compute_scene_strengths,
+)
+from backend.memory.search.search import MemorySearch
 
 OWNER, CHAT = uuid4(), uuid4()
 PLAIN = Weights(
@@ -456,3 +474,210 @@ def test_a_match_in_a_small_memory_counts_as_much_as_in_a_large_one() -> None:
 @given(points=st.integers(0, LARGE_CORPUS_POINTS))
 def test_the_smaller_a_memory_the_more_its_words_weigh(points: int) -> None:
     assert find_corpus_factor(points) >= find_corpus_factor(points + 1) >= 1
+
+
+def line(
+    score: float,
+    position: int,
+    *,
+    scene: UUID | None = None,
+    chat: UUID = CHAT,
+    kind: Kind = "message",
+    window: float = 10.0,
+    near_scene: float = 0.0,
+) -> Candidate:
+    payload = Payload(
+        owner_id=CHAT,
+        kind=kind,
+        container_id=chat,
+        source_id=uuid4(),
+        position=position,
+        scene_id=scene,
+    )
+    return Candidate(
+        id=uuid4(),
+        payload=payload,
+        score=score,
+        signals=Scores(sparse_window=window),
+        scene=near_scene,
+    )
+
+
+def in_scenes(scenes: Sequence[UUID]) -> list[Candidate]:
+    return [line(1 - 0.02 * at, 10 * at, scene=scene) for at, scene in enumerate(scenes)]
+
+
+MANY_SCENES = in_scenes([uuid4() for _ in range(20)])
+ONE_SCENE = in_scenes([uuid4()] * 20)
+
+
+def test_a_short_question_whose_hits_lie_in_many_scenes_is_broad() -> None:
+    question = "Which spells?"
+    assert breadth(question, MANY_SCENES) > 0.8
+    assert breadth(question, ONE_SCENE) < 0.5 * breadth(question, MANY_SCENES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What gift did grandmother bring back from her winter journey across the frozen lake?",
+        "She opens the door and waits. " * 20,
+        "??",
+    ],
+)
+def test_many_terms_or_none_ask_for_one_thing(text: str) -> None:
+    assert breadth(text, MANY_SCENES) < 0.15
+
+
+def test_nothing_is_broad_where_no_line_was_found() -> None:
+    assert breadth("Which spells?", []) == 0
+    assert breadth("Which spells?", [line(1.0, 0, kind="lore")]) == 0
+
+
+def test_a_broad_question_goes_less_by_scenes() -> None:
+    there, apart = line(0.9, 7, near_scene=1.0), line(0.85, 40)
+    assert lower_scene_scores([there, apart], 0.0) == [there, apart]
+    far = lower_scene_scores([there, apart], 0.5)
+    assert [each.id for each in far] == [apart.id, there.id]
+    assert far[1].score == pytest.approx(0.9 - 0.5 * SCENE_DISCOUNT)
+
+
+def test_a_line_next_to_a_better_one_makes_room_for_another_scene() -> None:
+    best, beside, apart = line(1.0, 7), line(0.9, 8), line(0.8, 40)
+    assert lower_neighbours([best, beside, apart], 0.9) == [best, apart, _lower(beside, 0.45)]
+    assert lower_neighbours([best, beside, apart], 0.0) == [best, beside, apart]
+
+
+def test_a_line_that_its_own_words_found_keeps_its_place() -> None:
+    best, beside, apart = line(1.0, 7), line(0.9, 8, window=1.0), line(0.8, 40)
+    assert [each.id for each in lower_neighbours([best, beside, apart], 0.9)] == [
+        best.id,
+        beside.id,
+        apart.id,
+    ]
+
+
+def test_only_lines_of_one_chat_stand_next_to_each_other() -> None:
+    some = [
+        line(1.0, 0),
+        line(0.9, 1, chat=uuid4()),
+        line(0.8, 0, kind="lore"),
+        line(0.7, 1, kind="lore"),
+    ]
+    assert lower_neighbours(some, 1.0) == some
+
+
+@pytest.mark.anyio
+async def test_what_is_recalled_for_a_list_comes_from_several_places() -> None:
+    best, beside, apart = line(1.0, 7), line(0.9, 8), line(0.8, 40)
+    request = SearchRequest(text="Which spells?", now=datetime(2026, 3, 4, tzinfo=UTC))
+    nowhere: Any = None
+    everything: Any = EveryRow()
+    search = MemorySearch(nowhere, [everything], embedder=None, blinders=nowhere, pool=nowhere)
+
+    async def recalled(breadth: float) -> list[UUID]:
+        result = SearchResult(request=request, candidates=[best, beside, apart], breadth=breadth)
+        memories = await search.recall(everything, nowhere, result)
+        return [each.recalled.source_id for each in memories]
+
+    of = [each.payload.source_id for each in (best, beside, apart)]
+    assert await recalled(0.0) == of
+    assert await recalled(0.9) == [of[0], of[2], of[1]]
+
+
+class EveryRow:
+    """A source whose rows all count, and a database that is not asked."""
+
+    kind: Kind = "message"
+
+    def read(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    async def recall(
+        self, _session: Any, _sealer: Any, ids: Sequence[UUID], *, viewpoint: Any
+    ) -> dict[UUID, MemoryItem]:
+        _ = viewpoint
+        return {
+            each: MemoryItem(kind="message", source_id=each, container_id=CHAT, title="", text="")
+            for each in ids
+        }
+
+
+def _lower(candidate: Candidate, by: float) -> Candidate:
+    return Candidate(
+        id=candidate.id,
+        payload=candidate.payload,
+        score=candidate.score - by,
+        signals=candidate.signals,
+    )
+
+
+def scored(score: float) -> Candidate:
+    row = uuid4()
+    payload = Payload(owner_id=uuid4(), kind="message", container_id=uuid4(), source_id=row)
+    return Candidate(id=row, payload=payload, score=score)
+
+
+def at(degrees: float) -> Floats:
+    turned = np.radians(degrees)
+    return np.array([np.cos(turned), np.sin(turned)], dtype=np.float32)
+
+
+def test_what_says_the_same_as_something_better_is_dropped() -> None:
+    best, same, other = scored(0.9), scored(0.8), scored(0.7)
+    vectors = {best.id: at(0), same.id: at(2), other.id: at(60)}
+    assert mmr.select_diverse([best, same, other], vectors, count=3) == [best, other]
+
+
+def test_the_order_stays_where_relevance_is_all_that_counts() -> None:
+    some = [scored(score) for score in (0.9, 0.8, 0.7)]
+    vectors = {each.id: at(20 * place) for place, each in enumerate(some)}
+    assert mmr.select_diverse(some, vectors, count=2, relevance_weight=1) == some[:2]
+
+
+def test_a_lower_weight_prefers_what_is_new() -> None:
+    best, near, far = scored(0.9), scored(0.85), scored(0.7)
+    vectors = {best.id: at(0), near.id: at(25), far.id: at(90)}
+    assert mmr.select_diverse([best, near, far], vectors, count=2, relevance_weight=0.5) == [
+        best,
+        far,
+    ]
+
+
+def test_what_has_no_vector_repeats_nothing() -> None:
+    some = [scored(0.9), scored(0.9)]
+    assert mmr.select_diverse(some, {}, count=5) == some
+    assert mmr.select_diverse(some, {some[0].id: at(0)}, count=5) == some
+
+
+def test_nothing_is_picked_from_nothing_and_nothing_when_none_is_wanted() -> None:
+    assert mmr.select_diverse([], {}, count=3) == []
+    assert mmr.select_diverse([scored(1)], {}, count=0) == []
+
+
+@pytest.mark.parametrize("weight", [-0.1, 1.1])
+def test_a_weight_outside_zero_to_one_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        mmr.select_diverse([scored(1)], {}, count=1, relevance_weight=weight)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 360)), max_size=20),
+    st.integers(0, 10),
+    st.floats(0, 1),
+)
+def test_picks_are_candidates_once_each_and_none_near_another(
+    given_ones: list[tuple[float, float]], count: int, weight: float
+) -> None:
+    some = sorted((scored(score) for score, _ in given_ones), key=lambda each: -each.score)
+    vectors: dict[UUID, Floats] = {
+        each.id: at(angle) for each, (_, angle) in zip(some, given_ones, strict=True)
+    }
+    picked = mmr.select_diverse(some, vectors, count=count, relevance_weight=weight)
+    assert len(picked) <= count
+    assert len({each.id for each in picked}) == len(picked)
+    assert all(
+        float(vectors[one.id] @ vectors[other.id]) < mmr.DUPLICATE_COSINE
+        for place, one in enumerate(picked)
+        for other in picked[:place]
+    )

@@ -1,8 +1,9 @@
-"""A real model on this machine, out of a folder: all-MiniLM-L6-v2 in ONNX form."""
+"""Local embedding models and their folders."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -10,13 +11,14 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from subprocess import run
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
 from fastembed import TextEmbedding
 
 from backend.memory.embedding import local as local_module
-from backend.memory.embedding.local import LocalEmbedder
+from backend.memory.embedding.local import LocalEmbedder, read_folder
 from backend.memory.embedding.protocol import EmbedderError, Floats, Task
 
 pytestmark = pytest.mark.anyio
@@ -176,3 +178,78 @@ def test_it_never_looks_for_the_network_and_keeps_no_book_of_its_use(
     assert (done.stdout, done.returncode) == (b"(1, 384)\n", 0), done.stderr
     # onnxruntime keeps its reports to Microsoft here until it has sent them.
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def new_folder(tmp_path: Path) -> Path:
+    write(tmp_path, "config.json", {"hidden_size": 384})
+    write(tmp_path, "tokenizer.json", {})
+    write(tmp_path, "tokenizer_config.json", {})
+    (tmp_path / "model.onnx").write_bytes(b"weights")
+    return tmp_path
+
+
+def write(new_folder: Path, name: str, value: Any) -> None:
+    file = new_folder / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(value))
+
+
+def complaint(new_folder: Path) -> str:
+    with pytest.raises(EmbedderError) as caught:
+        read_folder(new_folder)
+    return caught.value.detail
+
+
+def test_a_plain_folder_pools_by_the_mean_and_wants_no_prompts(new_folder: Path) -> None:
+    model = read_folder(new_folder)
+
+    assert (model.dimension, model.pooling, model.model_file) == (384, "mean", "model.onnx")
+    assert model.prompts == {"document": "", "query": ""}
+
+
+def test_what_sentence_transformers_wrote_down_is_followed(new_folder: Path) -> None:
+    pooling = {"word_embedding_dimension": 768, "pooling_mode_cls_token": True}
+    write(new_folder, "1_Pooling/config.json", pooling)
+    prompts = {"query": "query: ", "passage": "passage: "}
+    write(new_folder, "config_sentence_transformers.json", {"prompts": prompts})
+
+    model = read_folder(new_folder)
+
+    assert (model.dimension, model.pooling) == (768, "cls")
+    assert model.prompts == {"document": "passage: ", "query": "query: "}
+
+
+def test_a_model_under_another_name_is_found(new_folder: Path) -> None:
+    (new_folder / "model.onnx").rename(new_folder / "minilm_int8.onnx")
+
+    assert read_folder(new_folder).model_file == "minilm_int8.onnx"
+
+
+def test_other_weights_are_another_model(new_folder: Path) -> None:
+    before = read_folder(new_folder).mark
+    (new_folder / "model.onnx").write_bytes(b"Weights")
+
+    assert read_folder(new_folder).mark != before
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    text = complaint(tmp_path / "nowhere")
+
+    assert "TALEKEEPER_EMBEDDING_MODEL_PATH" in text
+    assert "config.json, tokenizer.json, tokenizer_config.json" in text
+
+
+def test_two_models_in_one_folder_are_one_too_many(new_folder: Path) -> None:
+    (new_folder / "model.onnx").rename(new_folder / "one.onnx")
+    (new_folder / "two.onnx").write_bytes(b"weights")
+
+    assert "one.onnx, two.onnx" in complaint(new_folder)
+
+
+def test_a_configuration_without_a_width_or_without_sense_is_told(new_folder: Path) -> None:
+    write(new_folder, "config.json", {"hidden_size": "wide"})
+    assert "hidden_size" in complaint(new_folder)
+
+    (new_folder / "config.json").write_text("{")
+    assert "not readable JSON" in complaint(new_folder)

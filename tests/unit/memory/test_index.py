@@ -1,0 +1,245 @@
+"""The vector index: payloads in memory, slow servers and counts of points."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+import pytest
+from msgspec.structs import replace
+
+from backend.jobs.models import Job, JobState
+from backend.memory.controller import ProblemKind, _find_problem
+from backend.memory.index.edge import PayloadCache
+from backend.memory.index.protocol import IndexUnavailableError, Payload
+from backend.memory.index.server import RECONNECT_SECONDS, ServerIndex
+from backend.memory.search import search as module
+from backend.memory.search.features import LARGE_CORPUS_POINTS
+from backend.memory.search.search import MemorySearch
+from backend.settings import Settings
+
+ANN, BEN, CHAT, SCENE = uuid4(), uuid4(), uuid4(), uuid4()
+Stored = tuple[UUID, Payload]
+
+
+def stored(owner: UUID = ANN) -> Stored:
+    payload = Payload(
+        owner_id=UUID(int=owner.int),
+        kind="message",
+        container_id=UUID(int=CHAT.int),
+        source_id=uuid4(),
+        scene_id=UUID(int=SCENE.int),
+        words=7,
+    )
+    return uuid4(), payload
+
+
+def found(cache: PayloadCache, *items: Stored) -> list[Payload | None]:
+    kept = cache.get([point_id.int for point_id, _ in items])
+    return [kept.get(point_id.int, (None, None))[1] for point_id, _ in items]
+
+
+def read(cache: PayloadCache, *items: Stored) -> None:
+    """As a search that finds them."""
+    cache.add(items, writes=cache.writes)
+
+
+def test_what_was_found_once_is_known() -> None:
+    cache, item, other = PayloadCache(), stored(), stored()
+    read(cache, item)
+    assert found(cache, item, other) == [item[1], None]
+
+
+def test_what_is_written_takes_the_place_of_what_was_found() -> None:
+    cache, item = PayloadCache(), stored()
+    read(cache, item)
+    changed = replace(item[1], words=8)
+    cache.write([(item[0], changed)])
+    assert found(cache, item) == [changed]
+
+
+def test_an_import_does_not_push_out_what_is_found() -> None:
+    cache, item = PayloadCache(4), stored()
+    read(cache, item)
+    cache.write([stored() for _ in range(20)])
+    assert found(cache, item) == [item[1]]
+
+
+def test_what_was_read_before_a_write_is_not_kept_after_it() -> None:
+    cache, item = PayloadCache(), stored()
+    writes = cache.writes
+    cache.write([(item[0], replace(item[1], words=8))])
+    cache.add([item], writes=writes)
+    assert found(cache, item) == [None]
+    writes = cache.writes
+    cache.forget(ANN)
+    cache.add([item], writes=writes)
+    assert found(cache, item) == [None]
+
+
+def test_there_is_room_until_what_was_found_would_go() -> None:
+    cache = PayloadCache(8)
+    assert cache.has_room(4)
+    assert not cache.has_room(5)
+    read(cache, stored(), stored(), stored())
+    assert cache.has_room(1)
+    assert not cache.has_room(2)
+
+
+def test_a_user_is_forgotten_and_nobody_else() -> None:
+    cache = PayloadCache(8)
+    hers, his = [stored() for _ in range(3)], [stored(BEN) for _ in range(3)]
+    read(cache, *hers, *his)
+    cache.forget(ANN)
+    assert found(cache, *hers, *his) == [None] * 3 + [payload for _, payload in his]
+
+
+def test_no_more_are_kept_than_were_allowed_and_those_in_use_stay() -> None:
+    cache, hot = PayloadCache(10), stored()
+    read(cache, hot)
+    items = [stored() for _ in range(50)]
+    for item in items:
+        read(cache, item)
+        assert found(cache, hot) == [hot[1]]
+    kept = [each for each in found(cache, *items) if each]
+    assert 4 <= len(kept) <= 10
+    assert kept[-1] == items[-1][1]
+
+
+def test_ids_that_many_payloads_name_are_kept_once() -> None:
+    cache, first, second = PayloadCache(), stored(), stored()
+    read(cache, first, second)
+    one, two = found(cache, first, second)
+    assert one is not None
+    assert two is not None
+    assert one.owner_id is two.owner_id
+    assert one.container_id is two.container_id
+    assert one.scene_id is two.scene_id
+
+
+pytestmark = pytest.mark.anyio
+
+
+class Empty:
+    """A client of a server with nothing in it."""
+
+    async def count(self, *_: Any, **__: Any) -> SimpleNamespace:
+        return SimpleNamespace(count=0)
+
+    async def get_collection(self, _: str) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+
+class Remote(ServerIndex):
+    """An index on a server that may be down."""
+
+    def __init__(self) -> None:
+        super().__init__(Settings.model_validate({}), "empty", None, clock=lambda: self.at)
+        self.is_up = False
+        self.asked = 0
+        self.at = 100.0
+
+    async def _connect(self) -> Any:
+        self.asked += 1
+        if not self.is_up:
+            raise IndexUnavailableError("Nobody listens there.")
+        self.is_new = True
+        return cast("Any", Empty())
+
+
+async def test_it_is_opened_when_it_is_first_needed() -> None:
+    index = Remote()
+    index.is_up = True
+    assert (index.asked, index.is_new) == (0, False)
+    assert await index.count() == 0
+    assert await index.count() == 0
+    assert (index.asked, index.is_new) == (1, True)
+
+
+async def test_while_it_is_down_it_is_tried_once_in_some_seconds() -> None:
+    index = Remote()
+    for _ in range(3):
+        with pytest.raises(IndexUnavailableError, match="Nobody listens"):
+            await index.ping()
+    assert index.asked == 1
+    index.at += RECONNECT_SECONDS
+    with pytest.raises(IndexUnavailableError):
+        await index.ping()
+    assert index.asked == 2
+
+
+async def test_once_it_is_up_it_answers() -> None:
+    index = Remote()
+    with pytest.raises(IndexUnavailableError):
+        await index.ping()
+    index.is_up = True
+    index.at += RECONNECT_SECONDS
+    await index.ping()
+    assert await index.count() == 0
+
+
+async def test_what_was_never_opened_is_closed_without_being_opened() -> None:
+    index = Remote()
+    await index.aclose()
+    assert index.asked == 0
+
+
+class Index:
+    """Counts how often it is asked."""
+
+    name = "tales"
+
+    def __init__(self) -> None:
+        self.asked: list[UUID] = []
+
+    async def count(self, owner_id: UUID) -> int:
+        self.asked.append(owner_id)
+        return LARGE_CORPUS_POINTS
+
+
+def open_search() -> MemorySearch:
+    nowhere = cast("Any", None)
+    return MemorySearch(nowhere, [], embedder=None, blinders=nowhere, pool=nowhere)
+
+
+async def test_many_points_are_counted_once_until_their_user_signs_out() -> None:
+    search, index, ann = open_search(), cast("Any", Index()), uuid4()
+    for _ in range(2):
+        assert await search._points(index, ann) == LARGE_CORPUS_POINTS
+    assert index.asked == [ann]
+    search.user_signed_out(ann)
+    await search._points(index, ann)
+    assert index.asked == [ann, ann]
+
+
+async def test_what_is_kept_of_users_with_many_points_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_COUNTED_USERS", 2)
+    search, index = open_search(), cast("Any", Index())
+    first, *others = [uuid4() for _ in range(3)]
+    for each in (first, *others, *others, first):
+        await search._points(index, each)
+    assert index.asked == [first, *others, first]
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "trouble"),
+    [
+        ("queued", None, None),
+        ("running", None, None),
+        ("queued", "embedder-unavailable", "delayed"),
+        # While it is tried again, which may take seconds: the problem does not come and go.
+        ("running", "embedder-unavailable", "delayed"),
+        ("dead", "embedder-unavailable", "gave_up"),
+        ("waiting_key", None, "waiting_key"),
+    ],
+)
+def test_a_job_that_failed_is_a_problem_until_it_is_done(
+    state: JobState, error: str | None, trouble: ProblemKind | None
+) -> None:
+    assert _find_problem(Job(state=state, error=error)) == trouble
