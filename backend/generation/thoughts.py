@@ -152,7 +152,7 @@ def _make_marks(added: Sequence[ThoughtTags] = ()) -> _Marks:
     )
 
 
-_KNOWN_MARKS = _make_marks()
+KNOWN_MARKS = _make_marks()
 _ANSWER_END = _Finder(_ANSWER_CLOSINGS)
 
 
@@ -187,7 +187,7 @@ class ThoughtReader:
         """
         self.thinks_first = thinks_first
         # A user's own tags are not kept from reply to reply: they are the user's text.
-        self._marks = _make_marks(tags) if tags else _KNOWN_MARKS
+        self._marks = _make_marks(tags) if tags else KNOWN_MARKS
         self._place: Literal["head", "thoughts", "text"] = "text" if is_off else "head"
         self._end = self._marks.lone_end
         self._held = ""

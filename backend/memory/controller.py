@@ -215,7 +215,7 @@ class MemoryStatusService:
     ) -> Iterator[MemoryProblem]:
         if not answers:
             yield MemoryProblem(kind="index_unavailable", advice=_ADVICE["index_unavailable"])
-        problems: list[ProblemKind | None] = [_find_problem(job) for job in jobs]
+        problems: list[ProblemKind | None] = [find_problem(job) for job in jobs]
         problem = self._find_model_problem(problems, place, own)
         if problem is not None:
             yield MemoryProblem(kind=problem, advice=_ADVICE[problem])
@@ -240,7 +240,7 @@ class MemoryStatusService:
         return "model_unavailable" if usual.is_failing else None
 
 
-def _find_problem(job: Job) -> ProblemKind | None:
+def find_problem(job: Job) -> ProblemKind | None:
     if job.state in {"queued", "running"} and job.error is not None:
         return "delayed"  # also while a retry is running, because the last attempt failed
     if job.state == "dead":

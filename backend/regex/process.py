@@ -80,6 +80,10 @@ class WorkerProcess:
         self.asked = 0
 
     @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
     def owes(self) -> bool:
         """True while a message is pending."""
         return self._owes_until is not None
@@ -197,6 +201,11 @@ class RegexProcess:
         self._condemned: set[int] = set()
         self._watch: threading.Thread | None = None
         self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the running process, or None."""
+        return self._process.pid if self._process else None
 
     def prepare(self) -> bool:
         """Start the process if necessary and wait for it. Return True if it is ready.

@@ -22,7 +22,7 @@ from backend.vault.sealing import KEY_BYTES, Sealer
 Floats = NDArray[np.float32]
 
 ROUNDS = 3
-_TERMS_KEPT = 50_000
+MAX_TERM_IDS = 50_000
 _ROTATIONS_KEPT = 4
 _WORD = np.dtype("<u8")
 _SMALL_BLOCK = 64
@@ -51,7 +51,7 @@ class Rotation:
         ValueError: The key has another length, or the dimension is below 1.
     """
 
-    __slots__ = ("_blocks", "_last", "_orders", "_scales", "dimension")
+    __slots__ = ("_blocks", "dimension", "last_order", "orders", "scales")
 
     def __init__(self, key: bytes, dimension: int) -> None:
         if len(key) != KEY_BYTES:
@@ -64,15 +64,15 @@ class Rotation:
         words = _keystream(key, ROUNDS * (dimension + flags) + dimension)
         # The transform below is unscaled: the scales contain the square root of the block size.
         norms = np.concatenate([np.full(size, size**-0.5) for _, size in self._blocks])
-        self._orders: list[NDArray[np.intp]] = []
-        self._scales: list[Floats] = []
+        self.orders: list[NDArray[np.intp]] = []
+        self.scales: list[Floats] = []
         for number in range(ROUNDS):
             first = number * (dimension + flags)
-            self._orders.append(_order(words[first : first + dimension]))
+            self.orders.append(_order(words[first : first + dimension]))
             bits = words[first + dimension : first + dimension + flags].view(np.uint8)
             flipped = np.unpackbits(bits, bitorder="little")[:dimension]
-            self._scales.append(((1.0 - 2.0 * flipped) * norms).astype(np.float32))
-        self._last = _order(words[ROUNDS * (dimension + flags) :])
+            self.scales.append(((1.0 - 2.0 * flipped) * norms).astype(np.float32))
+        self.last_order = _order(words[ROUNDS * (dimension + flags) :])
 
     def apply(self, vectors: Floats) -> Floats:
         """Return rotated copies of vectors, shape (n, d) or (d,), float32.
@@ -85,26 +85,26 @@ class Rotation:
                 f"{self.dimension}."
             )
         turned = np.atleast_2d(np.asarray(vectors, dtype=np.float32))
-        for order, scale in zip(self._orders, self._scales, strict=True):
+        for order, scale in zip(self.orders, self.scales, strict=True):
             turned = turned[:, order]
             turned *= scale
             for start, size in self._blocks:
                 if size > 1:
                     part = turned[:, start : start + size]
                     part[...] = _hadamard(part)
-        return turned[:, self._last].reshape(vectors.shape)
+        return turned[:, self.last_order].reshape(vectors.shape)
 
 
 class Blinder:
     """Blinds one user's vectors and terms with keys derived for this user."""
 
-    __slots__ = ("_ids", "_rotation", "_term_mac")
+    __slots__ = ("_rotation", "_term_mac", "term_ids")
 
     def __init__(self, sealer: Sealer) -> None:
         make = partial(Rotation, sealer.derive_key("memory-rotation"))
         self._rotation = lru_cache(_ROTATIONS_KEPT)(make)
         self._term_mac = hmac.new(sealer.derive_key("memory-terms"), digestmod=hashlib.sha256)
-        self._ids: dict[str, int] = {}
+        self.term_ids: dict[str, int] = {}
 
     def turn(self, vectors: Floats) -> Floats:
         """Return vectors, shape (n, d) or (d,), for the index."""
@@ -112,14 +112,14 @@ class Blinder:
 
     def term_id(self, stem: str) -> int:
         """Return the first 32 bits, big-endian, of HMAC-SHA256 of the stem's UTF-8."""
-        found = self._ids.get(stem)
+        found = self.term_ids.get(stem)
         if found is None:
             mac = self._term_mac.copy()
             mac.update(stem.encode())
             found = int.from_bytes(mac.digest()[:4], "big")
-            if len(self._ids) >= _TERMS_KEPT:
-                self._ids.clear()
-            self._ids[stem] = found
+            if len(self.term_ids) >= MAX_TERM_IDS:
+                self.term_ids.clear()
+            self.term_ids[stem] = found
         return found
 
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tests.fakes.scripted_server import Answer, Request, ScriptedServer, _head
+from tests.fakes.scripted_server import Answer, Request, ScriptedServer, encode_head
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 LARGE = 10_000
@@ -63,7 +63,7 @@ class HubServer(ScriptedServer):
         body: Any = answer.body
         if request.method == "HEAD":
             length = {"content-length": str(len(body))} if isinstance(body, bytes) else {}
-            writer.write(_head(answer.status, {**length, **answer.headers}))
+            writer.write(encode_head(answer.status, {**length, **answer.headers}))
             await writer.drain()
             return True
         if request.path.startswith("/large/"):
@@ -71,7 +71,7 @@ class HubServer(ScriptedServer):
             if self.breaks:
                 length = {"content-length": str(len(body))}
                 cut = body[: self.breaks.pop(0)]
-                writer.write(_head(answer.status, {**length, **answer.headers}) + cut)
+                writer.write(encode_head(answer.status, {**length, **answer.headers}) + cut)
                 await writer.drain()
                 return False
         return await super()._answer(request, answer, reader, writer)

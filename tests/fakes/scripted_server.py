@@ -175,7 +175,7 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
     return Request(method, url.path, dict(parse_qsl(url.query)), headers, body)
 
 
-def _head(status: int, headers: Mapping[str, str]) -> bytes:
+def encode_head(status: int, headers: Mapping[str, str]) -> bytes:
     known = status in HTTPStatus.__members__.values()  # Cloudflare has some of its own
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase if known else 'Unknown'}"]
     lines += (f"{name}: {value}" for name, value in headers.items())
@@ -186,7 +186,7 @@ def _whole(answer: Answer) -> bytes:
     body = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
     kind = "text/html" if isinstance(answer.body, bytes) else "application/json"
     headers = {"content-type": kind, "content-length": str(len(body)), **answer.headers}
-    return _head(answer.status, headers) + body
+    return encode_head(answer.status, headers) + body
 
 
 async def _send_events(answer: Answer, writer: asyncio.StreamWriter) -> bool:
@@ -207,7 +207,7 @@ async def _send_events(answer: Answer, writer: asyncio.StreamWriter) -> bool:
 async def send_head(answer: Answer, writer: asyncio.StreamWriter) -> None:
     """Begin a stream of events."""
     headers = {"content-type": "text/event-stream", "transfer-encoding": "chunked"}
-    writer.write(_head(answer.status, {**headers, **answer.headers}))
+    writer.write(encode_head(answer.status, {**headers, **answer.headers}))
     await writer.drain()
 
 

@@ -48,9 +48,9 @@ def python_patterns() -> tuple[list[Found], set[str]]:
     modules = list(_modules())
     uses = _Uses(modules)
     for module in modules:
-        for path, held in _held_by(module):
+        for path, held in find_held_patterns(module):
             found.append(Found(f"{module.__name__}:{path}", held, uses.of(held)))
-        for name, method, pattern in _inline(module):
+        for name, method, pattern in find_inline_patterns(module):
             where = f"{module.__name__}.{name}"
             if pattern is None:
                 unknown.add(where)
@@ -79,7 +79,7 @@ def _source(module: ModuleType) -> str:
     return Path(str(module.__file__)).read_text()
 
 
-def _held_by(module: ModuleType) -> Iterator[tuple[str, re.Pattern[Any]]]:
+def find_held_patterns(module: ModuleType) -> Iterator[tuple[str, re.Pattern[Any]]]:
     for name, value in vars(module).items():
         if inspect.isclass(value) and value.__module__ == module.__name__:
             for member, held in vars(value).items():
@@ -132,7 +132,7 @@ def _counted(methods: set[str]) -> frozenset[str]:
     return frozenset((EVERY_START,))
 
 
-def _inline(module: ModuleType) -> Iterator[tuple[str, str, re.Pattern[Any] | None]]:
+def find_inline_patterns(module: ModuleType) -> Iterator[tuple[str, str, re.Pattern[Any] | None]]:
     """Where `re` is called: the function's name, the method, and the pattern if it can be told."""
     source = _source(module)
     if "import re" not in source:

@@ -1,7 +1,6 @@
 """Work over a user's text takes time in proportion to the text.
 
-A regular expression holds Python's lock for as long as it runs: one that takes minutes stops the
-whole process, in whichever thread it is.
+A regular expression holds Python's lock while it runs, so a slow one stops all threads.
 """
 
 from __future__ import annotations
@@ -10,24 +9,39 @@ import gc
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from uuid import uuid4
 
 import pytest
 
 import backend
 from backend.campaigns.files.vault_reader import read_vault
+from backend.campaigns.glossary.coinages import Familiar, find_coined
+from backend.campaigns.glossary.tags import find_tags
+from backend.campaigns.names.roster import Member, Roster
 from backend.chats.drafts import opens_scene
 from backend.enrichment.agent.duplicates import find_terms
 from backend.enrichment.cleaning import clean_paragraphs
 from backend.generation.adapters.demo import calls
-from backend.generation.failures.causes import _RULES
-from backend.generation.model import Prompt, PromptMessage, Tool
-from backend.generation.thoughts import _KNOWN_MARKS
+from backend.generation.adapters.openai.mapping import CallFragments
+from backend.generation.failures.causes import RULES
+from backend.generation.model import Prompt, PromptMessage, Tool, ToolCall
+from backend.generation.thoughts import KNOWN_MARKS
+from backend.generation.tools.calls import distinct_ids, read_calls
+from backend.generation.tools.structured_calls import StructuredReader
+from backend.generation.tools.written_calls import CallReader, FencedReader
 from backend.lorebooks.activation.compiled import split_decorators
 from backend.memory.indexing.documents import split_into_chunks
-from backend.memory.search.query import _compile_name, list_languages, load_words, remove_names
-from tests.support.regex_finder import Found, _held_by, _inline, page_patterns, python_patterns
+from backend.memory.search.query import compile_name, list_languages, load_words, remove_names
+from tests.support.regex_finder import (
+    Found,
+    find_held_patterns,
+    find_inline_patterns,
+    page_patterns,
+    python_patterns,
+)
 from tests.support.regex_growth import EVERY_START, find_attack
 
 pytestmark = pytest.mark.slow
@@ -38,9 +52,9 @@ PACKAGES = sorted(
     if path.suffix == ".py" or (path / "__init__.py").exists()
 )
 MADE_AT_RUN_TIME: Mapping[str, Sequence[re.Pattern[str]]] = {
-    "backend.generation.thoughts.__init__": [_KNOWN_MARKS.text.any],
-    "backend.memory.search.query._compile_name": [_compile_name("Ann Bo")],
-    "backend.generation.failures.causes._rule": [rule.words for rule in _RULES],
+    "backend.generation.thoughts.__init__": [KNOWN_MARKS.text.any],
+    "backend.memory.search.query.compile_name": [compile_name("Ann Bo")],
+    "backend.generation.failures.causes._rule": [rule.words for rule in RULES],
     "backend.generation.failures.provider_faults.remove_keys": [
         re.compile(r"(?<!\w)sk\-1(?!\w)", re.IGNORECASE)
     ],
@@ -96,7 +110,7 @@ def test_regexes_that_are_made_at_run_time_are_known_and_take_linear_time() -> N
 def test_the_regexes_of_the_page_take_linear_time() -> None:
     found = page_patterns()
 
-    assert len(found) > 40  # the scanner has not lost its way in the scripts
+    assert len(found) > 40, "the scanner reads all scripts"
     for each in distinct(found):
         check(each)
 
@@ -151,20 +165,52 @@ def test_the_finder_looks_into_lists_classes_and_functions(tmp_path: Path) -> No
     module.__file__ = str(file)
     exec(compile(file.read_text(), file, "exec"), vars(module))  # noqa: S102  # the lines above
 
-    held = {pattern.pattern for _, pattern in _held_by(module)}
-    inline = {pattern and pattern.pattern for _, _, pattern in _inline(module)}
+    held = {pattern.pattern for _, pattern in find_held_patterns(module)}
+    inline = {pattern and pattern.pattern for _, _, pattern in find_inline_patterns(module)}
 
     assert held == {"in a table", "in a class"}
     assert inline == {"a in Ann Bo", None}
 
 
-def told(text: str) -> object:
+def call_demo(text: str) -> object:
     lines = f"<new_lines>\n#1 Marlena: {text}\n</new_lines>"
     return calls(Prompt([PromptMessage("user", lines)]), [Tool("create_chronicle_event", "", {})])
 
 
 def with_a_long_line(text: str) -> str:
     return "word " * 250 + text
+
+
+def find_terms_of_reply(text: str) -> object:
+    familiar = Familiar(names=["Marlena"], terms=(), texts=["Of the sea. "], is_common=str.islower)
+    return find_coined(text, familiar)
+
+
+def resolve_namesakes(text: str) -> object:
+    """Resolve a mention among as many members of one name as the text has lines."""
+    names = text.splitlines()
+    members = [Member(uuid4(), "npc", (name,), "", None, "public") for name in names]
+    return Roster(members).resolve(names[0] * 12, "npc")
+
+
+def read_call_fragments(text: str) -> object:
+    """Read a call whose arguments come two characters at a time, each with the name."""
+    calls = CallFragments(("roll",))
+    for at in range(0, len(text), 2):
+        function = {"name": "roll", "arguments": text[at : at + 2]}
+        calls.add({"tool_calls": [{"index": 0, "function": function}]})
+    return calls.finish()
+
+
+def read_reply(reader: Callable[[], CallReader], size: int, text: str) -> object:
+    """Read a reply in pieces of `size` characters."""
+    made = reader()
+    pieces = [list(made.feed(text[at : at + size])) for at in range(0, len(text), size)]
+    return pieces, list(made.close())
+
+
+def repeat(part: str, begin: str = "") -> Callable[[int], str]:
+    return lambda n: begin + part * max(1, n // len(part))
 
 
 def read_in_vault(path: str) -> Callable[[str], object]:
@@ -187,7 +233,7 @@ WORK: dict[str, tuple[Callable[[str], object], Callable[[int], str]]] = {
     "chunks of words": (split_into_chunks, lambda n: "word " * (n // 5)),
     "chunks without spaces": (split_into_chunks, lambda n: "中" * n),
     "a question": (lambda text: remove_names(text, ["Ann"]), lambda n: " " * n + "."),
-    "the demo's names": (told, lambda n: "A-" * (n // 2)),
+    "the demo's names": (call_demo, lambda n: "A-" * (n // 2)),
     "the terms of an event": (find_terms, lambda n: "to " + "Ann's " * (n // 6)),
     "what a model wrote": (clean_paragraphs, lambda n: "< {{@@\n" * (n // 8)),
     "links in a sentence": (read_in_vault("npcs/a.md"), lambda n: "[[a]] " * (n // 6)),
@@ -217,6 +263,34 @@ WORK: dict[str, tuple[Callable[[str], object], Callable[[int], str]]] = {
         lambda n: "|a" * (n // 8) + "\n" + "|-" * (n // 8) + "\n" + "x\n" * (n // 4),
     ),
     "namesakes": (read_with_namesakes, lambda n: "- [[a]] [[a]] [[a]] [[a]]\n" * (n // 26)),
+    "namesakes of a mention": (resolve_namesakes, repeat("a b c d e f g h \n")),
+    "fragments of a call": (read_call_fragments, lambda n: '{"why": "' + "x" * n + '"}'),
+    "calls with one id": (
+        lambda text: distinct_ids([ToolCall("a", "roll", {}) for _ in text.split()]),
+        repeat("call "),
+    ),
+}
+COINED = [
+    "Aa Bb ", '"', "“", "'a", "Veil ", "VECTRA ", "a-", "aB", "x", "a *B", "Order of the ", "「",
+]  # fmt: skip
+TAGGED = ["you take the ", "“", "a ", "you ", "Name is ", "Captain ", "you give ", ",", "-a"]
+ARGUMENTS = ["{'", "'\\", "{'\\'", "[", "{}", '"\\', "{//", "{/", "x{,", '{"a": \'', "[1]"]
+REPLIES: list[tuple[Callable[[], CallReader], str, str]] = [
+    *((StructuredReader, '{"narration": "', part) for part in ("\\u0041", "\ud83d", "word ")),
+    *((StructuredReader, begin, part) for begin, part in (('{"', "\\n"), ("{", "["), ("", " "))),
+    *((FencedReader, "", part) for part in ("`", "```tools\n```", "```json\n{}\n```\n", "``` ")),
+    *((FencedReader, "```tools", part) for part in ("\n``", "\n[{'", "\n{'\\'")),
+]
+WORK |= {f"coined words in {part!r}": (find_terms_of_reply, repeat(part)) for part in COINED}
+WORK |= {f"tags in {part!r}": (find_tags, repeat(part)) for part in TAGGED}
+WORK |= {f"arguments {part!r}": (partial(read_calls, "roll"), repeat(part)) for part in ARGUMENTS}
+WORK |= {
+    f"a reply {begin!r}, {part!r} by {size}": (
+        partial(read_reply, reader, size),
+        repeat(part, begin),
+    )
+    for reader, begin, part in REPLIES
+    for size in (3, 64_000)
 }
 
 
@@ -224,8 +298,8 @@ WORK: dict[str, tuple[Callable[[str], object], Callable[[int], str]]] = {
 def test_four_times_the_text_takes_no_more_than_some_four_times_the_time(
     work: Callable[[str], object], text: Callable[[int], str]
 ) -> None:
-    """A quadratic way takes 16 times as long, and some tenths of a second."""
-    work(text(100))  # what is built at first use
+    """Quadratic work takes 16 times as long, and some tenths of a second."""
+    work(text(100))  # builds lazy values
     before = seconds(work, text(250))
     for length in (1_000, 4_000, 16_000, 64_000):
         taken = seconds(work, text(length))

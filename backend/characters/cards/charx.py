@@ -149,7 +149,7 @@ EMBEDDED_SCHEMES = ("embeded://", "embedded://")
 RISU_SCHEME = "__asset:"
 """RisuAI's, for a file that is inside the card's PNG."""
 
-_SLICE = 64 * 1024
+SLICE_CHARACTERS = 64 * 1024
 """Characters of a data URI that are decoded at once."""
 
 OCTETS = "application/octet-stream"
@@ -189,19 +189,19 @@ def _data_uri(uri: str) -> bytes | None:
     if not comma:
         return None
     if not header.lower().endswith(";base64"):
-        return _unquoted(body)
+        return unquote_in_slices(body)
     try:
-        return binascii.a2b_base64(_unquoted(body))
+        return binascii.a2b_base64(unquote_in_slices(body))
     except binascii.Error:
         return None
 
 
-def _unquoted(text: str) -> bytes:
+def unquote_in_slices(text: str) -> bytes:
     """The bytes behind `%XX`. In slices: the library's function takes 200 bytes for each `%`."""
     parts: list[bytes] = []
     start = 0
     while start < len(text):
-        end = start + _SLICE
+        end = start + SLICE_CHARACTERS
         # Not in the middle of `%XX`; what begins with another `%` is none.
         percent = text.rfind("%", max(start + 1, end - 2), end)
         end = percent if percent > 0 else end

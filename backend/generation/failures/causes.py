@@ -234,7 +234,7 @@ def _rule(cause: Cause, *statuses: int, codes: str = "", words: str) -> _Rule:
     return _Rule(cause, frozenset(codes.split()), frozenset(statuses), re.compile(words))
 
 
-_RULES = (
+RULES = (
     _rule(
         "credit",
         *(400, 401, 402, 403, 429),
@@ -346,7 +346,7 @@ def _find_by_words(status: int | None, fault: ProviderFault) -> Cause | None:
         return "filter"
     if _FORM_WORDS.search(text):
         return "request"
-    for rule in _RULES:
+    for rule in RULES:
         is_said = (status is None or status in rule.statuses) and rule.words.search(text)
         if is_said or not rule.codes.isdisjoint(codes):
             return rule.cause

@@ -225,7 +225,7 @@ class LocalEmbedder:
             # The groups are computed separately, so that texts of other callers get a turn.
             for group in groups:
                 some = [prepared[index] for index in group]
-                rows = await self._run_in_pool(pool, partial(_compute, model, some, task))
+                rows = await self._run_in_pool(pool, partial(compute_vectors, model, some, task))
                 vectors[group] = normalize_rows(
                     rows, label=LOCAL_LABEL, count=len(some), dimension=self.spec.dimension
                 )
@@ -290,7 +290,7 @@ def _group_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
         yield group
 
 
-def _compute(model: TextEmbedding, texts: list[str], task: Task) -> Floats:
+def compute_vectors(model: TextEmbedding, texts: list[str], task: Task) -> Floats:
     embed = model.query_embed if task == "query" else model.passage_embed
     return np.asarray(list(embed(texts)), dtype=np.float32)
 

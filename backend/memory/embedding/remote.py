@@ -170,7 +170,7 @@ class RemoteEmbedder(ABC):
     def __init__(
         self, provider: Provider, *, model: str, server: str, dimension: int | None, batch: int
     ) -> None:
-        self._provider = provider
+        self.provider = provider
         self.model, self.server = model, server
         self._dimension = dimension
         self._batch = batch
@@ -205,11 +205,11 @@ class RemoteEmbedder(ABC):
 
     async def retire(self) -> None:
         """Close the connections as soon as no request uses them."""
-        await self._provider.retire()
+        await self.provider.retire()
 
     async def aclose(self) -> None:
         """See `Embedder`."""
-        await self._provider.aclose()
+        await self.provider.aclose()
 
 
 class GeminiEmbedder(RemoteEmbedder):
@@ -239,7 +239,7 @@ class GeminiEmbedder(RemoteEmbedder):
         contents: Any = [{"parts": [{"text": text}]} for text in texts]
         config = {"task_type": _TASK_TYPES[task], "output_dimensionality": self._dimension}
         response = await request_embeddings(
-            self._provider,
+            self.provider,
             lambda connection: connection.sdk.aio.models.embed_content(
                 model=self.model, contents=contents, config=config
             ),
@@ -291,7 +291,7 @@ class OpenAICompatibleEmbedder(RemoteEmbedder):
         if self._asked_dimension is not None:
             body["dimensions"] = self._asked_dimension
         data = await request_embeddings(
-            self._provider,
+            self.provider,
             # Unparsed, because the vectors are decoded into their own type.
             lambda connection: connection.post_raw(self._address, body),
             label=SERVER_LABEL,

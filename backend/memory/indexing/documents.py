@@ -41,7 +41,7 @@ from backend.vault.sealing import Sealer
 CHUNK_WORDS = 200
 OVERLAP_WORDS = 20
 
-_SEPARATORS = tuple(
+SEPARATORS = tuple(
     map(
         re.compile,
         (r"\n\s*\n", r"\n", r"[.!?…][\"'”’)*]*\s+|[。！？]", r"\s+"),  # noqa: RUF001  # ends of sentences in Chinese and Japanese
@@ -126,10 +126,10 @@ def _split_pieces(text: str, words: int, depth: int) -> list[str]:
     """Split the text into pieces of at most `words` words. Joined, they are the text."""
     if _count_words(text) <= words:
         return [text] if text else []
-    if depth == len(_SEPARATORS):
+    if depth == len(SEPARATORS):
         size = words * _CHARACTERS_PER_WORD
         return [text[start : start + size] for start in range(0, len(text), size)]
-    cuts = [match.end() for match in _SEPARATORS[depth].finditer(text)]
+    cuts = [match.end() for match in SEPARATORS[depth].finditer(text)]
     bounds = [0, *cuts, len(text)]
     return [
         piece

@@ -451,7 +451,7 @@ def remove_names(text: str, names: Iterable[str]) -> str:
     """Remove names (and their 's) from a text, unless nothing else would remain."""
     bare = text
     for name in names:
-        bare = _compile_name(name).sub(" ", bare)
+        bare = compile_name(name).sub(" ", bare)
     return _tidy_text(bare, text)
 
 
@@ -491,11 +491,11 @@ def _find_questions(text: str) -> list[str]:
 
 
 def _find_name(name: str, text: str) -> int:
-    found = _compile_name(name).search(text) if name.strip() else None
+    found = compile_name(name).search(text) if name.strip() else None
     return found.start() if found else -1
 
 
-def _compile_name(name: str) -> re.Pattern[str]:
+def compile_name(name: str) -> re.Pattern[str]:
     """Return a pattern that matches a name, or a long enough part of it, as a whole word.
 
     It ignores case, except for names that are common words (Will). In scripts without spaces, it

@@ -312,7 +312,7 @@ class MemorySearch:
         asked = deepen_queries(queries) if request.room else [query for _, query in queries]
         found, deep = split_hits(queries, await index.search(asked))
         if any(found.values()):
-            found = scale_to_large_corpus(found, await self._points(index, user_id))
+            found = scale_to_large_corpus(found, await self.count_points(index, user_id))
         matches = await self._match_words(index, user_id, parsed, blinder, found, size=size)
         found = apply_matches(found, matches)
         speakers = {speaker_id(name, blinder): name for name in parsed.names}
@@ -388,7 +388,7 @@ class MemorySearch:
 
         return await self._pool.run(user_id, match, size=size)
 
-    async def _points(self, index: VectorIndex, owner_id: UUID) -> int:
+    async def count_points(self, index: VectorIndex, owner_id: UUID) -> int:
         key = index.name, owner_id
         if key in self._many:
             return LARGE_CORPUS_POINTS

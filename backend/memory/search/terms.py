@@ -58,7 +58,7 @@ _NOT_LATIN = re.compile(r"[^\0-\u02ff\u2010-\u205e]")
 `_LATIN_WORD` finds the same words as `_TOKEN` in a quarter of the time."""
 
 _HAN = regex.compile(r"\p{Han}")
-_SCRIPTS = {
+SCRIPT_LANGUAGES = {
     "CYRILLIC": "russian",
     "GREEK": "greek",
     "ARABIC": "arabic",
@@ -88,7 +88,9 @@ ELISIONS = frozenset(
 )
 """Elided French and Italian words before `'`. Only the word after it is a term."""
 
-LATIN_LANGUAGES = tuple(language for language in STOP_WORDS if language not in _SCRIPTS.values())
+LATIN_LANGUAGES = tuple(
+    language for language in STOP_WORDS if language not in SCRIPT_LANGUAGES.values()
+)
 """Languages with the Latin script."""
 
 _VOTES = {
@@ -106,9 +108,9 @@ _local = threading.local()
 
 
 def count_terms(text: str) -> Counter[str]:
-    tokens = _tokenize(text)
+    tokens = tokenize(text)
     language = _rank_languages(tokens)[0]
-    stop_words, stem = STOP_WORDS[language], _get_stemmer(language)
+    stop_words, stem = STOP_WORDS[language], get_stemmer(language)
     counts: Counter[str] = Counter()
     for (token, is_word), often in tokens.items():
         if is_word and token.isascii():  # `_stem_word` inlined: most words are ASCII
@@ -140,7 +142,7 @@ def query_words(text: str) -> dict[str, dict[str, float]]:
     A word has a term in each language that the query may be in. Stop words are left out. In scripts
     without spaces, each pair of characters and each Chinese character is a word.
     """
-    tokens = _tokenize(text)
+    tokens = tokenize(text)
     languages = _rank_languages(tokens)
     if DEFAULT_LANGUAGE not in languages:
         languages.append(DEFAULT_LANGUAGE)
@@ -169,7 +171,7 @@ def find_shared_words(asked: Collection[str], text: str, *, most: int = 6) -> tu
 
     In scripts without spaces they are pairs of characters. O(n) for n characters.
     """
-    tokens = _tokenize(text)
+    tokens = tokenize(text)
     language = _rank_languages(tokens)[0]
     found: list[str] = []
     for token, is_word in tokens:
@@ -184,7 +186,7 @@ def find_shared_words(asked: Collection[str], text: str, *, most: int = 6) -> tu
 
 def detect_languages(text: str) -> list[str]:
     """Return the languages that a text's stop words or its scripts indicate, if any."""
-    tokens = _tokenize(text)
+    tokens = tokenize(text)
     votes = [word for word, _ in tokens if word in COMMON_WORDS]
     found = _rank_languages([(word, True) for word in votes]) if any(map(_VOTES.get, votes)) else []
     others = {
@@ -228,7 +230,7 @@ def blind_terms(weights: Mapping[str, float], blinder: Blinder) -> Sparse:
     )
 
 
-def _tokenize(text: str) -> Counter[tuple[str, bool]]:
+def tokenize(text: str) -> Counter[tuple[str, bool]]:
     """Count words (True), and runs of characters of scripts without spaces (False).
 
     They are in the order of their first occurrence.
@@ -261,21 +263,21 @@ def _stem_word(word: str, language: str) -> tuple[str, ...]:
         language = _detect_language(word, language)
     if word in STOP_WORDS.get(language, ()):
         return ()
-    return (_get_stemmer(language)(word) if language else word,)
+    return (get_stemmer(language)(word) if language else word,)
 
 
 def _detect_language(word: str, latin: str) -> str:
     """Return the language of a word's script: `latin` for Latin, empty if it is unknown."""
     first = next((each for each in word if each.isalpha()), "")
     script = unicodedata.name(first, "").partition(" ")[0] if first else "LATIN"
-    return latin if script == "LATIN" else _SCRIPTS.get(script, "")
+    return latin if script == "LATIN" else SCRIPT_LANGUAGES.get(script, "")
 
 
 def _split_pairs(run: str) -> list[str]:
     return [run[i : i + 2] for i in range(len(run) - 1)] or [run]
 
 
-def _get_stemmer(language: str) -> Callable[[str], str]:
+def get_stemmer(language: str) -> Callable[[str], str]:
     """Return the stemmer of a language for this thread.
 
     Stemmers are not thread-safe. They do not cache words, because these would be a user's and would

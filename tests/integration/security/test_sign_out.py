@@ -130,6 +130,6 @@ async def test_vectors_of_queries_go_with_their_user_and_others_stay(server: Run
 def test_a_stemmer_remembers_no_words() -> None:
     """They would lie in memory that no look at Python's objects shows."""
     terms._local.__dict__.clear()
-    terms._get_stemmer("english")("lighthouses")
+    terms.get_stemmer("english")("lighthouses")
     (stem,) = terms._local.stemmers.values()
     assert stem.__self__.maxCacheSize == 0

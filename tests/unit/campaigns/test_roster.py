@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -153,6 +154,12 @@ def test_one_who_is_spelled_in_two_ways_stays_one(known: str, said: str) -> None
 @pytest.mark.parametrize("said", ["", " ", "the", "'", "・", "...", "Holt " * 5_000, "a" * 100_000])
 def test_nothing_that_is_said_fails(said: str) -> None:
     assert len(Roster([_member("Holt"), _member("")]).resolve(said)) <= 1
+
+
+def test_one_of_5000_entities_of_one_family_is_found() -> None:
+    names = ["".join(letters) for letters in product("abcdefghij", repeat=4)][:5_000]
+    members = [_member(f"Q{name} Thornley") for name in names]
+    assert Roster(members).resolve(f"Q{names[4_711]} Thornley") == [members[4_711].id]
 
 
 def test_ids_are_those_of_members() -> None:

@@ -23,7 +23,7 @@ from PIL import Image
 
 from backend.characters.cards import model as limits
 from backend.characters.cards import text
-from backend.characters.cards.charx import _unquoted, resolve, unpack
+from backend.characters.cards.charx import resolve, unpack, unquote_in_slices
 from backend.characters.cards.model import CardAsset, DepthPrompt, ImportedCard, Limit
 from backend.characters.cards.png import with_texts
 from backend.characters.cards.reader import read_card
@@ -152,8 +152,8 @@ def test_a_data_uri_of_percent_signs_takes_little_more_memory_than_it_has_charac
 
 @given(st.text("%4aG\u00e9", max_size=30), st.integers(3, 9))
 def test_a_data_uri_in_slices_is_what_it_is_as_a_whole(text: str, size: int) -> None:
-    with patch("backend.characters.cards.charx._SLICE", size):
-        assert _unquoted(text) == unquote_to_bytes(text)
+    with patch("backend.characters.cards.charx.SLICE_CHARACTERS", size):
+        assert unquote_in_slices(text) == unquote_to_bytes(text)
 
 
 def peak_of(read: Callable[[bytes], object], data: bytes) -> int:

@@ -40,7 +40,7 @@ def lines(*texts: str) -> list[ScannedLine]:
 
 
 def words_in(text: str) -> int:
-    """How a token is counted in these tests."""
+    """Count tokens: a word is a token in these tests."""
     return len(text.split())
 
 
@@ -80,7 +80,7 @@ def scanned(
 
 
 def titles(outcome: ScanOutcome) -> list[str]:
-    """Titles of what is in, in the order of the outcome."""
+    """Titles of the activated entries, in the order of the outcome."""
     return [one.title for one in outcome.activated]
 
 
@@ -89,10 +89,10 @@ def said(reason: Reason) -> str:
 
 
 def reasons(outcome: ScanOutcome) -> dict[str, list[str]]:
-    """Why what is in is in, in words."""
+    """The rendered reasons of each activated entry."""
     return {one.title: list(map(said, one.reasons)) for one in outcome.activated}
 
 
 def refusals(outcome: ScanOutcome) -> dict[str, str]:
-    """Why what was considered and is out is out, in words."""
+    """The rendered reason of each entry that was left out."""
     return {one.title: said(one.reason) for one in outcome.left_out}

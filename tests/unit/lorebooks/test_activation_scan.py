@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 
+from backend.lorebooks.activation.compiled import CompiledBook
 from backend.lorebooks.activation.outcome import SemanticHit, compute_lore_budget
 from backend.lorebooks.activation.places import KeyMatch, PlaceFinder
 from backend.lorebooks.activation.scan import INACTIVE
@@ -335,7 +338,7 @@ def test_neither_does_being_sticky() -> None:
     assert titles(scanned(sticky, "On we go.", **later)) == ["Bell"]
     outcome = scanned(sticky, "On we go.", **later, **LEFT)
     assert titles(outcome) == []
-    # What runs goes on running: back on its branch the entry is still sticky.
+    # Its effect continues: back on its branch the entry is still sticky.
     assert outcome.timed == timed
 
 
@@ -356,20 +359,8 @@ def test_one_sets_off_no_other_and_takes_no_group_s_place() -> None:
     assert refusals(outcome) == {"Bell": said(INACTIVE)}
 
 
-POSITIONS: list[Position] = [
-    "before_character",
-    "after_character",
-    "note_top",
-    "note_bottom",
-    "at_depth",
-    "examples_top",
-    "examples_bottom",
-    "outlet",
-]
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-def test_each_of_the_eight_positions_is_handed_on(position: Position) -> None:
+@pytest.mark.parametrize("position", get_args(Position))
+def test_every_position_is_passed_on(position: Position) -> None:
     lore = book(entry("It", "inn", position=position, depth=3, role="user", outlet="door"))
     it = scanned(lore, "inn").activated[0]
 
@@ -483,30 +474,26 @@ def test_what_is_counted_is_the_content_with_its_macros_expanded() -> None:
     assert outcome.tokens == outcome.activated[0].tokens == 3
 
 
-def found(finder: PlaceFinder, title: str) -> list[KeyMatch]:
-    (compiled,) = finder._scan.books
-    return finder.places(compiled.by_id[id_of(title)])
+def find_places(lore: CompiledBook, *texts: str) -> Iterator[list[KeyMatch]]:
+    """Find the places of each entry, one after the other."""
+    finder = PlaceFinder(scan_of(lore, *texts))
+    return (finder.places(compiled) for compiled in lore.entries)
 
 
-def test_a_place_is_the_newest_messages_first_that_is_a_word_of_its_own() -> None:
+def test_a_place_is_the_first_whole_word_of_the_newest_message() -> None:
     lore = book(entry("Inn", "inn", scan_depth=3))
-    finder = PlaceFinder(scan_of(lore, "Dinner.", "The inner INN, an inn.", "Inn."))
-    assert found(finder, "Inn") == [
-        KeyMatch("inn", is_secondary=False, message=1, start=10, end=13)
-    ]
+    [places] = find_places(lore, "Dinner.", "The inner INN, an inn.", "Inn.")
+    assert places == [KeyMatch("inn", is_secondary=False, message=1, start=10, end=13)]
 
 
-def test_what_folding_makes_longer_is_marked_as_it_is_written() -> None:
-    lore = book(entry("Street", "strasse"))
-    finder = PlaceFinder(scan_of(lore, "ßß STRAẞE."))
-    assert [(place.start, place.end) for place in found(finder, "Street")] == [(3, 9)]
+def test_text_that_folding_makes_longer_has_its_original_place() -> None:
+    [[place]] = find_places(book(entry("Street", "strasse")), "ßß STRAẞE.")
+    assert (place.start, place.end) == (3, 9)
 
 
-def test_keys_that_are_nowhere_a_word_of_their_own_are_not_looked_for_without_end() -> None:
-    titles = [str(number) for number in range(20)]
-    stubborn = [entry(title, "a" * (number + 1)) for number, title in enumerate(titles)]
-    finder = PlaceFinder(scan_of(book(entry("Inn", "inn"), *stubborn), "inn " + "a" * 100_000))
-    assert found(finder, "Inn")
-    for title in titles:
-        assert found(finder, title) == []
-    assert found(finder, "Inn") == []
+def test_the_search_for_keys_that_are_no_whole_words_ends() -> None:
+    stubborn = [entry(str(number), "a" * (number + 1)) for number in range(20)]
+    lore = book(entry("Inn", "inn"), *stubborn, entry("Late", "inn"))
+    first, *others = find_places(lore, "inn " + "a" * 100_000)
+    assert first
+    assert others == [[]] * 21

@@ -1,8 +1,9 @@
-"""How much of a book a scan expands and counts: no more than a prompt could hold."""
+"""The work of a scan: it expands and counts no more text than a prompt could contain."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -12,7 +13,16 @@ from backend.lorebooks.activation import window
 from backend.lorebooks.activation.compiled import LONGEST_TOKEN
 from backend.lorebooks.activation.outcome import TOO_MANY_MACROS
 from backend.lorebooks.activation.selection import MIN_READ_CHARACTERS, NO_ROOM, TOO_LONG
-from tests.unit.lorebooks.scans import book, entry, refusals, said, scanned, titles, words_in
+from tests.unit.lorebooks.scans import (
+    book,
+    entry,
+    refusals,
+    replacing,
+    said,
+    scanned,
+    titles,
+    words_in,
+)
 
 
 class Recorder:
@@ -31,12 +41,8 @@ class Recorder:
         return sum(map(len, self.texts))
 
 
-def recording_count() -> Recorder:
-    return Recorder(words_in)
-
-
-def recording_expand() -> Recorder:
-    return Recorder(lambda text: text.replace("{{char}}", "Mags"))
+recording_count = partial(Recorder, words_in)
+recording_expand = partial(Recorder, replacing("{{char}}", "Mags"))
 
 
 def test_constant_entries_that_find_no_room_are_not_expanded() -> None:

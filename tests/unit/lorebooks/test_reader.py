@@ -1,17 +1,18 @@
-"""Lorebooks of every format, read: told apart by what is in them, and bent where needed."""
+"""Readers of lorebooks: formats are recognised by their content, and odd values are converted."""
 
 from __future__ import annotations
 
 import base64
 import json
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import pytest
 
 from backend.characters.cards.charx import pack
 from backend.errors import TooLargeError
 from backend.lorebooks import entries as limits
-from backend.lorebooks.entries import BookFields, CharacterFilter, LoreEntry
+from backend.lorebooks.entries import BookFields, CharacterFilter, LoreEntry, Position
 from backend.lorebooks.errors import LoreFileError, LoreLimitError
 from backend.lorebooks.formats.fields import ReadBook
 from backend.lorebooks.formats.reader import read_card_book, read_file
@@ -234,18 +235,9 @@ def test_what_world_info_leaves_out_is_at_its_default() -> None:
 
 @pytest.mark.parametrize("number", range(8))
 def test_world_info_s_positions_are_numbered_in_their_order(number: int) -> None:
-    names = (
-        "before_character",
-        "after_character",
-        "note_top",
-        "note_bottom",
-        "at_depth",
-        "examples_top",
-        "examples_bottom",
-        "outlet",
-    )
-    assert world(position=number).position == names[number]
-    assert book(position="before_char", extensions={"position": number}).position == names[number]
+    position = get_args(Position)[number]
+    assert world(position=number).position == position
+    assert book(position="before_char", extensions={"position": number}).position == position
 
 
 @pytest.mark.parametrize(
@@ -360,6 +352,7 @@ def test_a_book_says_things_of_itself() -> None:
         "recursive_scanning": False,
         "extensions": {"talekeeper": {"mode": "meaning", "case_sensitive": True}},
     }
+    assert read(AGNAI).fields == BookFields(name="Harbour", description="Of ships.")
     bare: dict[str, Any] = {**fields, "entries": []}
     for value in (bare, {"spec": "lorebook_v3", "data": fields}):
         assert read(value).fields == BookFields(
@@ -372,15 +365,6 @@ def test_a_book_says_things_of_itself() -> None:
             case_sensitive=True,
         )
     assert read({"entries": {}}).fields == BookFields(name="Given")
-
-
-def test_agnai_is_read() -> None:
-    found = read(AGNAI)
-    assert (found.source.format, found.fields.name) == ("agnai", "Harbour")
-    assert found.fields.description == "Of ships."
-    assert one(AGNAI) == LoreEntry(
-        title="Lamp", content="The lamp is lit.", keys=["lamp", "light"], order=7, enabled=False
-    )
 
 
 def test_risu_is_read() -> None:
@@ -400,37 +384,29 @@ def test_risu_is_read() -> None:
     assert pattern.keys == ["/a,b{1,2}/i"]
 
 
-def test_novelai_is_read() -> None:
-    assert read(NOVELAI).source.format == "novelai"
-    assert one(NOVELAI) == LoreEntry(
-        title="Lamp",
-        content="The lamp is lit.",
-        keys=["lamp", "/l[io]ght/"],
-        constant=True,
-        enabled=False,
-        order=400,
-    )
+LAMP = partial(LoreEntry, title="Lamp", content="The lamp is lit.")
+KOBOLD_LAMP = LAMP(
+    keys=["lamp", "light"], secondary_keys=["dark", "night"], logic="not_any", probability=80
+)
 
 
 @pytest.mark.parametrize(
-    "value",
+    ("value", "name", "entry"),
     [
-        [KOBOLD_ENTRY],
-        {"folders": {}, "entries": [KOBOLD_ENTRY]},
-        {"folders": {}, "entries": {"5": KOBOLD_ENTRY}},
+        (AGNAI, "agnai", LAMP(keys=["lamp", "light"], order=7, enabled=False)),
+        (
+            NOVELAI,
+            "novelai",
+            LAMP(keys=["lamp", "/l[io]ght/"], constant=True, enabled=False, order=400),
+        ),
+        ([KOBOLD_ENTRY], "kobold", KOBOLD_LAMP),
+        ({"folders": {}, "entries": [KOBOLD_ENTRY]}, "kobold", KOBOLD_LAMP),
+        ({"folders": {}, "entries": {"5": KOBOLD_ENTRY}}, "kobold", KOBOLD_LAMP),
     ],
 )
-def test_kobold_is_read_with_its_keys_that_must_not_occur(value: object) -> None:
-    assert read(value).source.format == "kobold"
-    assert one(value) == LoreEntry(
-        title="Lamp",
-        content="The lamp is lit.",
-        keys=["lamp", "light"],
-        secondary_keys=["dark", "night"],
-        selective=True,
-        logic="not_any",
-        probability=80,
-    )
+def test_entries_of_other_programs_are_read(value: object, name: str, entry: LoreEntry) -> None:
+    assert read(value).source.format == name
+    assert one(value) == entry
 
 
 def test_kobold_s_keys_of_both_kinds_are_both_kept() -> None:

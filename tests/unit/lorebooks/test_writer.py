@@ -1,4 +1,4 @@
-"""Export gives back what came in, with what was changed since; nothing unknown is lost."""
+"""Exports of lorebooks contain the imported file with its changes. No unknown member is lost."""
 
 from __future__ import annotations
 

@@ -165,19 +165,24 @@ def test_an_event_of_no_time_and_place_is_its_summary() -> None:
     assert (document.text, document.said_at) == ("It rained.", 0)
 
 
-def test_a_short_text_is_one_chunk() -> None:
-    assert split_into_chunks(" All of it. ") == ["All of it."]
-    assert split_into_chunks("") == [""]
-
-
-def test_a_text_is_cut_between_paragraphs_where_that_will_do() -> None:
-    parts = split_into_chunks(f"{words(8, 'a')}\n\n{words(8, 'b')}", words=10, overlap=0)
-    assert parts == [words(8, "a"), words(8, "b")]
-
-
-def test_a_paragraph_is_cut_between_sentences_where_that_will_do() -> None:
-    parts = split_into_chunks("One two three. Four five six! Seven eight.", words=4, overlap=0)
-    assert parts == ["One two three.", "Four five six!", "Seven eight."]
+@pytest.mark.parametrize(
+    ("text", "size", "parts"),
+    [
+        (" All of it. ", 10, ["All of it."]),
+        ("", 10, [""]),
+        (f"{words(8, 'a')}\n\n{words(8, 'b')}", 10, [words(8, "a"), words(8, "b")]),
+        (
+            "One two three. Four five six! Seven eight.",
+            4,
+            ["One two three.", "Four five six!", "Seven eight."],
+        ),
+    ],
+    ids=["short", "empty", "paragraphs", "sentences"],
+)
+def test_a_text_is_cut_between_paragraphs_or_sentences(
+    text: str, size: int, parts: list[str]
+) -> None:
+    assert split_into_chunks(text, words=size, overlap=0) == parts
 
 
 def test_a_part_begins_with_the_end_of_the_one_before() -> None:
@@ -221,7 +226,7 @@ fragments = st.lists(st.sampled_from(FRAGMENTS), max_size=120).map("".join)
 
 
 def reference(text: str, words: int, overlap: int) -> list[str]:
-    """As it is said in `split_into_chunks`, with everything counted whenever it is needed."""
+    """Split as `split_into_chunks` documents it, and count every text again when needed."""
 
     def length(some: str) -> int:
         return sum(1 if len(each) <= 36 else -(-len(each) // 12) for each in some.split())
@@ -229,10 +234,10 @@ def reference(text: str, words: int, overlap: int) -> list[str]:
     def pieces(some: str, depth: int) -> list[str]:
         if length(some) <= words - overlap:
             return [some] if some else []
-        if depth == len(chunks._SEPARATORS):
+        if depth == len(chunks.SEPARATORS):
             size = (words - overlap) * 12
             return [some[start : start + size] for start in range(0, len(some), size)]
-        cuts = [match.end() for match in chunks._SEPARATORS[depth].finditer(some)]
+        cuts = [match.end() for match in chunks.SEPARATORS[depth].finditer(some)]
         bounds = pairwise([0, *cuts, len(some)])
         return [piece for start, end in bounds for piece in pieces(some[start:end], depth + 1)]
 
@@ -258,32 +263,3 @@ def test_the_parts_are_those_of_the_plain_reference(
 ) -> None:
     overlap = data.draw(st.integers(0, words - 1)) if data else 3
     assert split_into_chunks(text, words=words, overlap=overlap) == reference(text, words, overlap)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["a\n", "a ", "a. ", "a\n\n", "字。", "字", "a", "\n", " ", "a\n \n", "word. Word\n"],
-    ids=repr,
-)
-def test_each_character_is_counted_a_few_times_however_long_the_text_is(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted = 0
-    length, append = chunks._count_words, chunks._Part.append
-
-    def counting_length(some: str) -> int:
-        nonlocal counted
-        counted += len(some)
-        return length(some)
-
-    def counting_append(part: chunks._Part, some: str) -> None:
-        nonlocal counted
-        counted += len(some)
-        append(part, some)
-
-    monkeypatch.setattr(chunks, "_count_words", counting_length)
-    monkeypatch.setattr(chunks._Part, "append", counting_append)
-    whole = text * (60_000 // len(text))
-    split_into_chunks(whole)
-    # As a whole, at each of four depths, as a piece, as a part of a part, and in overlaps.
-    assert counted <= 9 * len(whole)

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from backend.jobs.models import Job, JobState
-from backend.memory.controller import ProblemKind, _find_problem
+from backend.memory.controller import ProblemKind, find_problem
 from backend.memory.index.edge import PayloadCache
 from backend.memory.index.protocol import IndexUnavailableError, Payload
 from backend.memory.index.server import RECONNECT_SECONDS, ServerIndex
@@ -18,6 +18,8 @@ from backend.memory.search import search as module
 from backend.memory.search.features import LARGE_CORPUS_POINTS
 from backend.memory.search.search import MemorySearch
 from backend.settings import Settings
+
+pytestmark = pytest.mark.anyio
 
 ANN, BEN, CHAT, SCENE = uuid4(), uuid4(), uuid4(), uuid4()
 Stored = tuple[UUID, Payload]
@@ -41,7 +43,7 @@ def found(cache: PayloadCache, *items: Stored) -> list[Payload | None]:
 
 
 def read(cache: PayloadCache, *items: Stored) -> None:
-    """As a search that finds them."""
+    """Cache the payloads as a search does."""
     cache.add(items, writes=cache.writes)
 
 
@@ -118,9 +120,6 @@ def test_ids_that_many_payloads_name_are_kept_once() -> None:
     assert one.scene_id is two.scene_id
 
 
-pytestmark = pytest.mark.anyio
-
-
 class Empty:
     """A client of a server with nothing in it."""
 
@@ -170,12 +169,6 @@ async def test_while_it_is_down_it_is_tried_once_in_some_seconds() -> None:
     with pytest.raises(IndexUnavailableError):
         await index.ping()
     assert index.asked == 2
-
-
-async def test_once_it_is_up_it_answers() -> None:
-    index = Remote()
-    with pytest.raises(IndexUnavailableError):
-        await index.ping()
     index.is_up = True
     index.at += RECONNECT_SECONDS
     await index.ping()
@@ -209,10 +202,10 @@ def open_search() -> MemorySearch:
 async def test_many_points_are_counted_once_until_their_user_signs_out() -> None:
     search, index, ann = open_search(), cast("Any", Index()), uuid4()
     for _ in range(2):
-        assert await search._points(index, ann) == LARGE_CORPUS_POINTS
+        assert await search.count_points(index, ann) == LARGE_CORPUS_POINTS
     assert index.asked == [ann]
     search.user_signed_out(ann)
-    await search._points(index, ann)
+    await search.count_points(index, ann)
     assert index.asked == [ann, ann]
 
 
@@ -223,7 +216,7 @@ async def test_what_is_kept_of_users_with_many_points_is_bounded(
     search, index = open_search(), cast("Any", Index())
     first, *others = [uuid4() for _ in range(3)]
     for each in (first, *others, *others, first):
-        await search._points(index, each)
+        await search.count_points(index, each)
     assert index.asked == [first, *others, first]
 
 
@@ -233,7 +226,7 @@ async def test_what_is_kept_of_users_with_many_points_is_bounded(
         ("queued", None, None),
         ("running", None, None),
         ("queued", "embedder-unavailable", "delayed"),
-        # While it is tried again, which may take seconds: the problem does not come and go.
+        # Also during the next attempt, so that the problem does not come and go.
         ("running", "embedder-unavailable", "delayed"),
         ("dead", "embedder-unavailable", "gave_up"),
         ("waiting_key", None, "waiting_key"),
@@ -242,4 +235,4 @@ async def test_what_is_kept_of_users_with_many_points_is_bounded(
 def test_a_job_that_failed_is_a_problem_until_it_is_done(
     state: JobState, error: str | None, trouble: ProblemKind | None
 ) -> None:
-    assert _find_problem(Job(state=state, error=error)) == trouble
+    assert find_problem(Job(state=state, error=error)) == trouble

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from backend.core.reasons import Match, Reason
 from backend.memory.embedding.protocol import MINILM, ModelCosines, find_cosines
@@ -276,9 +277,8 @@ def test_where_nothing_is_near_nothing_comes_back() -> None:
 def test_without_vectors_words_count_twice() -> None:
     alone = [candidate("a", sparse=5)]
     assert select_relevant(alone, LEAST) == alone
-    assert select_relevant([*alone, candidate("b", dense=0.5)], LEAST) == [
-        candidate("b", dense=0.5)
-    ]
+    near = candidate("b", dense=0.5)
+    assert select_relevant([*alone, near], LEAST) == [near]
 
 
 def test_thresholds_of_zero_let_everything_through() -> None:
@@ -295,10 +295,8 @@ def test_cosines_are_measured_from_what_is_unrelated_with_the_model_in_use() -> 
     assert select_relevant(hits, usual) == hits[:1]
     half = compute_thresholds(0.5, activates_lore=True, cosines=compressed)
     assert (half.dense, half.lore) == (0.85, 0.85)
-    assert (
-        select_relevant(hits, compute_thresholds(0.0, activates_lore=False, cosines=compressed))
-        == hits
-    )
+    everything = compute_thresholds(0.0, activates_lore=False, cosines=compressed)
+    assert select_relevant(hits, everything) == hits
     scale = MatchScale(enough=compute_thresholds(None, activates_lore=False, cosines=compressed))
     assert scale.explain(candidate("near", dense=0.79, sparse=5.0), 1).kind == "semantic"
     assert scale.explain(candidate("far", dense=0.71, sparse=5.0), 1).kind == "words"
@@ -349,7 +347,7 @@ def test_the_shipped_weights_of_signals_sum_to_one() -> None:
 def plain_features(
     found: dict[Signal, list[Hit]], lines: list[Hit], named: Sequence[int]
 ) -> list[list[float]]:
-    """What `features` weighs, hit by hit as its docstring says it."""
+    """The features of each hit, computed as their documentation describes them."""
     scaled: dict[Signal, dict[UUID, float]] = {}
     for signal, hits in found.items():
         given = [each.score for each in hits]
@@ -527,9 +525,6 @@ def test_a_short_question_whose_hits_lie_in_many_scenes_is_broad() -> None:
 )
 def test_many_terms_or_none_ask_for_one_thing(text: str) -> None:
     assert breadth(text, MANY_SCENES) < 0.15
-
-
-def test_nothing_is_broad_where_no_line_was_found() -> None:
     assert breadth("Which spells?", []) == 0
     assert breadth("Which spells?", [line(1.0, 0, kind="lore")]) == 0
 
@@ -544,17 +539,15 @@ def test_a_broad_question_goes_less_by_scenes() -> None:
 
 def test_a_line_next_to_a_better_one_makes_room_for_another_scene() -> None:
     best, beside, apart = line(1.0, 7), line(0.9, 8), line(0.8, 40)
-    assert lower_neighbours([best, beside, apart], 0.9) == [best, apart, _lower(beside, 0.45)]
+    lowered = structs.replace(beside, score=0.45)
+    assert lower_neighbours([best, beside, apart], 0.9) == [best, apart, lowered]
     assert lower_neighbours([best, beside, apart], 0.0) == [best, beside, apart]
 
 
 def test_a_line_that_its_own_words_found_keeps_its_place() -> None:
     best, beside, apart = line(1.0, 7), line(0.9, 8, window=1.0), line(0.8, 40)
-    assert [each.id for each in lower_neighbours([best, beside, apart], 0.9)] == [
-        best.id,
-        beside.id,
-        apart.id,
-    ]
+    lowered = lower_neighbours([best, beside, apart], 0.9)
+    assert [each.id for each in lowered] == [best.id, beside.id, apart.id]
 
 
 def test_only_lines_of_one_chat_stand_next_to_each_other() -> None:
@@ -603,15 +596,6 @@ class EveryRow:
         }
 
 
-def _lower(candidate: Candidate, by: float) -> Candidate:
-    return Candidate(
-        id=candidate.id,
-        payload=candidate.payload,
-        score=candidate.score - by,
-        signals=candidate.signals,
-    )
-
-
 def scored(score: float) -> Candidate:
     row = uuid4()
     payload = Payload(owner_id=uuid4(), kind="message", container_id=uuid4(), source_id=row)
@@ -638,21 +622,15 @@ def test_the_order_stays_where_relevance_is_all_that_counts() -> None:
 def test_a_lower_weight_prefers_what_is_new() -> None:
     best, near, far = scored(0.9), scored(0.85), scored(0.7)
     vectors = {best.id: at(0), near.id: at(25), far.id: at(90)}
-    assert mmr.select_diverse([best, near, far], vectors, count=2, relevance_weight=0.5) == [
-        best,
-        far,
-    ]
+    picked = mmr.select_diverse([best, near, far], vectors, count=2, relevance_weight=0.5)
+    assert picked == [best, far]
 
 
 def test_what_has_no_vector_repeats_nothing() -> None:
     some = [scored(0.9), scored(0.9)]
     assert mmr.select_diverse(some, {}, count=5) == some
     assert mmr.select_diverse(some, {some[0].id: at(0)}, count=5) == some
-
-
-def test_nothing_is_picked_from_nothing_and_nothing_when_none_is_wanted() -> None:
-    assert mmr.select_diverse([], {}, count=3) == []
-    assert mmr.select_diverse([scored(1)], {}, count=0) == []
+    assert mmr.select_diverse(some, {}, count=0) == mmr.select_diverse([], {}, count=3) == []
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.1])

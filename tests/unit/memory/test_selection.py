@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
+from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 import numpy as np
@@ -174,7 +175,7 @@ ROOM = 4_000
 
 
 def at_share(kind: Kind, count: int, share: float) -> list[Candidate]:
-    """Memories that have so much of what is enough, by their meaning."""
+    """Memories whose cosine is this share of the threshold."""
     cosine = share * LEAST.dense
     return [candidate(f"{kind} {share} {n}", cosine, kind=kind) for n in range(count)]
 
@@ -240,7 +241,7 @@ def test_words_bring_in_the_best_five_entries() -> None:
 
 
 def worded(name: str, aboutness: float, cosine: float | None, bm25: float) -> Candidate:
-    """An entry as a search by words found it, and one by meaning if it has a cosine."""
+    """An entry that words found, and meaning too if it has a cosine."""
     plain = candidate(name, cosine or 0.0, terms=bm25, kind="lore")
     signals = structs.replace(plain.signals, dense=cosine)
     return structs.replace(plain, signals=signals, aboutness=aboutness)
@@ -288,20 +289,17 @@ def test_a_line_that_was_not_found_comes_in_once_behind_what_was() -> None:
 def test_only_lines_that_are_looked_through_come_in() -> None:
     event = scored(1.0, "event")
     late, elsewhere = OriginMessage(uuid4(), CHAT, 50), OriginMessage(uuid4(), uuid4(), 3)
-    assert add_origin_lines([event], made_of(event, late, elsewhere), parts=HERE, kinds=()) == [
-        event
-    ]
-    here = OriginMessage(uuid4(), CHAT, 3)
-    assert add_origin_lines([event], made_of(event, here), parts=HERE, kinds=("event",)) == [event]
     events_alone = [ScopePart(containers=[CHAT], kinds=("event",))]
-    assert add_origin_lines([event], made_of(event, here), parts=events_alone, kinds=()) == [event]
 
+    def added(*origins: OriginMessage, kinds: Sequence[Kind] = (), parts: Any = HERE) -> int:
+        told = add_origin_lines([event], made_of(event, *origins), parts=parts, kinds=kinds)
+        assert event in told
+        return len(told) - 1
 
-def test_what_very_many_lines_made_says_nothing_of_them() -> None:
-    event = scored(1.0, "event")
+    here = OriginMessage(uuid4(), CHAT, 3)
+    assert added(here) == 1
+    assert added(late, elsewhere) == 0
+    assert added(here, kinds=("event",)) == added(here, parts=events_alone) == 0
     many = [OriginMessage(uuid4(), CHAT, 3) for _ in range(MAX_EVENT_LINES + 1)]
-    assert add_origin_lines([event], made_of(event, *many), parts=HERE, kinds=()) == [event]
-    assert (
-        len(add_origin_lines([event], made_of(event, *many[1:]), parts=HERE, kinds=()))
-        == 1 + MAX_EVENT_LINES
-    )
+    assert added(*many[1:]) == MAX_EVENT_LINES
+    assert added(*many) == 0, "an event of too many lines adds none"

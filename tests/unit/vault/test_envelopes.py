@@ -51,10 +51,7 @@ def addressed() -> Wrapped:
     return next_one(direct(), 2)
 
 
-FORMS: dict[str, Callable[[], Wrapped]] = {
-    "direct": direct,
-    "addressed": addressed,
-}
+FORMS: dict[str, Callable[[], Wrapped]] = {"direct": direct, "addressed": addressed}
 GENERATIONS = {"direct": 1, "addressed": 2}
 
 
@@ -139,13 +136,7 @@ def test_without_the_root_key_neither_the_secret_nor_a_user_key_opens_it() -> No
     with pytest.raises(WrongSecretError):
         opened(wrapped, place(1), root=other)
     with pytest.raises(SealBrokenError):
-        readdress(
-            place(1),
-            wrapped,
-            old_key=KEYS[1],
-            new_key=KEYS[2],
-            root=other,
-        )
+        readdress(place(1), wrapped, old_key=KEYS[1], new_key=KEYS[2], root=other)
     with pytest.raises(RootKeyError, match="version 1 is missing"):
         opened(wrapped, place(1), root=RootKeys({2: b"r" * 32}))
 

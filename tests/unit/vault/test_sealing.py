@@ -42,7 +42,7 @@ def sealer(*numbers: int, user_id: UUID = USER) -> Sealer:
 
 
 class Place(NamedTuple):
-    """Where a blob belongs. Every user and number has the same key here: the worst case."""
+    """The place of a blob. Every user and number has the same key here: the worst case."""
 
     table: str
     name: str
@@ -149,7 +149,7 @@ def test_a_blob_opens_in_its_own_place_and_in_no_other(sealed_for: Place) -> Non
     opened: list[Place] = []
 
     for place in PLACES:
-        # Also with the number written over that its data key goes by: whoever moves it can.
+        # Also with the number of the data key replaced, as an attacker could do.
         for moved in (blob, HEADER.pack(FORMAT, place.number) + blob[HEADER.size :]):
             try:
                 text = place.sealer.open(place.column, place.row_id, moved)

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import re
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,14 +81,6 @@ def test_a_token_cut_short_or_drawn_out_is_none() -> None:
     assert parse_token(token + "\n", "ts_") is None
 
 
-@untimed
-@given(st.text())
-def test_whatever_is_sent_as_a_token_is_answered_without_an_error(text: str) -> None:
-    for candidate in (text, "ts_" + text):
-        secret = parse_token(candidate, "ts_")
-        assert secret is None or len(secret) == 32
-
-
 def test_a_recovery_code_can_be_written_down() -> None:
     code, secret = make_recovery_code()
 
@@ -117,22 +108,9 @@ def test_a_recovery_code_is_read_however_it_was_typed(
     assert parse_recovery_code(typed) == secret
 
 
-@pytest.mark.parametrize(
-    "typed",
-    [
-        "",
-        "-",
-        "ABCD",
-        "ABCD-" * 12,
-        "ABCD-" * 14,
-        "ABC9-" * 13,
-        "ABC?-" * 13,
-        "ÄBCD-" * 13,
-        "=" * 8,
-    ],
-)
-def test_what_is_no_recovery_code_is_none(typed: str) -> None:
-    assert parse_recovery_code(typed) is None
+def test_what_is_no_recovery_code_is_none() -> None:
+    long = ["ABCD-" * 12, "ABCD-" * 14, "ABC9-" * 13, "ABC?-" * 13, "ÄBCD-" * 13]
+    assert {parse_recovery_code(typed) for typed in ("", "-", "ABCD", "=" * 8, *long)} == {None}
 
 
 def test_a_recovery_code_with_one_letter_wrong_is_another_secret() -> None:
@@ -149,7 +127,10 @@ def test_a_recovery_code_with_one_letter_wrong_is_another_secret() -> None:
 
 @untimed
 @given(st.text())
-def test_whatever_is_typed_as_a_recovery_code_is_answered_without_an_error(typed: str) -> None:
-    secret = parse_recovery_code(typed)
-
-    assert secret is None or len(secret) == 32
+def test_any_text_can_be_parsed_as_a_token_or_a_recovery_code(text: str) -> None:
+    for secret in (
+        parse_recovery_code(text),
+        parse_token(text, "ts_"),
+        parse_token(f"ts_{text}", "ts_"),
+    ):
+        assert secret is None or len(secret) == 32

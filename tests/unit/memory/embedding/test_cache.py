@@ -14,7 +14,7 @@ REFUSED = EmbedderError("It refused.")
 
 
 class Hands:
-    """A clock that only waiting moves, and that counts attempts."""
+    """A clock that moves only by waiting, and counts attempts."""
 
     def __init__(self, *results: EmbedderError | str, seconds: float = 0) -> None:
         self.at = 100.0

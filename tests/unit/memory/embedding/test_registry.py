@@ -1,4 +1,4 @@
-"""Which embedder the settings come to."""
+"""The embedder that settings choose, and the texts that remote embedders send."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_key_goes_to_the_server_that_it_was_given_for(
     embedder = build_embedder(settings(embedder="openai", embedding_model="bge", **values))
 
     assert isinstance(embedder, OpenAICompatibleEmbedder)
-    config = embedder._provider.config
+    config = embedder.provider.config
     assert config.api_key == key
     assert config.base_url == (values.get("embedding_base_url") or URL)
 
@@ -157,17 +157,16 @@ def test_a_local_model_is_known_by_its_folder_and_its_files(tmp_path: Path) -> N
     assert one.spec.collection.startswith("local-tiny-")
 
 
-def test_a_short_text_stays_as_it_is() -> None:
-    assert prepare_text("  A ferry. \n") == "  A ferry. \n"
-
-
-@pytest.mark.parametrize("blank", ["", " ", "\n\t"])
-def test_a_blank_text_becomes_something_that_providers_take(blank: str) -> None:
-    assert prepare_text(blank) == "."
-
-
-def test_half_an_emoji_is_replaced() -> None:
-    assert prepare_text("an oar \ud83d") == "an oar ?"
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("  A ferry. \n", "  A ferry. \n"),
+        *((blank, ".") for blank in ("", " ", "\n\t")),
+        ("an oar \ud83d", "an oar ?"),
+    ],
+)
+def test_blank_texts_and_half_emoji_are_replaced(text: str, sent: str) -> None:
+    assert prepare_text(text) == sent
 
 
 @pytest.mark.parametrize("text", ["The ferry waits. ", "渡し船が待っている。", "🛶", "zzzz", "\n"])
