@@ -63,11 +63,9 @@ def chromium(chromium_path: str) -> Generator[Browser]:
 
 @pytest.fixture
 def chromium_with_scrollbars(chromium: Browser, chromium_path: str) -> Generator[Browser]:
-    """A Chromium whose scrollbars take up space, as on Windows. Playwright hides them."""
+    """A Chromium with scrollbars that take up space, as on Windows. Playwright hides them."""
     browser = chromium.browser_type.launch(
-        executable_path=chromium_path,
-        args=list(FLAGS),
-        ignore_default_args=["--hide-scrollbars"],
+        executable_path=chromium_path, args=list(FLAGS), ignore_default_args=["--hide-scrollbars"]
     )
     yield browser
     browser.close()
@@ -113,14 +111,14 @@ def model(portal: BlockingPortal) -> Generator[OpenAIServer]:
 
 @pytest.fixture
 def account(server: Served) -> Generator[Account]:
-    """A new account. Tests create through it what they need to exist."""
+    """A new account. Tests create their data through it."""
     with signing_up(server.url, f"reader{next(_numbers)}") as account:
         yield account
 
 
 @pytest.fixture
 def watch(server: Served) -> Watch:
-    """What the page must not do.
+    """Watch for errors and forbidden requests of the page.
 
     Add patterns of requests that may fail: `watch.expected.append("/characters/.*/image")`.
     """
@@ -169,7 +167,7 @@ def axe(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture
 def assert_accessible(axe: str) -> Callable[[Page], None]:
-    """Fail if axe-core finds something serious or critical in what the page shows now."""
+    """Fail if axe-core finds a serious or critical problem in the current page."""
 
     def check(page: Page) -> None:
         found = violations(page, axe)

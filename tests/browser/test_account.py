@@ -1,4 +1,4 @@
-"""Coming in, getting back in, and what an account has to say about itself."""
+"""Sign-up, sign-in, recovery and the account page."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ def test_a_failure_says_what_to_do_and_its_job_can_be_tried_again(
 
 @pytest.fixture
 def seagate(account: Account) -> str:
-    """The path of a campaign whose only person was moved, and renamed."""
+    """The path of a campaign with one character that was moved and renamed."""
     path = f"/campaigns/{account.post('/campaigns', {'name': 'Seagate', 'day': 5})['id']}"
     shop = account.post(f"{path}/entities", {"kind": "location", "name": "The Salty Sigil"})["id"]
     jake = {"kind": "pc", "name": "Jake", "attributes": {"hp": 13, "inventory": ["fork"]}}

@@ -1,4 +1,4 @@
-"""What the model sees: taken apart and explained, compared, and tried in other sizes."""
+"""The prompt inspector: sections, reasons, comparison and other sizes."""
 
 from __future__ import annotations
 
@@ -139,10 +139,7 @@ WORDED: list[tuple[list[dict[str, Any]], str]] = [
     ),
     ([{"kind": "sticky", "count": 1}], "Matched earlier, stays for 1 more message"),
     ([{"kind": "sticky", "count": 2}], "Matched earlier, stays for 2 more messages"),
-    (
-        [{"kind": "probability", "chance": 12.5}],
-        "Skipped by chance (12.5% probability)",
-    ),
+    ([{"kind": "probability", "chance": 12.5}], "Skipped by chance (12.5% probability)"),
 ]
 
 

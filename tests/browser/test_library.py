@@ -131,12 +131,12 @@ def test_a_persona_is_made_and_becomes_the_default(
 
 
 def held(page: Page, *files: tuple[str, str]) -> JSHandle:
-    """Files as somebody holds them over the page with the mouse."""
+    """Files that are dragged over the page."""
     return page.evaluate_handle(FILES, files)
 
 
 def is_put(answer: Response) -> bool:
-    """Whether scripts, or the leave for them to run, were stored."""
+    """True if scripts or the permission to run them were stored."""
     return answer.request.method == "PUT" and answer.url.endswith("/regex-scripts")
 
 

@@ -1,4 +1,4 @@
-"""Markdown in the page: what stories are written in, and what nobody may smuggle in with it."""
+"""Markdown in the page: story texts, and content that must not pass."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ GROW = f"""async (text) => {{
 
 @pytest.fixture(scope="module")
 def opened(shared_context: BrowserContext, server: Served) -> Generator[Page]:
-    """The page of a visitor, in whose scripts the tests render texts."""
+    """The page of a visitor. Tests render texts with its scripts."""
     watch = Watch(server.url)
     with watch.over(shared_context):
         page = shared_context.new_page()
@@ -329,7 +329,6 @@ def opened(shared_context: BrowserContext, server: Served) -> Generator[Page]:
 
 def test_stories_look_as_they_are_meant(opened: Page) -> None:
     found: list[str] = opened.evaluate(RENDER, list(CASES))
-
     assert dict(zip(CASES, found, strict=True)) == CASES
 
 
@@ -347,7 +346,6 @@ def test_what_anyone_writes_makes_no_more_than_text_and_links(opened: Page) -> N
 def test_no_text_is_lost(opened: Page) -> None:
     texts = [text for text in HOSTILE if not re.search(r"[&\\`|>]", text)]
     found: list[str] = opened.evaluate(RENDER, texts)
-
     for text, html in zip(texts, found, strict=True):
         words = set(re.findall(r"[a-z]{3,}", text.lower()))
         assert words <= set(re.findall(r"[a-z]{3,}", html.lower())), text
@@ -361,7 +359,6 @@ def test_no_text_takes_more_than_its_length(opened: Page) -> None:
 
 def test_a_text_that_grows_ends_as_if_it_had_come_at_once(opened: Page) -> None:
     found: dict[str, Any] = opened.evaluate(GROW, STORY)
-
     assert found["same"]
     assert found["another"] == "<p>Another.</p>"
     # Emphasis and speech are there from their first word on.
@@ -392,9 +389,7 @@ def test_plain_markdown_is_what_it_is_elsewhere(opened: Page) -> None:
     peer = MarkdownIt("commonmark", {"breaks": True}).enable("table").disable("code")
     sections = PLAIN.split("\n\n")
     texts = [PLAIN, *(section for section in sections if "```" not in section)]
-
     found: list[str] = opened.evaluate(RENDER, texts)
-
     for text, html in zip(texts, found, strict=True):
         assert html == as_here(peer.render(text)), text
 

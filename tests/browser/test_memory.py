@@ -1,4 +1,4 @@
-"""Search, chronicles and what the agent did, as somebody uses them."""
+"""Search, chronicles and the activity of the agent in the page."""
 
 from __future__ import annotations
 

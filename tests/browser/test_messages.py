@@ -1,4 +1,4 @@
-"""What somebody does with messages, with a chat's settings, and to find a place in a chat."""
+"""Actions on messages, chat settings, jumps within a chat, and thoughts of models."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def line(page: Page) -> Locator:
 
 @pytest.fixture
 def teller(model: OpenAIServer, account: Account) -> OpenAIServer:
-    """The account's own provider, whose model its chats use."""
+    """The account's own provider. Its chats use this model."""
     body = {"kind": "openai", "base_url": model.url, "slug": "own", "name": "Own"}
     account.post("/providers", body | {"models": [{"name": MODEL}]})
     account.client.patch("/me/settings", json={"model": f"own/{MODEL}"}).raise_for_status()

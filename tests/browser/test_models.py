@@ -1,4 +1,4 @@
-"""Models in the page: choosing one among many, and what it costs."""
+"""Models in the page: choice among many, and costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that answers one request at a time: what the page says while a turn waits for it."""
+"""Notices of the page while a turn waits for a model that answers one request at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture
 def model(portal: BlockingPortal, account: Account) -> Generator[OneSlotServer]:
-    """The account's own llama.cpp server, whose model its chats use."""
+    """The account's own llama.cpp server. Its chats use this model."""
     with portal.wrap_async_context_manager(OneSlotServer()) as model:
         body = {"preset": "llama-cpp", "name": "Mine", "slug": "mine", "base_url": model.url}
         account.post("/providers", body | {"models": [{"name": MODEL}]})

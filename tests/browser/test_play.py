@@ -1,4 +1,4 @@
-"""Campaigns that are played on the page: moods, dice, what changed, downtime."""
+"""Played campaigns in the page: moods, dice, changes, downtime and proposals."""
 
 from __future__ import annotations
 
@@ -47,10 +47,7 @@ def say(page: Page, text: str) -> None:
 
 
 def test_a_die_is_chosen_and_what_it_changed_is_told_and_undone(
-    page: Page,
-    account: Account,
-    doskvol: dict[str, Any],
-    assert_accessible: Callable[[Page], None],
+    page: Page, account: Account, doskvol: dict[str, Any], assert_accessible: Callable[[Page], None]
 ) -> None:
     page.goto(f"/#/chats/{doskvol['chat']}")
     say(page, LINE)
@@ -112,8 +109,7 @@ def test_a_scene_is_ended_and_downtime_is_the_player_s_decision(
 
     page = page.context.new_page()
     account.post(
-        f"{doskvol['path']}/entities",
-        {"kind": "pc", "name": "Arlyn", "attributes": {"stress": 5}},
+        f"{doskvol['path']}/entities", {"kind": "pc", "name": "Arlyn", "attributes": {"stress": 5}}
     )
     page.goto(f"/#/chats/{doskvol['chat']}")
     page.get_by_role("button", name="Downtime").click()
@@ -127,7 +123,7 @@ def test_a_scene_is_ended_and_downtime_is_the_player_s_decision(
 
 @dataclass
 class Seagate:
-    """A campaign with a chat, and what its compactor reads there."""
+    """A campaign with a chat, and the findings of its compactor."""
 
     server: Served
     account: Account
@@ -136,7 +132,7 @@ class Seagate:
     ids: dict[str, str]
 
     def read(self, *drafts: dict[str, Any]) -> None:
-        """What the last line is taken to say: as the server would have it, with its keys."""
+        """Store proposals for the last line, as the server does."""
 
         async def propose() -> None:
             config = Settings(_env_file=None, data_dir=self.server.log.parent)  # type: ignore[call-arg]
@@ -154,7 +150,7 @@ class Seagate:
         in_a_thread(propose())
 
     def change(self, name: str, **fields: Any) -> dict[str, Any]:
-        """A draft that changes somebody."""
+        """A draft that changes a character."""
         item_id = UUID(self.ids[name])
         return {"kind": "entity", "item_id": item_id, "operations": Operations(set=fields)}
 
@@ -167,7 +163,7 @@ def in_a_thread(work: Coroutine[Any, Any, None]) -> None:
 
 @pytest.fixture
 def seagate(server: Served, account: Account) -> Seagate:
-    """Marlena, whose status is locked; Holt, of whom a fact is known; and a line of each side."""
+    """Marlena with a locked status, Holt with a fact, and a line of each side."""
     path = f"/campaigns/{account.post('/campaigns', {'name': 'Seagate'})['id']}"
     ids: dict[str, str] = {}
     for name, more in (("Marlena", {"locked": ["status"]}), ("Holt", {}), ("Vance", {})):

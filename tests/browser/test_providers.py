@@ -1,4 +1,4 @@
-"""A model of one's own: from a fresh server to a reply with its cost, and out of others' sight."""
+"""An own model: from a new server to a reply with its cost, hidden from other accounts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ pytestmark = pytest.mark.browser
 
 
 def test_a_key_is_pasted_into_the_page_and_the_chat_goes_on_with_its_model(
-    visitor: Page,
-    server: Served,
-    model: OpenAIServer,
-    assert_accessible: Callable[[Page], None],
+    visitor: Page, server: Served, model: OpenAIServer, assert_accessible: Callable[[Page], None]
 ) -> None:
     page = visitor
     phone(page)
@@ -237,10 +234,7 @@ def test_a_prompt_that_overflows_leads_to_the_setting_of_the_window(
 
 
 def test_a_prompt_that_was_cut_in_silence_is_said_at_the_reply(
-    page: Page,
-    account: Account,
-    portal: BlockingPortal,
-    assert_accessible: Callable[[Page], None],
+    page: Page, account: Account, portal: BlockingPortal, assert_accessible: Callable[[Page], None]
 ) -> None:
     with portal.wrap_async_context_manager(WindowServer(4_096, overflow="cut")) as model:
         body = {"preset": "other", "base_url": model.url, "slug": "home", "name": "Home"}
@@ -268,7 +262,7 @@ def test_a_prompt_that_was_cut_in_silence_is_said_at_the_reply(
 
 
 def overflow(page: Page, account: Account, model: OpenAIServer) -> None:
-    """Send a line to a model whose window is too small for any prompt."""
+    """Send a line to a model with a window that is too small for any prompt."""
     body = {"preset": "other", "base_url": model.url, "slug": "home", "name": "Home"}
     account.post("/providers", body | {"models": [{"name": MODEL}]})
     account.client.patch("/me/settings", json={"model": f"home/{MODEL}"})
@@ -380,10 +374,7 @@ def say(page: Page, text: str) -> None:
 
 
 def test_the_page_says_that_a_model_does_not_use_tools(
-    page: Page,
-    chat: str,
-    vendor: OpenAIServer,
-    assert_accessible: Callable[[Page], None],
+    page: Page, chat: str, vendor: OpenAIServer, assert_accessible: Callable[[Page], None]
 ) -> None:
     page.goto(chat)
     expect(page.get_by_text(WARNING)).to_have_count(0)
@@ -434,10 +425,7 @@ def test_the_calls_of_what_was_told_change_the_world_and_the_text_stays(
 
 
 def test_a_question_is_answered_in_the_players_own_words(
-    page: Page,
-    chat: str,
-    vendor: OpenAIServer,
-    assert_accessible: Callable[[Page], None],
+    page: Page, chat: str, vendor: OpenAIServer, assert_accessible: Callable[[Page], None]
 ) -> None:
     vendor.script(called(("ask_player", {"prompt": "Which way?", "options": ["Left", "Right"]})))
     page.goto(chat)

@@ -33,11 +33,11 @@ LOREBOOK = DOCS / "example-lorebook.json"
 TALE: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "fixtures" / "tale.json").read_text(encoding="utf-8")
 )
-"""A small library, the lines of a chat with the replies to them, and what happened in it."""
+"""A small library, a chat with its replies, and the events of the chat."""
 
 
 class Storyteller(OpenAIServer):
-    """Tells the story: the reply that follows on what was said last."""
+    """Answers with the story's reply to the last line."""
 
     def usual(self, request: Request) -> Answer:
         if not self.wants_stream(request):
@@ -62,7 +62,7 @@ def telling(folder: Path) -> Generator[str]:
 
 
 def portrait(tint: str, *, lamp: bool = False) -> bytes:
-    """A picture for a card: somebody before an evening sky."""
+    """A picture for a card: a person in front of an evening sky."""
     size = 384
     sky = Image.linear_gradient("L").resize((size, size))
     picture = Image.composite(
@@ -133,7 +133,7 @@ def keep(tmp_path: Path) -> Path:
 
 
 def shoot(page: Page, path: Path) -> None:
-    """What the page shows, in 256 colours: a third of the bytes, and nobody sees it."""
+    """A picture of the page in 256 colours, which takes a third of the bytes."""
     page.wait_for_load_state("networkidle")
     page.evaluate("document.fonts.ready")
     picture = Image.open(io.BytesIO(page.screenshot()))
@@ -177,7 +177,7 @@ def test_the_main_views_have_their_pictures(chromium: Browser, tmp_path: Path, k
 
 
 def show_context(page: Page, chat: str) -> None:
-    """The last reply, and beside it what the model saw."""
+    """The last reply and the prompt inspector."""
     last = page.request.get(f"/api/v1/chats/{chat}/messages?limit=1").json()["items"][0]
     page.goto(f"/#/chats/{chat}?panel=context&message={last['id']}")
     expect(page.get_by_role("article").last).to_contain_text("Mind the ninth step")
@@ -186,7 +186,7 @@ def show_context(page: Page, chat: str) -> None:
 
 
 def show_world(page: Page, account: Account, chat: str) -> None:
-    """The last reply, and beside it the world that it plays in."""
+    """The last reply and the world panel."""
     world = TALE["world"]
     campaign = f"/campaigns/{account.post('/campaigns', world['campaign'])['id']}"
     shore = account.post(f"{campaign}/entities", world["place"])["id"]
@@ -204,7 +204,7 @@ def show_world(page: Page, account: Account, chat: str) -> None:
 
 
 def show_tester(page: Page, book: str) -> None:
-    """A lorebook whose tester says what a text brings in."""
+    """A lorebook with the result of its tester."""
     page.goto(f"/#/lorebooks/{book}")
     page.get_by_role("button", name="Test").click()
     page.get_by_label("Test text").fill(

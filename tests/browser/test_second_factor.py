@@ -26,7 +26,7 @@ REFUSED = ["/api/v1/sessions$", "/api/v1/me/second-factors", "/api/v1/tokens$", 
 
 
 def read_qr(code: Locator) -> str:
-    """What a phone's camera would read."""
+    """The text of the QR code on the page."""
     picture = Image.open(io.BytesIO(code.screenshot()))
     (found,) = zxingcpp.read_barcodes(picture)
     return found.text

@@ -92,7 +92,7 @@ def test_a_place_that_was_left_while_it_loaded_takes_nothing_from_the_next(page:
 
 FOUND = "I find the silver key under the altar of the flooded chapel."
 MOST_STOPS = 60
-"""Presses of Tab within which whatever a view offers has to be reached."""
+"""The maximum presses of Tab to reach any control of a view."""
 
 
 def test_everything_a_first_evening_takes_is_done_with_the_keyboard(visitor: Page) -> None:
@@ -145,7 +145,7 @@ def press(page: Page, target: Locator) -> None:
 
 
 def reach(page: Page, target: Locator) -> None:
-    """Go to it with Tab alone, from wherever the focus is."""
+    """Move the focus to a control with Tab alone."""
     expect(target).to_be_visible()
     for _ in range(MOST_STOPS):
         if target.evaluate("element => element === document.activeElement"):

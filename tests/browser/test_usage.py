@@ -1,4 +1,4 @@
-"""Quotas in the page: what is used, several files at once, and what a refusal says."""
+"""Quotas in the page: usage, uploads of several files, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The world beside a chat: read, edited where it stands, and in step with the chat's path."""
+"""The world panel of a chat: shown, edited in place, and synchronous with the chat's path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.browser
 
 @dataclass
 class Seagate:
-    """A small campaign with a chat; `ids` by what the items are called."""
+    """A small campaign with a chat. `ids` contains the items by name."""
 
     account: Account
     path: str
@@ -62,7 +62,7 @@ def section(page: Page, name: str) -> Locator:
 
 
 def card(page: Page, name: str) -> Locator:
-    """The card of what is called so."""
+    """The card of the item with this name."""
     heading = page.get_by_role("heading", level=4, name=re.compile(name))
     return page.locator(".thing").filter(has=heading)
 

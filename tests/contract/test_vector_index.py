@@ -1,4 +1,4 @@
-"""What every engine of the index must do alike."""
+"""The behaviour that all engines of the index share."""
 
 from __future__ import annotations
 

@@ -162,8 +162,7 @@ async def test_a_place_that_somebody_names_becomes_lore_and_is_found_by_its_key(
             other = await account.new_chat(title="Another evening")
             ok(
                 await account.client.patch(
-                    f"{API}/chats/{other['id']}/settings",
-                    json={"chronicle_id": chronicle},
+                    f"{API}/chats/{other['id']}/settings", json={"chronicle_id": chronicle}
                 )
             )
             view = await preview(account, other["id"], "Meet me at the Salty Sigil.")

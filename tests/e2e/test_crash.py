@@ -1,4 +1,4 @@
-"""Killed at any instant: what was acknowledged is there, once, and everything else makes sense."""
+"""A server that is killed at any time keeps acknowledged work exactly once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CHATS = 3
 
 @contextlib.asynccontextmanager
 async def browser(served: Served, cookies: httpx.Cookies | None = None) -> AsyncGenerator[Account]:
-    """Somebody's browser at a server: with the cookies of before, or newly signed up."""
+    """A browser at a server, with earlier cookies or a new account."""
 
     async def send_token(request: httpx.Request) -> None:
         if token := client.cookies.get("csrftoken"):
@@ -134,7 +134,7 @@ async def test_a_reply_that_a_crash_cuts_off_is_there_as_far_as_it_was_stored(
 
 @dataclass
 class Ledger:
-    """What a client was told, and what it may ask for again.
+    """The acknowledged requests of a client, and those that it may repeat.
 
     `lines` and `replies`: text by message id, acknowledged. `checked` are those that outlived a
     crash already. `sent` are all texts that were ever sent. `open_turns` are turns whose end was
@@ -420,7 +420,7 @@ ENTRIES = 3_000
 
 @dataclass(frozen=True)
 class Kind:
-    """What is imported. `made` names the member of the answer that holds it."""
+    """A file to import. `made` is the member of the answer with the created item."""
 
     path: str
     made: str
@@ -468,7 +468,7 @@ async def things(ada: Account, kind: Kind) -> dict[str, str]:
 
 
 def forget_claims(folder: Path) -> None:
-    """As if five minutes had passed: requests that were never answered may be sent again."""
+    """Let five minutes pass, so that unanswered requests may be sent again."""
     with contextlib.closing(sqlite3.connect(folder / "talekeeper.sqlite3")) as connection:
         connection.execute(
             "UPDATE idempotent_requests SET created_at = '2020-01-01 00:00:00' WHERE status IS NULL"

@@ -83,7 +83,7 @@ def reindex(folder: Path, name: str, **settings: str) -> str:
 
 
 async def answers(account: Account, chat: str) -> tuple[str, set[str], str]:
-    """What memory answers: to a question, to a paraphrase of lore, and to a search."""
+    """The memories for a question, a paraphrase of lore and a search."""
     context = await preview(account, chat, "Where did you hide the locket of your sister?")
     paraphrase = await preview(account, chat, "Are kids allowed in the shed where hemp is twisted?")
     found = await search(account, "bad luck at noon")
@@ -117,7 +117,7 @@ async def test_memory_outlives_its_index_and_finds_by_meaning(tmp_path: Path) ->
             keyed = await preview(ada, chat, "Is that the Skerrow?")
             assert 'key "skerrow" in the line' in reasons(keyed)["Skerrow Light"]
 
-            # Somebody says something else instead: the memory is gone until they come back.
+            # Write another line instead: the memory is hidden until the branch is active again.
             fact_id = told[0].data["user_message_id"]
             path = f"{API}/messages/{fact_id}"
             ok(await ada.client.patch(path, json={"text": "Nothing."}))
@@ -152,7 +152,7 @@ async def killed(
             with contextlib.suppress(httpx.TransportError):
                 yield ada
             await killer
-    # Sixty seconds later: nobody holds what was being worked on.
+    # Let sixty seconds pass, so that the leases of jobs end.
     with contextlib.closing(sqlite3.connect(folder / "talekeeper.sqlite3")) as database:
         database.execute("UPDATE jobs SET lease_until = created_at WHERE state = 'running'")
         database.commit()

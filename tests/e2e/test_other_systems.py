@@ -1,4 +1,4 @@
-"""Talekeeper where the system lacks what Windows lacks, or refuses what macOS refuses."""
+"""Talekeeper on simulated Windows and macOS systems."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ def test_a_console_that_lacks_a_character_shows_another(
     monkeypatch.setenv("PYTHONIOENCODING", "cp437")
     folder = tmp_path / "日記"
     folder.mkdir()
-
     done = talekeeper(folder, "model", "fetch", "日記", **SETTINGS)
-
     assert done.stderr.startswith("talekeeper: Unknown model ??. ")
 
 

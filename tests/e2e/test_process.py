@@ -1,4 +1,4 @@
-"""`talekeeper` as a process: what it says, how it ends, and what it leaves behind."""
+"""`talekeeper` as a process: its output, its end and its files."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ LONG = 3600
 
 
 def end(served: Served) -> None:
-    """Tell a server to end, and return once it has closed its listener."""
+    """Ask a server to end, and return after it has closed its listener."""
     served.process.send_signal(signal.SIGTERM)
     limit = time.monotonic() + PATIENCE
     while time.monotonic() < limit:

@@ -57,7 +57,6 @@ def test_the_wheel_may_be_uploaded_and_names_the_systems_that_it_is_for(wheel: P
     with zipfile.ZipFile(wheel) as file:
         [name] = [each for each in file.namelist() if each.endswith(".dist-info/METADATA")]
         metadata = message_from_string(file.read(name).decode())
-
     classifiers = metadata.get_all("Classifier", [])
     assert not [each for each in classifiers if each.startswith("Private")]
     assert "Operating System :: Microsoft :: Windows" in classifiers

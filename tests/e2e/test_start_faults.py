@@ -1,4 +1,4 @@
-"""A start that cannot go on ends with a sentence that says what is wrong and what to do."""
+"""A failing start ends with a sentence that names the fault and the next step."""
 
 from __future__ import annotations
 

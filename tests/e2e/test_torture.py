@@ -1,4 +1,4 @@
-"""The harness of docs/explanation/reliability.md, for a moment: that it runs, and can tell."""
+"""A short run of the harness of docs/explanation/reliability.md."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OUTPUTS = {"[R0000001]": "[R0000001] The rain has stopped."}
 
 
 def torture(*arguments: str) -> dict[str, Any]:
-    """What a campaign says of itself; a machine that runs other tests meanwhile is slow."""
+    """Run a campaign and return its report. Limits are long, for a machine under load."""
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/torture.py", *arguments, "--slow", "8", "--json"],
         cwd=ROOT,
@@ -52,7 +52,6 @@ def torture(*arguments: str) -> dict[str, Any]:
 @pytest.mark.thorough
 def test_two_kills_lose_nothing() -> None:
     (row,) = torture("--only", "kills", "--kills", "2")["rows"]
-
     assert row["broken"] == []
     assert row["figures"]["kills"] >= 2
     assert row["figures"]["messages"] > 0
@@ -61,7 +60,6 @@ def test_two_kills_lose_nothing() -> None:
 @pytest.mark.thorough
 def test_a_bystander_is_looked_after_beside_a_hostile_input() -> None:
     (row,) = torture("--only", "hostile", "--name", "idle connections")["rows"]
-
     assert row["broken"] == []
     assert "900 connections" in row["figures"]["answers"]
 
@@ -88,7 +86,7 @@ def stored(message_id: str, text: str, role: str = "user", parent: str | None = 
 
 @pytest.fixture
 def ledger() -> Ledger:
-    """Somebody was told that their line and its reply are stored."""
+    """A ledger with an acknowledged line and its reply."""
     line, reply = Line("a", CHAT, "[L0000001] Who is there?"), Line("b", CHAT, None)
     reply.marks = ["[R0000001]"]
     made = Ledger(lines={"a": line, "b": reply}, sent={"[L0000001] Who is there?"})
@@ -116,41 +114,35 @@ def test_a_message_that_is_missing_is_lost(ledger: Ledger) -> None:
 def test_a_message_below_one_that_was_to_be_deleted_may_be_missing(ledger: Ledger) -> None:
     ledger.parents = {"a": None, "b": "a"}
     ledger.deletions.append(Deletion(CHAT, "a"))
-
     assert kinds(ledger) == kinds(ledger, LINE) == kinds(ledger, LINE, REPLY) == set()
 
 
 def test_a_message_whose_deletion_was_acknowledged_may_not_come_back(ledger: Ledger) -> None:
     ledger.parents = {"a": None, "b": "a"}
     ledger.deletions.append(Deletion(CHAT, "b", outcome="ok"))
-
     assert kinds(ledger, LINE) == set()
     assert kinds(ledger, LINE, REPLY) == {"back"}
 
 
 def test_a_line_that_is_there_twice_is_doubled(ledger: Ledger) -> None:
     again = stored("c", "[L0000001] Who is there?")
-
     assert kinds(ledger, LINE, REPLY, again) == {"doubled"}
 
 
 def test_a_reply_that_lacks_a_word_is_changed(ledger: Ledger) -> None:
     shorter = stored("b", "[R0000001] The rain has", "assistant", "a")
-
     assert kinds(ledger, LINE, shorter) == {"changed"}
 
 
 def test_what_a_broken_model_said_ten_million_times_was_said(ledger: Ledger) -> None:
     flood = stored("c", "x" * 5_000, "assistant", "a")
     continued = stored("b", "[R0000001] The rain has stopped." + "x" * 5_000, "assistant", "a")
-
     assert kinds(ledger, LINE, continued, flood) == set()
     assert kinds(ledger, LINE, REPLY, stored("c", "xxx", "assistant", "a")) == {"changed"}
 
 
 def test_a_text_that_was_never_said_is_changed(ledger: Ledger) -> None:
     other = stored("a", "[L0000001] Who is where?")
-
     assert kinds(ledger, other, REPLY) == {"changed"}
 
 

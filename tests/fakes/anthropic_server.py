@@ -24,7 +24,7 @@ _WORDS = {"stop": "end_turn", "length": "max_tokens"}
 
 
 def usage(prompt: int, output: int, *, read: int = 0, kept: int = 0) -> dict[str, int]:
-    """`prompt` counts neither what was read of the cache nor what was put there."""
+    """`prompt` excludes tokens that were read from the cache or written to it."""
     return {
         "input_tokens": prompt,
         "cache_read_input_tokens": read,

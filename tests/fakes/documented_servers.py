@@ -1,4 +1,4 @@
-"""One fake for each server that speaks OpenAI's chat completions in its own way.
+"""Fakes of servers that each implement OpenAI's chat completions differently.
 
 Each is written from its server's documentation, whose address is in
 `backend.generation.adapters.openai.dialects`: the members of a request that it knows, the form of
@@ -72,7 +72,7 @@ class DocumentedServer(OpenAIServer):
     trouble: ClassVar[Answer] = Answer(
         status=404, body=_fault("model not found", type="not_found_error", code="model_not_found")
     )
-    """What it says of a model that it has not got."""
+    """The answer for an unknown model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class DocumentedServer(OpenAIServer):
         return Answer(body={answer: len(words), "tokens": list(range(len(words)))})
 
     def started(self, messages: list[Any]) -> bool:
-        """Whether it goes on from the last message."""
+        """True if it continues the last message."""
         return bool(messages[-1]["role"] == "assistant")
 
     def whole(self, body: Mapping[str, Any], form: str) -> Answer:
@@ -164,7 +164,7 @@ class DocumentedServer(OpenAIServer):
 class LlamaCppServer(DocumentedServer):
     server = "llama-cpp"
     takes = _DRY_AND_XTC | {
-        *("top_k", "min_p", "typical_p", "repeat_penalty", "logit_bias", "grammar"),
+        *("top_k", "min_p", "typical_p", "repeat_penalty", "logit_bias", "grammar")
     }
     trouble = Answer(
         status=400,
@@ -210,7 +210,7 @@ class KoboldCppServer(DocumentedServer):
 
     server = "koboldcpp"
     takes = _DRY_AND_XTC | {
-        *("top_k", "min_p", "top_a", "typical", "repetition_penalty", "logit_bias", "grammar"),
+        *("top_k", "min_p", "top_a", "typical", "repetition_penalty", "logit_bias", "grammar")
     }
     forms = frozenset()
     reports_usage = False
@@ -303,7 +303,7 @@ class LMStudioServer(DocumentedServer):
     refuses_forms = True
     windows: ClassVar[Mapping[str, Any]] = {
         "/api/v0/models": {
-            "data": [{"id": MODEL, "max_context_length": 131_072, "loaded_context_length": WINDOW}],
+            "data": [{"id": MODEL, "max_context_length": 131_072, "loaded_context_length": WINDOW}]
         }
     }
     trouble = Answer(status=400, body={"error": "No models loaded."})

@@ -1,4 +1,4 @@
-"""Servers of models that play: they call what the mood offers, as a seed has it."""
+"""Servers of models that play: a seed chooses among the tools of the mood."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OUTCOMES: list[dict[str, Any]] = [
     {"tier": "bad", "hint": "it snaps", "costs": [{"kind": "clock", "what": "Alarm"}]},
 ]
 QUESTIONS, RETURNS = 0.4, 0.5
-"""How often it asks the player something, and goes back to the scene after an action."""
+"""The shares of turns with a question to the player and with a return to the scene."""
 
 
 class GameMaster:
@@ -42,7 +42,7 @@ class GameMaster:
         return self.dice.random() < self.failing
 
     def calls(self, offered: set[str], results: Sequence[Mapping[str, Any]]) -> Call:
-        """What it calls of the tools on offer, after the results of its calls in this phase."""
+        """Choose calls among the offered tools, given the results of this phase."""
         if "spend_die" in offered:
             return self._act(results)
         finish = (
@@ -114,7 +114,7 @@ class GeminiGameMaster(GameMaster, GeminiServer):
 
 
 class BlockWritingGameMaster(GameMaster, OpenAIServer):
-    """A game master on a server that accepts tools, and whose model writes calls as text alone.
+    """A game master on a server that accepts tools but writes calls as text.
 
     It writes a block if the prompt describes one. Otherwise it only tells.
     """
@@ -204,7 +204,7 @@ class CarelessGameMaster(OpenAIServer):
         return openai_server.called(*calls)
 
     def narration(self, *calls: Call) -> Answer:
-        """Tell something; with a gate only the first half, until it is opened."""
+        """Send story text. With a gate, send the second half after it is opened."""
         if self.gate is not None:
             chunk = openai_server.chunk
             first, rest = chunk(content=self.tells()), chunk(content=" And so on.")

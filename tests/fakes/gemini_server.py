@@ -46,9 +46,7 @@ def usage(prompt: int, candidates: int, *, thoughts: int = 0, cached: int = 0) -
 
 
 def chunk(
-    *parts: Mapping[str, Any],
-    finish: str | None = None,
-    used: Mapping[str, Any] | None = None,
+    *parts: Mapping[str, Any], finish: str | None = None, used: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """One `GenerateContentResponse`."""
     candidate: dict[str, Any] = {"index": 0}
@@ -78,7 +76,7 @@ def reply(*texts: str, finish: str = "STOP", used: Mapping[str, Any] | None = No
 def called(
     *calls: tuple[str, Mapping[str, Any]], text: str = "", signature: str = "c2lnbmF0dXJl"
 ) -> Answer:
-    """A stream with calls, each in a chunk of its own; the first one is signed, as Gemini does."""
+    """A stream of calls, one in each chunk. The first has a signature, as in Gemini."""
     parts = [
         call_part(name, args, call_id=f"call-{index}", signature=None if index else signature)
         for index, (name, args) in enumerate(calls)
@@ -124,7 +122,7 @@ def embeddings(*vectors: Sequence[Any]) -> Answer:
 
 
 def embedded(request: Request) -> Answer:
-    """What `batchEmbedContents` answers: vectors of words; cut-off ones have any length."""
+    """Answer `batchEmbedContents` with word vectors. Shortened vectors are not normalised."""
     asked = request.body["requests"]
     if len(asked) > MOST_EMBEDDED:
         return error(400, "INVALID_ARGUMENT", "at most 100 requests can be in one batch")

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that holds up what a test names, until it is let go on."""
+"""An OpenAI-compatible server that delays some requests until a test releases them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from tests.fakes.openai_server import OpenAIServer
-from tests.fakes.scripted_server import Answer, Request
+from tests.fakes.scripted_server import Exchange, Request
 
 
 class HoldingServer(OpenAIServer):
-    """Answers as it is told; a subclass says in `holds` what waits while a test is `thinking`."""
+    """Delays the requests that `holds` selects during `thinking`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,26 +19,20 @@ class HoldingServer(OpenAIServer):
         self.is_opened.set()
 
     def holds(self, request: Request) -> bool:
-        """Whether a request is of what is held up."""
+        """True if the request is delayed."""
         return bool(request.body)
 
     @contextlib.asynccontextmanager
     async def thinking(self) -> AsyncGenerator[asyncio.Event]:
-        """For the length of the block what is held up is not answered; set once it is asked for."""
+        """Delay requests until the block ends. The event is set by the first delayed request."""
         self.is_reached, self.is_opened = asyncio.Event(), asyncio.Event()
         try:
             yield self.is_reached
         finally:
             self.is_opened.set()
 
-    async def _answer(
-        self,
-        request: Request,
-        answer: Answer,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> bool:
-        if self.holds(request):
+    async def respond(self, exchange: Exchange) -> bool:
+        if self.holds(exchange.request):
             self.is_reached.set()
             await self.is_opened.wait()
-        return await super()._answer(request, answer, reader, writer)
+        return await super().respond(exchange)

@@ -1,4 +1,4 @@
-"""Hugging Face's hub, as far as models are fetched from it: large files by way of a second address.
+"""The model downloads of Hugging Face's hub. Large files have a second address.
 
     async with HubServer({"model.onnx": b"..."}) as hub:
         await fetch_model(model, folder, report, hub=hub.url)
@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from tests.fakes.scripted_server import Answer, Request, ScriptedServer, encode_head
+from tests.fakes.scripted_server import Answer, Exchange, Request, ScriptedServer, encode_head
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 LARGE = 10_000
@@ -53,13 +53,8 @@ class HubServer(ScriptedServer):
                 return self._large(request, name)
         return self.usual_answer
 
-    async def _answer(
-        self,
-        request: Request,
-        answer: Answer,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> bool:
+    async def respond(self, exchange: Exchange) -> bool:
+        request, answer, _, writer = exchange
         body: Any = answer.body
         if request.method == "HEAD":
             length = {"content-length": str(len(body))} if isinstance(body, bytes) else {}
@@ -74,7 +69,7 @@ class HubServer(ScriptedServer):
                 writer.write(encode_head(answer.status, {**length, **answer.headers}) + cut)
                 await writer.drain()
                 return False
-        return await super()._answer(request, answer, reader, writer)
+        return await super().respond(exchange)
 
     def _resolved(self, path: str) -> Answer:
         content = self.files.get(path)

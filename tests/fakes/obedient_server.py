@@ -1,4 +1,4 @@
-"""Model servers that do whatever a text in the prompt orders: the worst that a model can be.
+"""Model servers that obey every order in the prompt: the worst case of a model.
 
     async with ObedientOpenAI() as model:
         model.obey(Obedience(case, ids))
@@ -17,7 +17,7 @@ from typing import Any, cast
 from tests.fakes import gemini_server, openai_server
 from tests.fakes.gemini_server import GeminiServer
 from tests.fakes.openai_server import OpenAIServer
-from tests.fakes.scripted_server import Answer, Request, ScriptedServer
+from tests.fakes.scripted_server import Answer, Exchange, Request, ScriptedServer
 from tests.support.injections import Call, Obedience, texts_in
 
 PATIENCE = 12
@@ -25,7 +25,7 @@ PATIENCE = 12
 
 
 class _Obedient(ScriptedServer):
-    """What both have in common."""
+    """The behaviour of both formats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,12 +37,12 @@ class _Obedient(ScriptedServer):
 
     @property
     def obedience(self) -> Obedience:
-        """What it obeys now."""
+        """The case that it obeys now."""
         assert self._obedience is not None
         return self._obedience
 
     def obey(self, obedience: Obedience) -> None:
-        """Obey this from now on, and forget what was asked before."""
+        """Obey this case from now on, and delete the recorded requests."""
         self._obedience = obedience
         self.triages, self.steps = 0, []
         self.requests.clear()
@@ -64,20 +64,14 @@ class _Obedient(ScriptedServer):
         return calls
 
     def is_triage(self, request: Request) -> bool:
-        """Whether it is asked if something matters."""
+        """True if the request asks for the significance of lines."""
         raise NotImplementedError
 
-    async def _answer(
-        self,
-        request: Request,
-        answer: Answer,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> bool:
-        if self.is_triage(request):
+    async def respond(self, exchange: Exchange) -> bool:
+        if self.is_triage(exchange.request):
             self.triages += 1
             await self._released.wait()
-        return await super()._answer(request, answer, reader, writer)
+        return await super().respond(exchange)
 
 
 class ObedientOpenAI(_Obedient, OpenAIServer):

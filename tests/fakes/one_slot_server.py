@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that answers one request at a time: the others wait in line.
+"""An OpenAI-compatible server that answers one request at a time.
 
     async with OneSlotServer() as server:
         server.background = held_back(gate)   # what work beside replies is answered
@@ -18,7 +18,15 @@ from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 from tests.fakes.openai_server import OpenAIServer, chunk, reply, stream
-from tests.fakes.scripted_server import Answer, Gate, Request, send_end, send_event, send_head
+from tests.fakes.scripted_server import (
+    Answer,
+    Exchange,
+    Gate,
+    Request,
+    send_end,
+    send_event,
+    send_head,
+)
 
 SUMMARY = "Task: rolling summary"
 
@@ -26,7 +34,7 @@ TRIAGE = json.dumps({"why": "Nothing happened.", "significant": False, "kinds": 
 
 
 def is_background(request: Request) -> bool:
-    """True if a request is for work beside replies."""
+    """True if a request is for background work."""
     body: dict[str, Any] = request.body or {}
     messages: list[dict[str, Any]] = body.get("messages", [{}])
     system = str(messages[0].get("content", ""))
@@ -86,15 +94,10 @@ class OneSlotServer(OpenAIServer):
         has_schema = "response_format" in request.body
         return reply(TRIAGE if has_schema else "They talked about the rain.")
 
-    async def _answer(
-        self,
-        request: Request,
-        answer: Answer,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> bool:
+    async def respond(self, exchange: Exchange) -> bool:
+        request, answer, reader, writer = exchange
         if answer.events is None or not self.wants_stream(request):
-            return await super()._answer(request, answer, reader, writer)
+            return await super().respond(exchange)
         async with self._visit(), self._slot:
             self.begun.append(request)
             is_complete = await self._send(answer, reader, writer)

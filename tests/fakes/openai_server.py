@@ -145,7 +145,7 @@ WINDOW_ROUTES = (
 )
 
 OWN_DIMENSION = 256
-"""Of the vectors where no other one is asked for."""
+"""The default dimension of vectors."""
 
 
 def embeddings(*vectors: Any) -> Answer:
@@ -159,7 +159,7 @@ def embeddings(*vectors: Any) -> Answer:
 
 
 def embedded(request: Request, *, common: float = 0.0) -> Answer:
-    """What `/embeddings` answers: vectors of words, in the form that was asked for."""
+    """Answer `/embeddings` with word vectors in the requested form."""
     asked = request.body
     texts = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
     dimension = asked.get("dimensions", OWN_DIMENSION)
@@ -180,7 +180,7 @@ class OpenAIServer(ScriptedServer):
 
     usual_answer = reply("The rain", " has stopped.")
     common = 0.0
-    """What all of its vectors share."""
+    """The part that all of its vectors have in common."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A model server that repeats every secret it is shown into whatever it writes.
+"""A model server that repeats every secret of its prompts in its answers.
 
     async with ParrotServer() as model:
         word = secret_word(7)
@@ -35,7 +35,7 @@ def secret_word(number: int) -> str:
 
 
 def secrets_in(said: Any) -> list[str]:
-    """The secrets that stand in something, as their words, in order."""
+    """The secrets in a value, as their words, in order."""
     text = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
     return sorted(set(SECRET.findall(text)))
 
@@ -49,7 +49,7 @@ class ParrotServer(OpenAIServer):
 
     @property
     def prompts(self) -> list[Request]:
-        """What was asked of it, but for vectors."""
+        """The requests without those for vectors."""
         return [each for each in self.requests if not each.path.endswith("/embeddings")]
 
     def usual(self, request: Request) -> Answer:
@@ -60,7 +60,7 @@ class ParrotServer(OpenAIServer):
         known = [name for name in self.knows if name in shown] or ["Nobody"]
         name = known[len(self.requests) % len(known)]
         lines = [int(number) for number in LINE.findall(str(body["messages"][-1]["content"]))]
-        # No two are worded alike: what is told already is not told again.
+        # All texts differ, because repeated texts are not stored again.
         rest = " ".join(f"word{len(self.requests)}{letter}" for letter in "abcdefgh")
         text = f"Obsidian ledger: {' and '.join(words) or 'nothing'}; {rest}."
         if schema := body.get("response_format", {}).get("json_schema"):
@@ -83,7 +83,7 @@ class ParrotServer(OpenAIServer):
 
 
 class Told(NamedTuple):
-    """What values are made of: a text, whom it is about, the numbers of the lines it is from."""
+    """The content of generated values: a text, its subject, and the numbers of its lines."""
 
     text: str
     name: str
@@ -91,7 +91,7 @@ class Told(NamedTuple):
 
 
 def _filled(schema: Mapping[str, Any], told: Told, key: str = "") -> Any:
-    """A value of a schema that holds the text wherever it can."""
+    """A value of a schema with the text in every string."""
     if "enum" in schema:
         return schema["enum"][0]
     match schema.get("type"):

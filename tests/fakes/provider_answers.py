@@ -724,7 +724,7 @@ OVERFLOW = [
         400,
         openai(
             "This model's maximum context length is 4096 tokens. However, your messages resulted "
-            "in 5000 tokens.",
+            "in 5000 tokens."
         ),
         ModelContextOverflowError,
         SIZES,
@@ -858,12 +858,7 @@ LOADING = [
         ModelLoadingError,
     ),
     Seen("Ollama", 500, openai("llm server loading model", type="api_error"), ModelLoadingError),
-    Seen(
-        "LM Studio",
-        503,
-        {"error": "Model is still loading. Please wait."},
-        ModelLoadingError,
-    ),
+    Seen("LM Studio", 503, {"error": "Model is still loading. Please wait."}, ModelLoadingError),
     Seen(
         "Hugging Face",
         503,
@@ -908,11 +903,7 @@ SERVER = [
     Seen(
         "OpenRouter, in a stream",
         200,
-        openai(
-            "Provider disconnected",
-            code=502,
-            metadata={"error_type": "provider_unavailable"},
-        ),
+        openai("Provider disconnected", code=502, metadata={"error_type": "provider_unavailable"}),
         ModelServerError,
         in_stream=True,
     ),

@@ -1,4 +1,4 @@
-"""A Qdrant server that keeps points: its REST interface before the vendor's own local mode.
+"""A Qdrant server with points: its REST interface over the vendor's local mode.
 
 What it finds is what the vendor's Python engine finds, but for the corpus of IDF, which that engine
 takes to be the whole collection. It is one for several Talekeepers.
@@ -17,7 +17,7 @@ from tests.fakes.scripted_server import Answer, Request, ScriptedServer
 
 
 class QdrantEngine(ScriptedServer):
-    """Answers from what was stored, but for collections that are `broken`."""
+    """Answers from stored points, except for `broken` collections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,9 +64,7 @@ class QdrantEngine(ScriptedServer):
         if name in self.collections:
             return failed(409, f"Wrong input: Collection `{name}` already exists!")
         self.engine.create_collection(
-            name,
-            vectors_config=body.vectors,
-            sparse_vectors_config=body.sparse_vectors,
+            name, vectors_config=body.vectors, sparse_vectors_config=body.sparse_vectors
         )
         return ok(True)  # the result itself
 

@@ -19,7 +19,7 @@ VERSION = 2**62
 
 
 class QdrantGrpc(wire.CollectionsServicer, wire.PointsServicer, wire.QdrantServicer):
-    """Keeps what it was asked, by method. `refuses` is a status that it answers with instead."""
+    """Records requests by method. If `refuses` is set, it answers with that status."""
 
     def __init__(self) -> None:
         self.asked: dict[str, list[Any]] = {}

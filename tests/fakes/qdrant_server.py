@@ -1,4 +1,4 @@
-"""A Qdrant server as it looks over HTTP: its paths, its answers' shapes, and nothing behind them.
+"""The HTTP interface of an empty Qdrant server: paths and shapes of answers.
 
 The shapes are those of Qdrant 1.19's REST interface. What the engine makes of points is not here:
 that, the contract tests ask a real one.
@@ -19,16 +19,16 @@ _EMPTY: dict[str, Any] = {
     "points": [],
     "facet": {"hits": []},
 }
-"""What is answered from a collection without points, by the last word of the path."""
+"""Results of an empty collection, by the last word of the path."""
 
 
 def ok(result: Any) -> Answer:
-    """An answer that tells success."""
+    """A successful answer."""
     return Answer(body={"result": result, "status": "ok", "time": 0.000123})
 
 
 def failed(status: int, text: str) -> Answer:
-    """An answer that tells failure, as every path of the server does."""
+    """An error answer, in the form that every path uses."""
     return Answer(status, body={"status": {"error": text}, "time": 0.0})
 
 
@@ -39,7 +39,7 @@ def collection_info(
     modifier: str | None = "idf",
     indexed: tuple[str, ...] = ("o", "c", "s", "k", "p"),
 ) -> dict[str, Any]:
-    """What the server tells of a collection."""
+    """The description of a collection."""
     dense: dict[str, Any] = {}
     if dimension is not None:
         vector = {"size": dimension, "distance": distance, "on_disk": False}
@@ -91,7 +91,7 @@ def collection_info(
 
 
 class QdrantServer(ScriptedServer):
-    """Answers as a server whose collections are empty. `collections` are those that it has."""
+    """Answers like a server with these empty `collections`."""
 
     usual_answer: ClassVar[Answer] = failed(404, "Not found")
 

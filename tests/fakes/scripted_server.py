@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that answers what a test tells it to, and keeps what it was asked.
+"""An HTTP server on loopback with scripted answers that records its requests.
 
 It speaks HTTP/1.1 over a real socket, so that time-outs, broken connections and clients that hang
 up are what they are in the wild. The fakes of the model providers build on it.
@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
 
 
 @dataclass(frozen=True)
 class Request:
-    """What came in. Header names are in lower case; `body` is parsed JSON, or None."""
+    """A received request. Header names are in lower case. `body` is parsed JSON, or None."""
 
     method: str
     path: str
@@ -63,6 +63,15 @@ class Answer:
     events: Sequence[Event] | None = None
 
 
+class Exchange(NamedTuple):
+    """A request, its answer, and the connection."""
+
+    request: Request
+    answer: Answer
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
 class ScriptedServer:
     """Answers its scripted answers in order, then the usual one for ever.
 
@@ -85,7 +94,7 @@ class ScriptedServer:
 
     @property
     def url(self) -> str:
-        """What a client takes as base URL."""
+        """The base URL for clients."""
         return self._origin
 
     def script(self, *answers: Answer) -> None:
@@ -97,7 +106,7 @@ class ScriptedServer:
         return self.usual_answer
 
     def wants_stream(self, request: Request) -> bool:
-        """Whether the client asked for a stream."""
+        """True if the client asked for a stream."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
@@ -127,7 +136,7 @@ class ScriptedServer:
                 else:
                     self.requests.append(request)
                     answer = self._answers.popleft() if self._answers else self.usual(request)
-                if not await self._answer(request, answer, reader, writer):
+                if not await self.respond(Exchange(request, answer, reader, writer)):
                     break
         except ConnectionError:
             self.hung_up.set()
@@ -136,14 +145,9 @@ class ScriptedServer:
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
-    async def _answer(
-        self,
-        request: Request,
-        answer: Answer,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> bool:
-        """Send it. False when the connection is over."""
+    async def respond(self, exchange: Exchange) -> bool:
+        """Send the answer. False if the connection is over."""
+        request, answer, reader, writer = exchange
         if answer.events is None or not self.wants_stream(request):
             writer.write(_whole(answer))
             await writer.drain()

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server with a context window: it refuses or cuts prompts that are longer.
+"""An OpenAI-compatible server that refuses or cuts prompts longer than its window.
 
     async with WindowServer(4_096, overflow="vllm") as server: ...
 
@@ -18,7 +18,7 @@ from tests.fakes.openai_server import OpenAIServer, reply, usage
 from tests.fakes.scripted_server import Answer, Request
 
 Overflow = Literal["llama-cpp", "llama-cpp-python", "vllm", "nameless", "empty-stream", "cut"]
-"""What it does with a prompt that is longer than its window.
+"""The reaction to a prompt that is longer than the window.
 
 `nameless` refuses without a number. `empty-stream` ends a stream without an event, and gives its
 reason to a request that is not streamed. `cut` answers to the rest of the prompt.

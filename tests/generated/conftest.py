@@ -1,4 +1,4 @@
-"""A server of its own for each module, and its OpenAPI document."""
+"""A server for each module, and its OpenAPI document."""
 
 from __future__ import annotations
 

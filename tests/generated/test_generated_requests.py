@@ -1,4 +1,4 @@
-"""Every operation of the OpenAPI document, asked for what schemathesis makes up from it.
+"""Requests that schemathesis generates for every operation of the OpenAPI document.
 
 A few requests each; `scripts/torture.py --only generated --requests 20000` makes more of them. No
 answer is a 5xx, and each is as the document says: its status, its media type, its body.
@@ -40,7 +40,6 @@ def test_each_answer_is_as_the_document_says(
     explorer = exploring.Explorer(served.url)
     operations = exploring.list_operations(document)[shard::SHARDS]
     faults = exploring.explore_operations(explorer, operations, EXAMPLES, _tell_nobody)
-
     assert faults == [], "\n\n".join(faults)
     assert explorer.asked.total() >= len(operations) > 10
 
@@ -50,7 +49,6 @@ def test_what_answers_give_leads_on_along_the_links(
 ) -> None:
     explorer = exploring.Explorer(served.url)
     faults = exploring.explore_links(explorer, document, REQUESTS, _tell_nobody)
-
     assert faults == [], "\n\n".join(faults)
     assert explorer.asked.total() >= REQUESTS
 

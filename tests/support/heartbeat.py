@@ -1,4 +1,4 @@
-"""How long an event loop stood still: what everybody else of a process had to wait for.
+"""The longest block of an event loop, which delays all other users of a process.
 
 In seconds of the process's own work, all threads together, and not of the clock on the wall: what
 other programs of the machine do is not measured.
@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator
 
 PROMISED = 0.5
-"""Seconds within which a bystander gets an answer, whatever somebody else asks for."""
+"""Seconds within which other users get an answer during any request."""
 
 TICK = 0.01
 

@@ -1,4 +1,4 @@
-"""Texts that give orders to the agent, and a model that obeys every one of them.
+"""Prompt injections, and the calls of a model that obeys all of them.
 
 A case of `tests/fixtures/injections/*.yaml` has a text, the `place` where it stands, and the calls
 of whoever obeys it. `text` may be followed by a `fill` that is repeated. A call has `args`, or
@@ -22,14 +22,14 @@ FOLDER = Path(__file__).parents[1] / "fixtures" / "injections"
 
 LINE = "Mara, who lit the lamp of Morrow tonight?"
 REPLY = "The lamp of Morrow was lit by Mara herself."
-"""What is said where the case says nothing."""
+"""The text of a line that a case does not define."""
 
 GREETING = "The door of the lighthouse creaks open."
 EVENT = "Wendeline promised to keep the lamp of Morrow burning."
 SECOND_EVENT = "Tobias drowned in the lamp's oil off Morrow."
 ENTRY = "The lighthouse of Morrow never goes dark while its lamp is tended."
 FOREIGN = "The ferry of Skarne carries no lamp."
-"""What an agent wrote for another chronicle, whose lorebook is linked to the chat."""
+"""An entry that an agent wrote for another chronicle. Its lorebook is linked to the chat."""
 TRAP = "The lamp's shadow"
 """The title of the entry that holds a case's text."""
 
@@ -100,19 +100,19 @@ def filled(value: Any, names: Mapping[str, str]) -> Any:
 
 @dataclass
 class Obedience:
-    """What a model does that obeys a case. `ids` are the real ones that it may know."""
+    """The calls of a model that obeys a case. `ids` are real ids that it may know."""
 
     case: Injection
     ids: Mapping[str, str]
 
     @property
     def line(self) -> str:
-        """What the user says."""
+        """The line of the user."""
         return self._text if self.case.place == "line" else LINE
 
     @property
     def reply(self) -> str:
-        """What the model of the story says."""
+        """The reply of the story model."""
         return self._text if self.case.place == "reply" else REPLY
 
     @property
@@ -125,7 +125,7 @@ class Obedience:
         return {"significant": True, "why": self.case.text[:200], "kinds": ["event", "fact"]}
 
     def calls(self, number: int, texts: Sequence[str]) -> list[Call]:
-        """Of the loop's step `number`, from 0; `texts` is what the model was sent.
+        """The calls of step `number` of the loop, from 0. `texts` are the texts of the request.
 
         First it looks around, for what it is shown can be named; then it obeys, and again.
         """
@@ -138,7 +138,7 @@ class Obedience:
         return [call for each in self.case.calls for call in _made(each, names)]
 
     def _handles(self, texts: Sequence[str]) -> dict[str, str]:
-        """What the prompt calls the things that a case speaks of."""
+        """The names in the prompt for the items of a case."""
         whole = "\n".join(texts)
         shown = {
             "line": REPLY if REPLY in whole else LINE,

@@ -1,4 +1,4 @@
-"""What would be logged, caught."""
+"""Capture of log output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Logged:
         return self.stream.getvalue()
 
     def lines(self, event: str) -> list[dict[str, Any]]:
-        """The lines that tell of one kind of event."""
+        """The lines of one kind of event."""
         found = [json.loads(line) for line in self.text.splitlines()]
         return [line for line in found if line["event"] == event]
 

@@ -1,4 +1,4 @@
-"""What tests of memory need: an embedder to reason about, the index up to date, a look into it."""
+"""An embedder with known vectors, and helpers that wait for the index and read it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Moody(OpenAIServer):
 def embedding(
     model: OpenAIServer, *, name: str = "words", dimension: int = DIMENSION
 ) -> dict[str, Any]:
-    """Settings of a Talekeeper whose vectors come from this server: one number a word, hashed."""
+    """Settings of a server with vectors from this model: one number for each hashed word."""
     return {
         "embedder": "openai",
         "embedding_base_url": model.url,
@@ -62,7 +62,7 @@ async def remembering(url: str, folder: Path, **settings: Any) -> AsyncGenerator
 
 @contextlib.asynccontextmanager
 async def working(parts: Services) -> AsyncGenerator[None]:
-    """On PostgreSQL: what `talekeeper work` does, in this process, for only one opens an index."""
+    """On PostgreSQL, do the jobs of `talekeeper work` here: only one process can open an index."""
     if parts.settings.embedded or not parts.settings.job_workers:
         yield
         return
@@ -86,7 +86,7 @@ async def jobs_left(server: Running) -> list[Job]:
 
 
 async def give_up(server: Running, kind: str) -> None:
-    """Have what failed of a kind of job stay so.
+    """Keep failed jobs of a kind from being retried.
 
     Only between two tries: one that runs goes on writing whatever its row says.
     """
@@ -101,7 +101,7 @@ async def give_up(server: Running, kind: str) -> None:
 
 
 async def settled(server: Running) -> None:
-    """Wait until the index shows what stands in the database."""
+    """Wait until the index agrees with the database."""
 
     async def are_done() -> bool:
         return not await jobs_left(server)
@@ -132,19 +132,15 @@ async def tell(
 async def note(
     server: Running, identity: Identity, chat_id: str, message_ids: Sequence[UUID] | None
 ) -> None:
-    """Have messages indexed that were written behind the server's back."""
+    """Index messages that were written directly to the database."""
     async with server.parts.database.write() as session:
         await server.parts.index.changed(
-            session,
-            identity,
-            kind="message",
-            container_id=UUID(chat_id),
-            source_ids=message_ids,
+            session, identity, kind="message", container_id=UUID(chat_id), source_ids=message_ids
         )
 
 
 async def search(account: Account, words: str, **query: Any) -> list[dict[str, Any]]:
-    """What a person finds, best first."""
+    """The search results of an account, best first."""
     answer = ok(await account.client.get(f"{API}/search", params={"q": words, **query}))
     items: list[dict[str, Any]] = answer["items"]
     return items
@@ -186,13 +182,13 @@ async def set_chat(account: Account, chat_id: str, **settings: Any) -> None:
 
 
 async def texts_worded(account: Account, words: str, **query: Any) -> list[str]:
-    """Texts that hold a word of these, or stand near one: meaning alone does not count."""
+    """Texts that contain one of these words or are near such a text."""
     found = await search(account, words, **query)
     return [item["text"] for item in found if {"sparse", "sparse_window"} & item["scores"].keys()]
 
 
 def remembered(context: dict[str, Any], kind: str = "memory") -> list[str]:
-    """Texts of what was retrieved, by rank."""
+    """The retrieved texts, by rank."""
     return [item["text"] for item in context["retrieved"] if item["kind"] == kind]
 
 
@@ -235,7 +231,7 @@ async def points_of(index: VectorIndex, owner_id: UUID) -> list[Payload]:
 
 
 def rows_of(points: Iterable[Payload]) -> Counter[UUID]:
-    """How many points each row has, scenes aside; short texts have one."""
+    """The number of points of each row, without scenes. Short texts have one."""
     return Counter(point.source_id for point in points if point.kind != "scene")
 
 
@@ -252,7 +248,7 @@ async def stored_rows(server: Running, owner_id: UUID) -> set[UUID]:
 
 
 async def reconcile(server: Running) -> None:
-    """Compare both sides now, and not in the night; wait for what comes of it."""
+    """Run the nightly comparison now, and wait for its jobs."""
     parts = server.parts
     async with parts.database.write() as session:
         job = await session.scalar(select(Job).where(Job.kind == RECONCILE, Job.state == "queued"))

@@ -1,4 +1,4 @@
-"""Models over a real socket that say what a test wants, when it wants."""
+"""Scripted models on a real socket."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from tests.fakes.scripted_server import Answer, Gate
 
 
 def asking(model: OpenAIServer) -> dict[str, Any]:
-    """Settings of a Talekeeper whose replies come from this model."""
-    return {
-        "openai_base_url": model.url,
-        "openai_models": (MODEL,),
-        "default_model": MODEL_ID,
-    }
+    """Settings of a server that gets its replies from this model."""
+    return {"openai_base_url": model.url, "openai_models": (MODEL,), "default_model": MODEL_ID}
 
 
 def held_back(gate: Gate) -> Answer:

@@ -1,4 +1,4 @@
-"""A rules module of somebody else's: one file that nothing of Talekeeper names."""
+"""A rules module of another package: one file that Talekeeper does not import."""
 
 # ruff: noqa: ARG002  # a protocol is answered
 

@@ -1,4 +1,4 @@
-"""What tests of accounts' own embedding models share."""
+"""Helpers for tests of embedding models that accounts provide."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def lines(server: Running, owner_id: UUID) -> list[UUID]:
 
 
 async def told(settings: Settings) -> Finding:
-    """What the doctor says of accounts' own models."""
+    """The finding of the doctor about the accounts' own models."""
     (found,) = [each for each in await examine(settings) if each.name == "own embeddings"]
     return found
 
@@ -86,7 +86,7 @@ def quietly(done: int, total: int) -> None:
 async def moved(
     server: Running, account: Account, model: OpenAIServer, texts: Sequence[str]
 ) -> tuple[str, str]:
-    """A chat whose lines are in the collection of an own model; its id, and the provider's path."""
+    """Create a chat that an own model indexes. Return its id and the provider's path."""
     chat = str((await account.new_chat())["id"])
     await tell(server, account, chat, texts)
     path = await provide(account, model)

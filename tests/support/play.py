@@ -1,4 +1,4 @@
-"""A table for tests of play: the town of Seagate, and what a scripted model calls there."""
+"""A table for tests of play: the town of Seagate and the calls of a scripted model."""
 
 from __future__ import annotations
 

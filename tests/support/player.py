@@ -34,7 +34,7 @@ class Player:
 
     @contextlib.contextmanager
     def client(self) -> Generator[httpx.Client]:
-        """A client whose connection is open and kept."""
+        """A client with an open connection."""
         with httpx.Client(
             base_url=self._url, headers=self._headers, timeout=PATIENCE, trust_env=False
         ) as client:

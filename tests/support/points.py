@@ -63,11 +63,7 @@ def point(
     return Point(
         id=point_id(kind, source),
         payload=Payload(
-            owner_id=owner,
-            kind=kind,
-            container_id=container,
-            source_id=source,
-            position=position,
+            owner_id=owner, kind=kind, container_id=container, source_id=source, position=position
         ),
         dense={"dense": unit(1)} if dense is None else dense,
         sparse=sparse or {},
@@ -123,7 +119,7 @@ async def open_collections(settings: Settings) -> AsyncGenerator[Open]:
     finally:
         for index in opened:
             await index.aclose()
-        # With a client of its own, because those of the indexes are closed.
+        # With a new client, because those of the indexes are closed.
         async with httpx.AsyncClient(base_url=settings.qdrant_url, trust_env=False) as client:
             for name in names:
                 (await client.delete(f"/collections/{name}")).raise_for_status()

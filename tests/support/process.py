@@ -52,10 +52,7 @@ class Process(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
 
-_Start = Callable[
-    [Path, tuple[str, ...], dict[str, str], Path],
-    tuple[Process, IO[str]],
-]
+_Start = Callable[[Path, tuple[str, ...], dict[str, str], Path], tuple[Process, IO[str]]]
 """Starts a process from a folder, command, variables and log; returns it and its output."""
 
 

@@ -28,7 +28,7 @@ _CALLS = frozenset(
 )
 _AT_THE_HEAD = frozenset(("match", "fullmatch"))
 _FILLED_IN = "Ann Bo"
-"""What takes the place of a value that a pattern gets at run time."""
+"""The replacement for a value that a pattern gets at run time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _within(path: str, value: object, depth: int = 0) -> Iterator[tuple[str, re.
 
 
 class _Uses:
-    """How patterns are used, by the modules that have a name for them."""
+    """The uses of patterns, by the modules that name them."""
 
     def __init__(self, modules: list[ModuleType]) -> None:
         self._methods: dict[int, set[str]] = defaultdict(set)
@@ -122,7 +122,7 @@ class _Uses:
                         self._methods[id(cast("object", value))].add(method)
 
     def of(self, pattern: re.Pattern[Any]) -> frozenset[str]:
-        """The methods that a pattern is used by; what is not known counts as any of them."""
+        """The methods that use a pattern. An unknown use counts as any method."""
         return _counted(self._methods[id(pattern)])
 
 
@@ -233,11 +233,7 @@ def _literals(script: str) -> Iterator[tuple[int, str, str]]:
             before = text if text[0] not in "\"'" else ")"
 
 
-_SAID_IN_PYTHON = {
-    "[^]": r"[\s\S]",
-    r"\p{L}": r"\w",
-    r"\p{N}": r"\w",
-}
+_SAID_IN_PYTHON = {"[^]": r"[\s\S]", r"\p{L}": r"\w", r"\p{N}": r"\w"}
 
 
 def _from_javascript(source: str, flags: str) -> re.Pattern[str]:

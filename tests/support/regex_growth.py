@@ -1,4 +1,4 @@
-"""Whether a regular expression takes more than linear time: found by attacking it.
+"""Attacks that show if a regular expression takes more than linear time.
 
 From the parsed pattern come texts that nearly match: something that leads to a repeat, very many
 times what repeats accept, then one character more. The pattern runs over each in growing lengths,
@@ -20,7 +20,7 @@ from typing import Any
 from re import _compiler, _constants, _parser  # type: ignore[attr-defined]  # isort: skip
 
 EVERY_START = "finditer"
-"""How a pattern is run that is used by more than its beginning (`sub`, `split`, `findall`)."""
+"""The method for patterns that are tried at every position (`sub`, `split`, `findall`)."""
 
 _GENERIC = " \t\n\r\x0b\x85aAzZéß中_09-.,:;!?\"'`*~#@/\\<>()[]{}|=+&%$^\x00"
 _MANY = 16
@@ -52,7 +52,7 @@ class Attack:
 
 
 def find_attack(pattern: re.Pattern[Any], *, method: str = EVERY_START) -> Attack | None:
-    """The first attack that succeeds; None where time grows with the text.
+    """The first successful attack, or None if the time grows linearly.
 
     Args:
         pattern: Of `re`, or of `regex`, whose patterns are attacked without being parsed.
@@ -85,7 +85,7 @@ def _seconds(run: Callable[[str], object], text: str) -> float:
 
 
 def _growth(run: Callable[[str], object], attempt: Attack) -> float:
-    """How many times longer four times the length takes, if that is too much; else 0."""
+    """The growth of the time for four times the length if it is too large, else 0."""
     for length in _FIRST_LENGTHS:
         if _seconds(run, attempt.text(length)) > _HOPELESS_SECONDS and all(
             _seconds(run, attempt.text(length)) > _HOPELESS_SECONDS for _ in range(2)
@@ -115,7 +115,7 @@ def _attempts(pattern: Any) -> Iterator[tuple[str, str, str]]:
 
 
 class _Tree:
-    """What can be read off a parsed pattern."""
+    """The texts and repeats of a parsed pattern."""
 
     def __init__(self, pattern: re.Pattern[Any]) -> None:
         source: Any = pattern.pattern

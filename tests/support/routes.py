@@ -28,7 +28,7 @@ class Route:
 
 
 def filled(path: str, values: dict[str, Any]) -> str:
-    """A path with these values in the places of its parameters.
+    """Fill the parameters of a path.
 
     A value may be named by what stands before it, too: `threads/item_id`.
     """
@@ -43,12 +43,7 @@ def filled(path: str, values: dict[str, Any]) -> str:
 def routes_of(app: Litestar) -> list[Route]:
     """All routes, but the `OPTIONS` that Litestar adds to each."""
     return [
-        Route(
-            method,
-            route.path_format,
-            tuple(route.path_parameters),
-            handler,
-        )
+        Route(method, route.path_format, tuple(route.path_parameters), handler)
         for route in app.routes
         if isinstance(route, HTTPRoute)
         for method, (handler, _) in route.route_handler_map.items()

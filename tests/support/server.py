@@ -239,10 +239,7 @@ async def running(
     )
     # With this protocol number asyncio sends small packets at once. Without it, each request on a
     # kept connection waits 40 ms for an acknowledgement.
-    with (
-        APPLICATIONS.take(parts) as app,
-        socket.socket(proto=socket.IPPROTO_TCP) as listener,
-    ):
+    with APPLICATIONS.take(parts) as app, socket.socket(proto=socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         server = _Server(
             server_config(

@@ -38,7 +38,7 @@ class Change:
 
 
 async def dump(database: Database, sealers: Iterable[Sealer]) -> Dump:
-    """Every row of every table. What these sealers' owners sealed is opened."""
+    """Read every row of every table. Rows of these sealers' owners are opened."""
     sealed = {each.table.name: each for each in find_model_tables()}
     keys = {each.user_id: each for each in sealers}
     found: dict[str, dict[tuple[Any, ...], Row]] = {}
@@ -88,7 +88,7 @@ def without(found: Dump, columns: Collection[str], *, tables: Collection[str] = 
 
 
 def differences(before: Dump, after: Dump) -> dict[str, Change]:
-    """What changed, by table; tables that are the same are not there."""
+    """The changes by table, without equal tables."""
     found: dict[str, Change] = {}
     for name in sorted({*before, *after}):
         old, new = before.get(name, {}), after.get(name, {})
@@ -152,5 +152,5 @@ async def check_fold(
 async def opened_book(
     session: AsyncSession, sealer: Sealer, book_id: UUID
 ) -> tuple[BookFields, list[tuple[UUID, int, LoreEntry]]]:
-    """A book as it is stored: what it says of itself, and (id, place, entry) in order."""
+    """Load a stored book: its fields, and (id, place, entry) in order."""
     return open_sealed(sealer, await load_book(session, book_id, owner_id=sealer.user_id))

@@ -30,7 +30,7 @@ from backend.prompts import load_prompts
 from tests.fakes import gemini_server, openai_server
 from tests.fakes.gemini_server import GeminiServer
 from tests.fakes.openai_server import OpenAIServer
-from tests.fakes.scripted_server import Answer, Request, ScriptedServer
+from tests.fakes.scripted_server import Answer, Exchange, Request, ScriptedServer
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.memory import API
 from tests.support.server import ROOT, Account, Running, ok, running
@@ -73,23 +73,17 @@ class _Holding(ScriptedServer):
     hold: Hold | None = None
 
     def forget(self) -> None:
-        """Begin anew: no request came in, and no answer is left."""
+        """Delete all recorded requests and scripted answers."""
         self.requests.clear()
         self.hung_up.clear()
         self._answers.clear()
 
-    async def _answer(
-        self,
-        request: Request,
-        answer: Answer,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> bool:
-        hold = self.hold if tools_of([request]) else None
-        if hold is not None and not await hold.wait(reader):
+    async def respond(self, exchange: Exchange) -> bool:
+        hold = self.hold if tools_of([exchange.request]) else None
+        if hold is not None and not await hold.wait(exchange.reader):
             self.hung_up.set()
             return False
-        return await super()._answer(request, answer, reader, writer)
+        return await super().respond(exchange)
 
 
 class _OpenAI(_Holding, OpenAIServer):
@@ -109,7 +103,7 @@ class Vendor:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of a Talekeeper whose agent asks it; its chats are played with the demo."""
+        """Settings of a server whose agent uses this model. Its chats use the demo model."""
         if self.kind == "openai":
             return {
                 "openai_base_url": self.server.url,
@@ -153,13 +147,13 @@ class Vendor:
         return Answer(body=chunk)
 
     def fails(self, status: int = 503, *, headers: dict[str, str] | None = None) -> Answer:
-        """An error in place of an answer."""
+        """An answer with an error."""
         if self.kind == "openai":
             return openai_server.error(status, headers=headers)
         return gemini_server.error(status, "UNAVAILABLE", headers=headers)
 
     def answers_of(self, request: Request) -> list[dict[str, Any]]:
-        """What the calls of the last round were answered with, as a request tells the model."""
+        """The results of the last round of calls in a request."""
         if self.kind == "openai":
             told: list[dict[str, Any]] = []
             for message in reversed(request.body["messages"]):
@@ -203,7 +197,7 @@ async def vendor(kind: Literal["openai", "gemini"]) -> AsyncGenerator[Vendor]:
 
 @dataclass
 class Study:
-    """A Talekeeper whose jobs a worker of the test's does, and a chat that opted in."""
+    """A server with a worker of the test, and a chat that opted in."""
 
     server: Running
     account: Account
@@ -216,12 +210,12 @@ class Study:
         return await seed(self.server, self.account, self.chat_id, texts)
 
     async def read(self) -> None:
-        """Have the agent read what is new, and wait until its job is over or put off."""
+        """Run the agent on new lines, and wait until its job ends or is deferred."""
         await self.enqueue()
         await self.idle()
 
     async def enqueue(self) -> None:
-        """What a stored reply does."""
+        """Queue the work that follows a stored reply."""
         parts = self.server.parts
         identity = await identity_of(self.server, self.account)
         async with parts.database.write() as session:
@@ -258,7 +252,7 @@ class Study:
         await self.idle()
 
     async def stop(self) -> None:
-        """Drop what was put off: it would ask the model in another test."""
+        """Delete deferred jobs, because they would call the model in another test."""
         await self.idle()
         async with self.server.parts.database.write() as session:
             await session.execute(
@@ -272,11 +266,11 @@ class Study:
             return await current_events(session, identity.sealer, self.chronicle_id, limit=100)
 
     async def summaries(self) -> list[str]:
-        """What they say."""
+        """The summaries of the events."""
         return [event.fields.summary for event in await self.events()]
 
     async def runs(self) -> list[tuple[EnrichmentRun, RunDetail]]:
-        """The runs of the chat, in order, with what they read and wrote."""
+        """The runs of the chat in order, with their messages and effects."""
         identity = await identity_of(self.server, self.account)
         query = select(EnrichmentRun).where(EnrichmentRun.chat_id == UUID(self.chat_id))
         async with self.server.parts.database.read() as session:
@@ -305,7 +299,7 @@ class Study:
 async def reading(
     url: str, folder: Path, model: Vendor, **settings: Any
 ) -> AsyncGenerator[Running]:
-    """A Talekeeper whose agent asks a model, with a worker of the test's for it and the index."""
+    """A server with an agent model, and a worker of the test for agent and index jobs."""
     values: dict[str, Any] = {**model.settings, "job_workers": 0, **settings}
     async with running(url, folder, **values) as server:
         worker = _worker(server)
@@ -320,7 +314,7 @@ async def reading(
 async def studying_on(
     server: Running, model: Vendor, *, opted_in: bool = True
 ) -> AsyncGenerator[Study]:
-    """An account with a chat of its own; what other tests asked the model is forgotten."""
+    """An account with a chat, and a model without requests of other tests."""
     model.server.forget()
     async with server.account(f"ada-{next(_numbers)}") as account:
         character = await account.new_character()
@@ -348,7 +342,7 @@ async def studying(
 
 
 def enrichment(server: Running) -> EnrichmentRuntime:
-    """What the agent's jobs work with, made of a server's parts."""
+    """Build the services of the agent's jobs from those of a server."""
     parts = server.parts
     return open_enrichment(
         parts.settings,
@@ -388,7 +382,7 @@ FINISH: Call = ("finish", {})
 
 
 def tools_of(requests: Iterable[Request]) -> int:
-    """How many requests offer tools or ask for a schema: the agent's."""
+    """The number of agent requests: those with tools or a schema."""
     return sum(
         "tools" in each.body
         or "response_format" in each.body

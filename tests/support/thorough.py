@@ -1,4 +1,4 @@
-"""How much a run of the tests tries: `TEST_THOROUGH=1` asks for all there is."""
+"""The extent of a test run. `TEST_THOROUGH=1` runs everything."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ THOROUGH = os.environ.get("TEST_THOROUGH", "") not in {"", "0"}  # noqa: TID251 
 
 
 def rounds(usual: int, thorough: int) -> int:
-    """How often to do what chance decides."""
+    """Choose the number of rounds of a random test."""
     return thorough if THOROUGH else usual

@@ -158,7 +158,7 @@ async def test_the_work_of_other_routes_goes_on_when_the_client_hangs_up() -> No
     assert not server.work.was_stopped.is_set()
 
 
-async def test_it_is_over_once_nothing_runs() -> None:
+async def test_the_drain_ends_if_nothing_runs() -> None:
     drain, running = Drain(60), ["a reply"]
     asyncio.get_running_loop().call_later(0.01, running.clear)
     drain.begin()
@@ -168,7 +168,7 @@ async def test_it_is_over_once_nothing_runs() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 0.01])
-async def test_what_still_runs_when_the_time_is_up_is_not_waited_for(seconds: float) -> None:
+async def test_the_drain_ends_at_its_time_limit(seconds: float) -> None:
     drain = Drain(seconds)
     drain.begin()
     async with asyncio.timeout(60):
@@ -188,7 +188,7 @@ async def test_only_the_second_signal_ends_the_wait() -> None:
         await waiting
 
 
-async def test_a_request_whose_answer_has_not_begun_is_waited_for() -> None:
+async def test_the_drain_waits_for_requests_without_an_answer() -> None:
     drain = Drain(3600)
     drain.requests = 1
     drain.begin()
@@ -264,13 +264,11 @@ def test_a_long_list_is_converted_a_slice_at_a_time(monkeypatch: pytest.MonkeyPa
 def test_an_item_of_another_kind_is_named_by_its_place_in_the_whole_list(number: int) -> None:
     values: list[Any] = [{"seq": 1}] * 20_000
     values[number] = {"seq": "one"}
-
     with pytest.raises(msgspec.ValidationError) as raised:
         convert_list(values, Line, at="$.lines")
-
     assert str(raised.value) == f"Expected `int`, got `str` - at `$.lines[{number}].seq`"
 
 
-def test_what_is_no_list_is_refused() -> None:
+def test_a_value_that_is_no_list_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError, match="Expected `array`, got `object`"):
         convert_list({}, Line)

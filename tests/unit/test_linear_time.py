@@ -76,7 +76,7 @@ def check(found: Found) -> None:
 
 
 def distinct(found: Iterable[Found]) -> list[Found]:
-    """Those that differ in more than where they are."""
+    """Drop patterns that differ only in their place."""
     return list(
         {(each.pattern.pattern, each.pattern.flags, each.methods): each for each in found}.values()
     )
@@ -100,7 +100,6 @@ def test_words_of_times_and_questions_are_found_in_linear_time(language: str) ->
 
 def test_regexes_that_are_made_at_run_time_are_known_and_take_linear_time() -> None:
     _, unknown = python_patterns()
-
     assert unknown == MADE_AT_RUN_TIME.keys()
     for where, patterns in MADE_AT_RUN_TIME.items():
         for pattern in patterns:
@@ -109,7 +108,6 @@ def test_regexes_that_are_made_at_run_time_are_known_and_take_linear_time() -> N
 
 def test_the_regexes_of_the_page_take_linear_time() -> None:
     found = page_patterns()
-
     assert len(found) > 40, "the scanner reads all scripts"
     for each in distinct(found):
         check(each)

@@ -1,4 +1,4 @@
-"""Prompt files: each is in order, and none can be asked for what it does not take."""
+"""Prompt files: all are valid, and rendering takes exactly their inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a server greets, whom it listens to, and how it stops."""
+"""The server's greeting, its accepted clients and its end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Turns:
 
 
 class Jobs:
-    """Nobody follows any."""
+    """Jobs without followers."""
 
     def close(self) -> None:
         return
@@ -126,7 +126,7 @@ def read_qr(text: str) -> list[str]:
         (Screen("cp1252", is_terminal=True), []),
     ],
 )
-def test_the_greeting_names_the_address_for_phones_and_draws_it_where_that_can_be_seen(
+def test_the_greeting_names_the_address_for_phones_and_draws_it_on_terminals(
     screen: Screen, codes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_of(data_dir=tmp_path, lan=True)

@@ -47,7 +47,6 @@ def test_an_installed_program_goes_on_with_a_data_folder_in_use(here: Path, name
     (here / "data").mkdir()
     (here / "data" / "notes.txt").touch()
     assert data_folder() != Path("data")
-
     (here / "data" / name).touch()
     assert data_folder() == Path("data")
 
@@ -59,6 +58,5 @@ def test_the_setting_comes_before_a_data_folder_in_use(
     (here / "data").mkdir()
     (here / "data" / "root.key").touch()
     monkeypatch.setenv("TALEKEEPER_DATA_DIR", "tales")
-
     assert data_folder() == Path("tales")
     assert data_folder(data_dir="others") == Path("others")

@@ -1,1 +1,1 @@
-"""A zoo of what real servers send, and what is to become of it: one row for each oddity."""
+"""A table of unusual answers of real servers and their expected results."""

@@ -1,4 +1,4 @@
-"""Oddities of replies in a group: labels of speakers, as models copy them from the prompt.
+"""Oddities of group replies: speaker labels that models copy from the prompt.
 
 The speaker is Alda, beside Mags. The user is called Tester.
 """

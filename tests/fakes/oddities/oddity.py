@@ -1,4 +1,4 @@
-"""One oddity of a server: what it sends, and what is to become of it."""
+"""One unusual answer of a server, and its expected result."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Refuse = Callable[[Asked], Refusal | Answer | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a reply is read as, in the end.
+    """The expected result of a reply.
 
     Attributes:
         text: The reply, without what was taken back.

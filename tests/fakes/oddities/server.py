@@ -1,4 +1,4 @@
-"""Servers whose models are oddities.
+"""Servers with models that send oddities.
 
 async with serve(FORMATS["openai"], rows) as server: ...
 """
@@ -49,13 +49,9 @@ class OddGeminiServer(OddServer, GeminiServer):
     """Gemini's `generateContent`."""
 
 
-_SERVERS = {
-    "openai": OddOpenAIServer,
-    "anthropic": OddAnthropicServer,
-    "gemini": OddGeminiServer,
-}
+_SERVERS = {"openai": OddOpenAIServer, "anthropic": OddAnthropicServer, "gemini": OddGeminiServer}
 
 
 def serve(form: WireFormat, rows: Iterable[Oddity]) -> OddServer:
-    """Return a server of a format whose models are these oddities."""
+    """Return a server of a format with one model for each oddity."""
     return _SERVERS[form.name](form, rows)

@@ -35,7 +35,7 @@ def openai(message: str, **members: Any) -> Any:
 
 
 def left(*settings: SamplingField, for_good: bool = True) -> Result:
-    """What is left out; `for_good`: it is not sent again."""
+    """The settings that are left out. `for_good`: they are never sent again."""
     learned = {"refused": settings} if for_good else {}
     return Result(text="Mags nods.", left_out=settings, learned=learned)
 

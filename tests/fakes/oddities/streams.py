@@ -7,13 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tests.fakes.oddities.oddity import (
-    ANTHROPIC,
-    GEMINI,
-    OPENAI,
-    Oddity,
-    Result,
-)
+from tests.fakes.oddities.oddity import ANTHROPIC, GEMINI, OPENAI, Oddity, Result
 from tests.fakes.oddities.wire_formats import End, Fault, Wire, frame
 from tests.fakes.openai_server import chunk, completion, usage
 from tests.fakes.scripted_server import Answer, Break
@@ -73,12 +67,7 @@ BYTES = [
 ]
 
 CHARACTERS = [
-    Oddity(
-        "halves-of-a-pair",
-        "llama.cpp b2900, KoboldCpp",
-        ["Fox \ud83e", "\udd8a runs."],
-        RUNS,
-    ),
+    Oddity("halves-of-a-pair", "llama.cpp b2900, KoboldCpp", ["Fox \ud83e", "\udd8a runs."], RUNS),
     Oddity(
         "a-character-in-two-pieces",
         "text-generation-webui, llama-cpp-python 0.2",
@@ -252,11 +241,7 @@ MEMBERS = [
         Result(text="I can't do that."),
         formats=OPENAI,
     ),
-    Oddity(
-        "empty-pieces",
-        "every server",
-        ["", "Hello ", "", "there.", ""],
-    ),
+    Oddity("empty-pieces", "every server", ["", "Hello ", "", "there.", ""]),
     Oddity(
         "text-in-the-start-of-a-block",
         "Bedrock, MiniMax",
@@ -279,7 +264,7 @@ MEMBERS = [
                 "type": "content_block_delta",
                 "index": 0,
                 "delta": {"type": "text_delta", "text": "Hello there."},
-            },
+            }
         ],
         formats=ANTHROPIC,
     ),

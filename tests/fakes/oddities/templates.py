@@ -74,7 +74,7 @@ def template(
     shape: MessageShape,
     formats: Sequence[FormatName] = OPENAI,
 ) -> Oddity:
-    """A model whose template is strict. In the end it nods, and the shape is known."""
+    """A model with a strict template. It replies after the right shape is found."""
     result = Result(text="Mags nods.", shape=shape, learned={"shape": shape})
     return Oddity(name, server, ["Mags ", "nods."], result, formats, refuse=refuse)
 

@@ -1,4 +1,4 @@
-"""Oddities of thoughts: where they stand, and between which tags."""
+"""Oddities of thoughts: their places and tags."""
 
 from __future__ import annotations
 

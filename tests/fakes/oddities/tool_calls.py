@@ -85,9 +85,7 @@ CALLS = [
         [sent(fragment(FIRST, index=0, id="a"), fragment(SECOND, index=1, id="b"))],
     ),
     calls(
-        "no-index",
-        "Groq, Mistral",
-        [sent(fragment(FIRST, id="a")), sent(fragment(SECOND, id="b"))],
+        "no-index", "Groq, Mistral", [sent(fragment(FIRST, id="a")), sent(fragment(SECOND, id="b"))]
     ),
     calls(
         "empty-name-in-the-rest",
@@ -110,13 +108,7 @@ CALLS = [
     ),
     calls("arguments-as-an-object", "Ollama, llamafile", [sent(fragment(HIT, index=0))], ONE),
     calls("trailing-comma", "small models", [sent(fragment(f"{FIRST[:-1]},}}", index=0))], ONE),
-    calls(
-        "no-finish",
-        "Foundry Local",
-        [sent(fragment(FIRST, index=0, id="a"))],
-        ONE,
-        end="",
-    ),
+    calls("no-finish", "Foundry Local", [sent(fragment(FIRST, index=0, id="a"))], ONE, end=""),
     calls(
         "call-before-deprecation",
         "older LocalAI",

@@ -1,4 +1,4 @@
-"""The wire formats of models: what a reply says, in the events of each format.
+"""The wire formats of models: the events of a reply in each format.
 
 A reply is written once, as a sequence of parts, and each format translates it.
 """
@@ -66,7 +66,7 @@ def frame(event: Mapping[str, Any] | str, *, is_ascii: bool = True) -> bytes:
 
 @dataclass(frozen=True)
 class Wire:
-    """How the events of a stream become bytes on the wire.
+    """The encoding of events as bytes.
 
     Attributes:
         change: Changes the bytes of the whole stream.
@@ -81,7 +81,7 @@ class Wire:
     content_type: str = "text/event-stream"
 
     def send(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Yield the events as bytes; what steers the stream stays."""
+        """Yield the events as bytes. Gates and breaks stay."""
         sent = [
             frame(event, is_ascii=self.is_ascii) if isinstance(event, Mapping | str) else event
             for event in events

@@ -20,7 +20,7 @@ from backend.vault.slots import DEFAULT_KDF, PasswordKdf
 @pytest.mark.parametrize(
     "password", ["eight ch", "x" * 6 + "yz", "ключ от дома", "è" * 8, "a b " * 64]
 )
-def test_any_characters_will_do_from_8_to_256(password: str) -> None:
+def test_a_password_has_8_to_256_characters(password: str) -> None:
     assert check_password(password, name="ada") == password
 
 
@@ -37,12 +37,12 @@ def test_any_characters_will_do_from_8_to_256(password: str) -> None:
         (" ada lovelace".strip(), "very common password"),
     ],
 )
-def test_what_is_refused_says_why(password: str, why: str) -> None:
+def test_a_refused_password_has_a_reason(password: str, why: str) -> None:
     with pytest.raises(WeakPasswordError, match=why):
         check_password(password, name="Ada Lovelace")
 
 
-def test_the_length_is_that_of_what_will_be_typed_on_any_keyboard() -> None:
+def test_the_length_is_counted_after_composition() -> None:
     composed, decomposed = "zoë" * 3, unicodedata.normalize("NFD", "zoë" * 3)
     assert composed != decomposed
     assert check_password(decomposed, name="ada") == composed
@@ -53,7 +53,7 @@ def test_the_length_is_that_of_what_will_be_typed_on_any_keyboard() -> None:
 @pytest.mark.parametrize(
     "name", ["Zoë", "zoë", "ZOË", " Zoë ", "Zoe\u0308", "ＺＯＥ\u0308", "\u3000zoë"]
 )
-def test_a_name_is_the_same_however_it_is_written(name: str) -> None:
+def test_spellings_of_one_name_are_equal(name: str) -> None:
     assert normalise_name(name) == normalise_name("zoë")
 
 
@@ -62,7 +62,7 @@ def test_names_that_differ_stay_apart() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_few_wait_for_their_turn_and_the_rest_is_sent_away(
+async def test_password_checks_beyond_the_queue_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     go_on = threading.Event()

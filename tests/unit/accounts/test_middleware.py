@@ -134,5 +134,5 @@ def test_a_plain_cookie_opens_nothing_over_https() -> None:
         ("tk_abc", None),
     ],
 )
-def test_a_bearer_key_is_what_follows_the_word(header: str, token: str | None) -> None:
+def test_a_bearer_key_follows_the_word_bearer(header: str, token: str | None) -> None:
     assert find_bearer_token(request(authorization=header)) == token

@@ -42,7 +42,7 @@ def test_a_key_stays_for_some_minutes_after_the_last_request() -> None:
     assert keys.users() == []
 
 
-def test_who_comes_is_told_of_once_until_they_have_gone() -> None:
+def test_an_arrival_is_reported_once_until_the_key_is_dropped() -> None:
     clock, arrivals = Seconds(), list[int]()
     keys, ada = OpenKeys(clock=clock), somebody()
     keys.on_arrival(lambda: arrivals.append(1))
@@ -57,13 +57,13 @@ def test_who_comes_is_told_of_once_until_they_have_gone() -> None:
     assert len(arrivals) == 3
 
 
-def test_who_may_only_look_lends_no_key() -> None:
+def test_a_read_scope_lends_no_key() -> None:
     keys, script = OpenKeys(), somebody(scope="read")
     keys.keep(script)
     assert keys.users() == []
 
 
-def test_of_very_many_those_seen_longest_ago_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_seen_users_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_keys, "MAX_USERS", 2)
     keys, people = OpenKeys(), [somebody() for _ in range(3)]
     keys.keep(people[0])
@@ -81,7 +81,7 @@ class Keeper:
         self.heard.append(user_id)
 
 
-def test_whoever_keeps_something_of_a_user_s_hears_that_the_user_left() -> None:
+def test_sign_out_listeners_are_notified() -> None:
     keeper, user_id = Keeper(), uuid4()
     OpenKeys(Participants(object(), keeper)).drop(user_id)
     assert keeper.heard == [user_id]

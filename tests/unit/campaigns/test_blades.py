@@ -72,7 +72,7 @@ def folded(table: Table) -> dict[Any, dict[str, Any]]:
     return states
 
 
-async def test_a_partial_success_costs_what_was_committed_to(table: Table) -> None:
+async def test_a_partial_success_has_the_committed_costs(table: Table) -> None:
     outcome = await engage(table)
     assert outcome.kind == "break"
     assert outcome.events[1] == (
@@ -149,7 +149,7 @@ async def test_every_tier_that_a_visible_die_can_give_needs_an_outcome(table: Ta
     assert [each.die for each in few.waiting.options] == [5]
 
 
-async def test_an_empty_pool_is_rolled_anew_from_a_seed_that_is_kept() -> None:
+async def test_an_empty_pool_is_rolled_again_from_a_stored_seed() -> None:
     table = blades(pool=[])
     await engage(table)
     rolled = table.ledger[-1].operations.set["attributes.roll"]

@@ -42,7 +42,7 @@ async def swing(table: Table, **more: Any) -> dict[str, Any]:
     return result
 
 
-async def test_a_check_has_the_modifiers_of_who_tries() -> None:
+async def test_a_check_has_the_modifiers_of_its_character() -> None:
     table = fight(seed_of(9))
     asked = {"character": "Jake", "ability": "strength", "dc": 15}
     outcome = await use(table, "ability_check", **asked, proficient=True)
@@ -52,7 +52,7 @@ async def test_a_check_has_the_modifiers_of_who_tries() -> None:
     assert rolled == {"seed": table.state.seed, "first": 0, "dice": [9], "sides": [20]}
 
 
-async def test_however_many_dice_fall_the_last_are_kept() -> None:
+async def test_only_the_last_dice_of_a_turn_are_kept() -> None:
     table = fight(hp=10_000, hp_max=10_000)
     for _ in range(12):
         await use(table, "damage", target="Rat", damage="20d6")
@@ -101,7 +101,7 @@ async def test_hit_points_stay_within_bounds(steps: list[tuple[bool, int]]) -> N
         assert ("unconscious" in jake.get("conditions", [])) == (jake["hp"] == 0)
 
 
-async def test_what_cannot_be_is_refused() -> None:
+async def test_invalid_damage_is_refused() -> None:
     table = fight()
     for wrong in ("d", "0d6", "99d6", "2d1", "1d6*9", "(1d6)", "1d6+9999"):
         outcome = await use(table, "damage", target="Rat", damage=wrong)

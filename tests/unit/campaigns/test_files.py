@@ -335,7 +335,7 @@ def test_names_come_from_front_matter_a_heading_or_the_file() -> None:
     assert read({"npcs/a.md": ""}, "The Coast").fields.name == "The Coast"
 
 
-def test_a_personality_is_voice_where_it_is_listed_or_in_brackets() -> None:
+def test_a_personality_in_a_list_or_in_brackets_is_voice() -> None:
     listed = one(person("## Personality\n- slow\n- dry\n"))
     assert (listed["voice"], listed["personality"]) == (["slow", "dry"], "")
     bracketed = one(person("Shop.\n\n## Personality\nKind at heart. [slow; dry]\n"))
@@ -355,7 +355,7 @@ def test_numbers_are_read_out_of_words_and_other_words_are_kept() -> None:
     assert "no number" in poor.warnings[0]
 
 
-def test_what_is_not_understood_is_kept_and_named() -> None:
+def test_unknown_parts_are_kept_and_named() -> None:
     draft = read(
         {
             "campaign.md": "---\nname: Coast\nweather: fog\n---\nA coast.",
@@ -401,7 +401,7 @@ def test_days_of_the_timeline_are_days_of_events() -> None:
     assert events[-1].who == ["Jake"]
 
 
-def test_an_audience_that_is_not_clear_is_the_game_masters() -> None:
+def test_an_unclear_audience_is_the_game_masters() -> None:
     draft = read(
         {
             "canon/npcs/a.md": "---\naudience: [b, nobody]\n---\n",
@@ -441,7 +441,7 @@ def test_front_matter_that_is_no_plain_yaml_is_text(yaml: str) -> None:
         {},
     ],
 )
-def test_what_is_too_large_or_no_campaign_is_refused(files: dict[str, bytes | str]) -> None:
+def test_a_vault_that_is_too_large_or_no_campaign_is_refused(files: dict[str, bytes | str]) -> None:
     with pytest.raises(CampaignFileError):
         read(files)
 
@@ -491,7 +491,7 @@ def test_voice_speech_and_personality_are_joined() -> None:
     assert found["description"] == "Shop.\n\n### Childhood\nPoor."
 
 
-def test_what_is_inside_a_secret_stays_secret() -> None:
+def test_sections_inside_a_secret_stay_secret() -> None:
     draft = person("Shop.\n\n## GM notes\n- Lies.\n\n### Voice\nWhispers.\n\n## Voice\nLoud.\n")
     assert (one(draft)["description"], one(draft)["voice"]) == ("Shop.", ["Loud."])
     facts = [(fact["text"], fact["audience"]) for fact in told(draft, "fact")]
@@ -655,7 +655,7 @@ def test_links_over_the_limit_make_no_relations_and_are_named() -> None:
     assert warning.endswith("no relations: [[p1000]], [[p1001]], [[p1002]] and others")
 
 
-def test_of_several_entities_of_a_name_the_wanted_kind_and_then_the_first_counts() -> None:
+def test_a_shared_name_means_the_wanted_kind_and_then_the_first() -> None:
     same = {"1/npcs/rose.md": "Ann", "2/locations/rose.md": "Bay", "3/locations/rose.md": "Cape"}
     draft = read({**same, "pcs/ada.md": "---\nlocation: rose\n---\nMet [[rose]]."})
     ids = {each["description"]: key for key, each in draft.states.items() if "description" in each}

@@ -44,7 +44,7 @@ def test_a_definition_stays_on_its_line() -> None:
     assert _lines(_term("Skyglass", "A\nmirror.\n\n# Rules")) == ["- Skyglass: A mirror. # Rules"]
 
 
-def test_the_most_used_come_first_into_the_budget_and_stand_by_name() -> None:
+def test_the_most_used_terms_fill_the_budget_and_are_sorted_by_name() -> None:
     used = [_term("Zeal", "one two"), _term("Ash", "one two"), _term("Moor", "one two")]
     assert _lines(*used, budget=8) == ["- Ash: one two", "- Zeal: one two"]
     assert _lines(*used, budget=7) == ["- Zeal: one two"]
@@ -125,13 +125,13 @@ def test_words_of_the_card_are_no_terms() -> None:
     assert "Glass Court" in _found(text, _familiar(card="A court. A glass of wine."))
 
 
-def test_a_sentence_start_counts_only_where_the_word_is_capitalised_inside_one_too() -> None:
+def test_a_word_at_a_sentence_start_counts_only_if_capitalised_elsewhere_too() -> None:
     assert _found("Tharnok is gone. Nobody saw it.") == []
     assert _found("Tharnok is gone. Nobody saw Tharnok go.") == ["Tharnok"]
     assert _found("Whispering filled the room. She heard whispering, Whispering, whispering.") == []
 
 
-def test_of_many_terms_those_said_most_often_are_kept_in_their_order() -> None:
+def test_the_most_frequent_terms_are_kept_in_their_order() -> None:
     names = [f"Zyrath{letter}un" for letter in "abcdefghijkl"]
     text = " ".join(f"We went to {name}." for name in names)
     text += f" And from {names[9]} back to {names[11]}."
@@ -181,7 +181,6 @@ def test_tags_of_labelled_replies_are_found(name: str, precision: float, recall:
 def test_there_are_200_labelled_replies_and_50_of_them_have_no_tag() -> None:
     files = FIXTURES.glob("tagged_replies*.json")
     replies = [each for file in files for each in json.loads(file.read_text("utf-8"))["replies"]]
-
     assert len(replies) == 200
     assert sum(not each["tags"] for each in replies) >= 50
     assert {tag for each in replies for tag in each["tags"]} == set(TAGS)
@@ -189,7 +188,6 @@ def test_there_are_200_labelled_replies_and_50_of_them_have_no_tag() -> None:
 
 def test_a_tag_comes_with_the_first_sentences_that_have_it() -> None:
     text = "It rains. " + "".join(f"You pocket ring {number}. " for number in "abcde")
-
     assert find_tags(text) == [
         ("ITEM_ACQUIRED", "You pocket ring a."),
         ("ITEM_ACQUIRED", "You pocket ring b."),
@@ -211,15 +209,15 @@ def test_a_tag_comes_with_the_first_sentences_that_have_it() -> None:
         "You take a deep breath.",
     ],
 )
-def test_what_has_not_happened_to_a_player_is_no_tag(text: str) -> None:
+def test_events_that_did_not_happen_to_a_player_are_no_tags(text: str) -> None:
     assert _tags(text) == set()
 
 
-def test_players_are_told_of_by_name() -> None:
+def test_tags_find_players_by_name() -> None:
     assert _tags("Jake pockets the key.", ("Jake",), "Jake") == {"ITEM_ACQUIRED"}
     assert _tags("Marlena gives Jake the key.", ("Jake",), "Jake") == {"ITEM_ACQUIRED"}
 
 
-def test_who_is_known_is_nobody_new() -> None:
+def test_a_known_character_is_no_new_npc() -> None:
     assert _tags("“I am Captain Vex,” she says.") == {"NEW_NPC"}
     assert _tags("“I am Captain Vex,” she says.", ("Captain Vex",)) == set()

@@ -26,10 +26,7 @@ def _outcomes(*files: str) -> Counter[str]:
     for scene in scenes:
         members = {
             each["name"]: _member(
-                each["name"],
-                *each.get("aliases", ()),
-                kind=each["kind"],
-                role=each.get("role", ""),
+                each["name"], *each.get("aliases", ()), kind=each["kind"], role=each.get("role", "")
             )
             for each in scene["cast"]
         }
@@ -45,9 +42,8 @@ def _outcomes(*files: str) -> Counter[str]:
     return counts
 
 
-def test_of_150_mentions_few_are_duplicated_and_hardly_any_wrongly_merged() -> None:
+def test_few_of_150_mentions_are_duplicated_or_wrongly_merged() -> None:
     counts = _outcomes(*WRITTEN)
-
     assert counts["all"] == 150
     assert counts["duplicated"] <= 0.02 * counts["all"]
     assert counts["merged"] <= 0.01 * counts["all"]
@@ -56,7 +52,6 @@ def test_of_150_mentions_few_are_duplicated_and_hardly_any_wrongly_merged() -> N
 
 def test_mentions_that_were_written_afterwards_are_resolved_nearly_as_well() -> None:
     counts = _outcomes("mentions_unseen.json")
-
     assert counts["duplicated"] <= 0.04 * counts["all"]
     assert not counts["merged"]
 
@@ -65,9 +60,7 @@ def test_an_entity_that_is_added_is_found_by_the_next_mention() -> None:
     roster = Roster([])
     assert roster.resolve("Captain Vex", "npc") == []
     vex = _member("Captain Vex")
-
     roster.add(vex)
-
     assert roster.resolve("Vex", "npc") == [vex.id]
     assert roster.resolve("the captain", "pc") == [vex.id]
 
@@ -75,35 +68,30 @@ def test_an_entity_that_is_added_is_found_by_the_next_mention() -> None:
 def test_a_new_alias_is_found_too() -> None:
     heron = _member("Rowan")
     roster = Roster([heron])
-
     roster.add(heron._replace(names=("Rowan", "The Heron")))
-
     assert roster.resolve("the Heron") == [heron.id]
 
 
-def test_the_kind_tells_a_place_from_a_person_of_the_same_name() -> None:
+def test_the_kind_separates_a_place_and_a_person_of_one_name() -> None:
     ash, town = _member("Ash"), _member("Ash", kind="location")
     roster = Roster([ash, town])
-
     assert roster.resolve("Ash", "npc") == [ash.id]
     assert roster.resolve("Ash", "location") == [town.id]
     assert set(roster.resolve("Ash")) == {ash.id, town.id}
     assert roster.resolve("Ash", "item") == []
 
 
-def test_of_two_siblings_the_one_who_is_present_is_meant() -> None:
+def test_a_shared_name_means_the_sibling_who_is_present() -> None:
     jonas, emil = _member("Jonas Feld"), _member("Emil Feld")
-
     assert set(Roster([jonas, emil]).resolve("Feld")) == {jonas.id, emil.id}
     assert Roster([jonas, emil], present=[emil.id]).resolve("Feld") == [emil.id]
 
 
-def test_of_two_innkeepers_the_one_of_the_place_is_meant() -> None:
+def test_a_role_means_the_person_at_this_place() -> None:
     sigil, anchor = uuid4(), uuid4()
     jake = Member(uuid4(), "pc", ("Jake",), "", anchor, "public")
     near = Member(uuid4(), "npc", ("Marlena",), "innkeeper", anchor, "public")
     far = Member(uuid4(), "npc", ("Osric",), "innkeeper", sigil, "public")
-
     assert Roster([jake, near, far], present=[jake.id]).resolve("the innkeeper") == [near.id]
 
 
@@ -125,7 +113,7 @@ def test_of_two_innkeepers_the_one_of_the_place_is_meant() -> None:
         ("Inspector Vane", "Inspector Holt"),
     ],
 )
-def test_two_who_are_called_much_the_same_stay_two(known: str, said: str) -> None:
+def test_similar_names_are_two_entities(known: str, said: str) -> None:
     assert Roster([_member(known)]).resolve(said, "npc") == []
 
 
@@ -145,14 +133,13 @@ def test_two_who_are_called_much_the_same_stay_two(known: str, said: str) -> Non
         ("Jean-Luc", "Jean-Luc's"),
     ],
 )
-def test_one_who_is_spelled_in_two_ways_stays_one(known: str, said: str) -> None:
+def test_two_spellings_of_one_name_are_one_entity(known: str, said: str) -> None:
     member = _member(known)
-
     assert Roster([member]).resolve(said, "npc") == [member.id]
 
 
 @pytest.mark.parametrize("said", ["", " ", "the", "'", "・", "...", "Holt " * 5_000, "a" * 100_000])
-def test_nothing_that_is_said_fails(said: str) -> None:
+def test_any_mention_is_resolved_without_an_error(said: str) -> None:
     assert len(Roster([_member("Holt"), _member("")]).resolve(said)) <= 1
 
 
@@ -165,6 +152,5 @@ def test_one_of_5000_entities_of_one_family_is_found() -> None:
 def test_ids_are_those_of_members() -> None:
     member = _member("Marlena", role="innkeeper")
     (found,) = Roster([member]).resolve("the innkeeper")
-
     assert isinstance(found, UUID)
     assert found == member.id

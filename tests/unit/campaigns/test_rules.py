@@ -55,7 +55,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.mark.usefixtures("installed")
-async def test_it_is_found_and_played() -> None:
+async def test_installed_rules_are_found_and_played() -> None:
     check_rules("moonlight")
     table = table_of(town(wolf=1), "moonlight")
     assert [tool.name for tool in table.list_tools()] == ["howl", "finish_turn"]
@@ -72,14 +72,14 @@ async def test_it_is_found_and_played() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-async def test_its_bounds_hold() -> None:
+async def test_bounds_of_installed_rules_are_enforced() -> None:
     table = table_of(town(wolf=3), "moonlight")
     outcome = await use(table, "howl")
     assert outcome.result["error"] == "`attributes.wolf` must be a whole number from 0 to 3."
     assert table.play.mood == "day"
 
 
-def test_it_is_gone_where_it_is_not_installed() -> None:
+def test_rules_that_are_not_installed_are_not_listed() -> None:
     assert set(load_rules()) == {"blades", "dnd", "freeform"}
 
 

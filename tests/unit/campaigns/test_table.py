@@ -40,7 +40,7 @@ def table() -> Table:
     return table_of(town(hp=13, hp_max=13, inventory=["fork"]))
 
 
-async def test_a_turn_is_thought_told_and_finished(table: Table) -> None:
+async def test_a_turn_has_thoughts_speech_and_an_end(table: Table) -> None:
     assert (await use(table, "think_as_dm", thoughts="She wants something.")).kind == "answer"
     told = await use(table, "speak_as_npc", npc="marlena")
     assert told.result == {
@@ -80,7 +80,7 @@ async def test_a_turn_is_thought_told_and_finished(table: Table) -> None:
     assert table.play.connector == "but"
 
 
-async def test_a_model_is_told_who_knows_what_it_names() -> None:
+async def test_a_model_sees_the_audience_of_every_item_it_names() -> None:
     heron = Entity(kind="npc", name="The Heron", wants="the ledger", audience="gm")
     plot = Clock(name="The plot", consequence="Fire.", audience=[JAKE])
     items = town(hp=13, hp_max=13)
@@ -116,7 +116,7 @@ async def test_a_question_waits_for_its_own_answer(table: Table) -> None:
     assert again.choose("2.0") == {"chosen": "up"}
 
 
-async def test_a_clock_that_fills_is_told_and_echoes(table: Table) -> None:
+async def test_a_clock_that_fills_is_reported_and_makes_an_echo(table: Table) -> None:
     outcome = await use(table, "tick_clock", clock="The Watch", segments=3)
     assert outcome.result == {"clock": "The Watch", "filled": "4/4"}
     assert [each.text for each in table.happened] == ["The Watch: They search the shop."]
@@ -167,7 +167,7 @@ async def test_a_hidden_clock_ticks_and_stays_hidden(table: Table) -> None:
     assert [state["audience"] for state in table.list_items("echo").values()] == ["gm"]
 
 
-async def test_those_who_are_named_go_to_a_scene_and_the_others_stay(table: Table) -> None:
+async def test_named_characters_go_to_a_scene_and_the_others_stay(table: Table) -> None:
     mara, docks = new_id(), new_id()
     items = town() | {
         mara: Entity(kind="pc", name="Mara", location_id=SHOP),
@@ -219,14 +219,14 @@ async def test_an_unknown_name_lists_near_ones(table: Table) -> None:
     assert outcome.result["error"] == "There is no 'Marlene' here. There is: Marlena."
 
 
-async def test_somebody_may_be_called_by_a_title_or_a_part_of_a_name(table: Table) -> None:
+async def test_a_title_or_a_part_of_a_name_finds_a_character(table: Table) -> None:
     outcome = await use(table, "speak_as_npc", npc="Madam Marlena")
     assert "error" not in outcome.result
     back = await use(table, "set_scene", location="the Sigil")
     assert back.result == {"location": "The Salty Sigil"}
 
 
-async def test_two_of_one_name_are_told_apart_by_reference() -> None:
+async def test_two_characters_of_one_name_have_different_references() -> None:
     guards = {new_id(): Entity(kind="npc", name="Guard", wants=text) for text in ("beer", "sleep")}
     table = table_of({**town(), **guards})
     outcome = await use(table, "speak_as_npc", npc="Guard")
@@ -235,7 +235,7 @@ async def test_two_of_one_name_are_told_apart_by_reference() -> None:
     assert sorted(told) == ["beer", "sleep"]
 
 
-async def test_the_guidance_tells_what_lies_on_the_table() -> None:
+async def test_the_guidance_describes_the_table() -> None:
     scene = Scene(location_id=SHOP, stakes="The token")
     table = table_of({**town(), new_id(): scene})
     text = render_guidance(table, load_prompts())
@@ -481,7 +481,7 @@ ATTEMPTS = [
 
 
 @pytest.mark.parametrize("number", range(len(ATTEMPTS)))
-async def test_what_a_model_may_not_change_stays(number: int) -> None:
+async def test_a_forbidden_call_changes_nothing(number: int) -> None:
     attempt = ATTEMPTS[number]
     table = await attempt.begin()
     before = said(table)
@@ -508,7 +508,7 @@ async def test_a_hundred_breaks_are_three() -> None:
     assert table.play.mood == "scene"
 
 
-async def test_what_follows_the_end_is_dropped() -> None:
+async def test_calls_after_the_end_are_dropped() -> None:
     table = crew()
     await use(table, "finish_turn", cost="A witness")
     before = said(table)

@@ -1,4 +1,4 @@
-"""Files of other programs: translated member by member, or refused by their name."""
+"""Files of other programs are translated member by member, or refused by their name."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_character_of_agnai_has_a_description_of_its_attributes() -> None:
     assert found.warnings == ["It was translated from Agnai."]
 
 
-def test_what_agnai_has_beyond_a_card_is_named_and_kept() -> None:
+def test_agnai_members_beyond_a_card_are_named_and_kept() -> None:
     found = read(
         {
             "kind": "character",

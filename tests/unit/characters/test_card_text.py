@@ -47,7 +47,6 @@ def test_a_number_of_thousands_of_digits_is_refused() -> None:
 @pytest.mark.parametrize("text", [rb'["\ud800"]', rb'["\udc00\ud800"]', rb'{"\ud83d": 1}'])
 def test_lone_surrogates_are_replaced_so_that_the_text_can_be_stored(text: bytes) -> None:
     value = parse_json(text)
-
     assert "\ufffd" in json.dumps(value, ensure_ascii=False)
     assert msgspec.json.decode(msgspec.json.encode(value)) == value
 
@@ -68,10 +67,8 @@ def test_text_that_is_not_utf_8_is_refused() -> None:
 
 def test_json_is_read_down_to_the_depth_limit_and_no_further() -> None:
     assert parse_json(nested(JSON_DEPTH.allowed))
-
     with pytest.raises(CardLimitError) as caught:
         parse_json(nested(JSON_DEPTH.allowed + 1))
-
     assert caught.value.extra == {"limit": "json_depth", "allowed": 64, "found": 65}
 
 
@@ -79,20 +76,17 @@ def test_json_is_read_down_to_the_depth_limit_and_no_further() -> None:
 def test_a_hundred_thousand_brackets_are_counted_not_followed(text: bytes) -> None:
     with pytest.raises(CardLimitError) as caught:
         read_card(text)
-
     assert caught.value.limit == "json_depth"
 
 
 def test_brackets_inside_strings_are_no_depth() -> None:
     value = {"name": "M", "description": '\\" \\\\' + "[{" * 1_000}
-
     assert parse_json(json.dumps(value).encode()) == value
 
 
 def test_a_flood_of_tiny_values_is_refused_before_they_are_built() -> None:
     with pytest.raises(CardLimitError) as caught:
         parse_json(b"[" + b"[]," * JSON_VALUES.allowed + b"1]")
-
     assert caught.value.limit == "json_values"
 
 
@@ -109,7 +103,6 @@ def test_a_large_file_of_broken_strings_is_scanned_once(unit: bytes) -> None:
 def test_a_flood_of_tiny_yaml_values_is_refused_before_they_are_built(text: bytes) -> None:
     with pytest.raises(CardLimitError) as caught:
         parse_yaml(text)
-
     assert caught.value.extra == {
         "limit": "yaml_values",
         "allowed": YAML_VALUES.allowed,
@@ -120,13 +113,8 @@ def test_a_flood_of_tiny_yaml_values_is_refused_before_they_are_built(text: byte
 def test_a_file_over_the_size_limit_is_answered_with_413() -> None:
     with pytest.raises(TooLargeError) as caught:
         read_card(b" " * (MAX_FILE_BYTES + 1))
-
     assert caught.value.status == 413
-    assert caught.value.extra == {
-        "limit": "file_bytes",
-        "allowed": 20_971_520,
-        "found": 20_971_521,
-    }
+    assert caught.value.extra == {"limit": "file_bytes", "allowed": 20_971_520, "found": 20_971_521}
 
 
 @pytest.mark.parametrize("data", [b"", b" \n\t "])
@@ -157,7 +145,6 @@ def test_yaml_takes_a_word_for_a_word(name: str) -> None:
 
 def test_yaml_aliases_are_expanded() -> None:
     value = parse_yaml(b"a: &x [1, {b: c}]\nd: *x\n")
-
     assert value == {"a": [1, {"b": "c"}], "d": [1, {"b": "c"}]}
 
 
@@ -168,62 +155,49 @@ def test_yaml_keys_become_texts() -> None:
 def test_a_yaml_alias_bomb_is_refused_unexploded() -> None:
     lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
-
     with pytest.raises(CardLimitError) as caught:
         read_card("\n".join(lines).encode())
-
     assert caught.value.limit == "yaml_expanded"
     assert caught.value.allowed == YAML_EXPANDED.allowed
 
 
 def test_a_long_text_behind_many_aliases_is_a_bomb_too() -> None:
     text = b"a: &a " + b"x" * 100_000 + b"\nb: [" + b", ".join([b"*a"] * 1_000) + b"]"
-
     with pytest.raises(CardLimitError):
         parse_yaml(text)
 
 
 def test_a_chain_of_yaml_aliases_may_not_go_deeper_than_json() -> None:
     lines = ["a0: &a0 [x]", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 200))]
-
     with pytest.raises(CardLimitError) as caught:
         parse_yaml("\n".join(lines).encode())
-
     assert caught.value.limit == "json_depth"
 
 
 @pytest.mark.parametrize("text", [b"&a [*a]", b"a: *nothing", b"&a {b: *a}"])
-def test_a_yaml_alias_to_itself_or_to_nothing_is_refused(text: bytes) -> None:
+def test_a_yaml_alias_to_itself_or_an_unknown_anchor_is_refused(text: bytes) -> None:
     with pytest.raises(CardError, match="alias"):
         parse_yaml(text)
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        b"!!python/object/apply:os.system ['true']",
-        b"name: !!binary aGk=",
-        b"a: !!set {b}",
-        b"a: !local b",
-    ],
+    "text", ["!!python/object/apply:os.system ['true']", "!!binary aGk=", "!!set {b}", "!local b"]
 )
-def test_yaml_tags_are_refused(text: bytes) -> None:
+def test_yaml_tags_are_refused(text: str) -> None:
     with pytest.raises(CardError, match="tags"):
-        parse_yaml(text)
+        parse_yaml(f"a: {text}".encode())
 
 
 @pytest.mark.parametrize("text", [b"[" * 200_000, b"- " * 200_000, b"{a: " * 100_000])
 def test_deep_yaml_is_refused(text: bytes) -> None:
     with pytest.raises(CardLimitError) as caught:
         parse_yaml(text)
-
     assert caught.value.extra == {"limit": "json_depth", "allowed": 64, "found": 65}
 
 
 def test_yaml_over_its_size_limit_is_refused() -> None:
     with pytest.raises(CardLimitError) as caught:
         parse_yaml(b"# " + b"x" * YAML_BYTES.allowed)
-
     assert caught.value.limit == "yaml_bytes"
 
 

@@ -36,14 +36,12 @@ def test_a_description_of_another_type_becomes_text_with_a_warning(
     value: object, text: str
 ) -> None:
     found = v2(name="Magda", description=value)
-
     assert found.card.description == text
     assert [warning for warning in found.warnings if "`description`" in warning]
 
 
 def test_null_is_an_empty_text_and_says_so() -> None:
     found = v2(name="Magda", scenario=None)
-
     assert found.card.scenario == ""
     assert found.warnings == ["`scenario` was null and is now empty."]
 
@@ -66,7 +64,6 @@ def test_null_in_an_optional_field_needs_no_warning() -> None:
 
 def test_tags_in_one_text_are_split_at_commas() -> None:
     found = v2(name="Magda", tags="sea, storm ,, lighthouse")
-
     assert found.card.tags == ["sea", "storm", "lighthouse"]
     assert found.warnings == ["`tags` was a single text and was split at its commas."]
 
@@ -79,17 +76,15 @@ def test_a_greeting_that_is_no_list_is_a_list_of_one() -> None:
 
 def test_greetings_as_an_object_are_its_values() -> None:
     found = v2(name="M", alternate_greetings={"0": "Hello.", "1": None, "2": 3})
-
     assert found.card.alternate_greetings == ["Hello.", "3"]
 
 
-def test_a_warning_is_given_once_however_many_items_were_bent() -> None:
+def test_a_warning_is_given_once_for_many_items() -> None:
     assert len(v2(name="M", alternate_greetings=list(range(900))).warnings) == 1
 
 
 def test_an_empty_object_that_was_written_as_a_list_is_empty() -> None:
     found = v2(name="M", extensions=[])
-
     assert found.card.extensions == {}
     assert found.warnings == []
 
@@ -133,12 +128,12 @@ def test_an_object_of_something_else_is_no_card() -> None:
         {"type": "risu", "ver": 1, "data": []},
     ],
 )
-def test_lorebooks_of_every_kind_are_told_from_cards(lorebook: dict[str, Any]) -> None:
+def test_lorebooks_of_every_kind_are_recognised(lorebook: dict[str, Any]) -> None:
     with pytest.raises(CardError, match="This is a lorebook"):
         normalise(lorebook)
 
 
-def test_what_stands_in_data_wins_over_what_silly_tavern_repeats_beside_it() -> None:
+def test_data_wins_over_its_repetitions_outside() -> None:
     found = normalise(
         {
             "name": "Old",
@@ -172,7 +167,6 @@ def test_what_stands_in_data_wins_over_what_silly_tavern_repeats_beside_it() -> 
 )
 def test_flat_cards_of_older_tools_are_read(raw: dict[str, Any], card: Card) -> None:
     found = normalise(raw)
-
     assert (found.card, found.spec) == (card, "v1")
 
 
@@ -184,14 +178,12 @@ def test_a_version_is_read_as_a_number(version: object) -> None:
 @pytest.mark.parametrize("version", ["3.1", "10.0", 4])
 def test_a_newer_version_is_read_with_a_warning(version: object) -> None:
     found = v3(version, name="M", from_the_future=1)
-
     assert found.spec == "v3"
     assert "newer than 3.0" in found.warnings[0]
 
 
 def test_a_newer_spec_by_name_is_read_as_v3() -> None:
     found = normalise({"spec": "chara_card_v4", "spec_version": "4.0", "data": {"name": "M"}})
-
     assert found.spec == "v3"
     assert "of version 4, newer than 3.0" in found.warnings[0]
 
@@ -203,7 +195,6 @@ def test_a_card_that_names_no_version_is_read_by_its_fields(
     data: dict[str, Any], spec: str
 ) -> None:
     found = normalise({"data": data})
-
     assert found.spec == spec
     assert found.warnings == [f"The card names no known version: it was read as {spec.upper()}."]
 
@@ -216,11 +207,7 @@ def test_texts_are_refused_one_character_over_the_limit_and_never_cut() -> None:
 
     assert caught.value.slug == "card-limit"
     assert caught.value.detail == "`description` has 200,001 characters; 200,000 are allowed."
-    assert caught.value.extra == {
-        "limit": "text_characters",
-        "allowed": 200_000,
-        "found": 200_001,
-    }
+    assert caught.value.extra == {"limit": "text_characters", "allowed": 200_000, "found": 200_001}
 
 
 OVER_A_LIMIT: list[dict[str, Any]] = [
@@ -246,19 +233,16 @@ def test_every_text_and_list_has_a_limit(data: dict[str, Any]) -> None:
 
 def test_a_card_may_have_as_many_tags_as_the_limits_say() -> None:
     tags = [str(number).rjust(TAG.allowed, "x") for number in range(TAGS.allowed)]
-
     assert v3(name="M", tags=tags).card.tags == tags
 
 
 def test_the_lorebook_does_not_count_towards_the_size_of_a_card() -> None:
     book = {"entries": [{"content": "x" * CARD_BYTES.allowed}]}
-
     assert v3(name="M", character_book=book).card.character_book == book
 
 
 def test_a_picture_in_a_data_uri_is_longer_than_a_text_may_be() -> None:
     uri = "data:image/png;base64," + "A" * 300_000
-
     assert v3(name="M", assets=[{"uri": uri}]).card.assets[0].uri == uri
 
 
@@ -283,7 +267,5 @@ def test_a_depth_prompt_is_read_with_its_defaults(stored: Any, read: DepthPrompt
 def test_the_source_is_kept_as_it_came() -> None:
     raw = {"name": "M", "tags": "a,b", "unknown": {"deep": [1]}}
     before = json.dumps(raw)
-
     normalise(raw)
-
     assert json.dumps(raw) == before

@@ -1,4 +1,4 @@
-"""Export gives back what came in, and what was changed since."""
+"""Exports of cards contain the imported file and its changes."""
 
 from __future__ import annotations
 
@@ -92,20 +92,17 @@ def test_a_character_that_was_never_imported_is_a_strict_v3_card() -> None:
 
 def test_a_v2_card_says_so_and_has_nothing_of_v3_that_is_empty() -> None:
     card = exported(Card(name="Magda"), {}, "v2")
-
     assert (card["spec"], card["spec_version"]) == ("chara_card_v2", "2.0")
     assert "group_only_greetings" not in card["data"]
 
 
 def test_a_nickname_survives_an_export_as_v2() -> None:
     card = Card(name="Magda", nickname="Mags")
-
     assert read_card(to_json(card, {}, "v2")).card == card
 
 
-def test_what_talekeeper_does_not_know_comes_back_at_every_level() -> None:
+def test_unknown_members_are_exported_at_every_level() -> None:
     out = exported(*silly_tavern())
-
     assert out["chat"] == "Magda - 2024-1-1"
     assert out["create_date"] == "2024-1-1 @10h"
     assert out["data"]["from_another_tool"] == [1, None]
@@ -118,7 +115,6 @@ def test_changes_win_over_the_source_and_over_its_repetitions() -> None:
     card.name, card.description, card.creator_notes, card.tags = "Maud", "", "New.", []
     card.extensions["fav"] = True
     out = exported(card, raw)
-
     for place in (out, out["data"]):
         assert (place["name"], place["description"], place["tags"]) == ("Maud", "", [])
     assert out["creatorcomment"] == out["data"]["creator_notes"] == "New."
@@ -128,27 +124,23 @@ def test_changes_win_over_the_source_and_over_its_repetitions() -> None:
 def test_only_known_fields_are_taken_for_repetitions() -> None:
     raw = {"chat": "top", "creation_date": 5, "data": {"name": "M", "chat": "inner"}}
     out = exported(read_card(json.dumps(raw).encode()).card, raw)
-
     assert (out["chat"], out["creation_date"], out["data"]["chat"]) == ("top", 5, "inner")
 
 
 def test_a_book_that_was_taken_away_stays_away() -> None:
     raw: dict[str, Any] = {"data": {"name": "M", "character_book": {"entries": []}}}
-
     assert "character_book" not in exported(Card(name="M"), raw)["data"]
 
 
 def test_a_known_extension_that_was_taken_away_stays_away() -> None:
     card, raw = silly_tavern()
     card.extensions = {}
-
     assert exported(card, raw)["data"]["extensions"] == {"other/tool": {"keep": 1}}
 
 
 def test_the_fields_of_a_v1_card_move_into_data_and_the_rest_stays() -> None:
     imported = read_card(b'{"char_name": "M", "char_greeting": "Hi", "mood": "dry"}')
     out = exported(imported.card, imported.raw)
-
     assert out["data"]["name"] == "M"
     assert out["data"]["first_mes"] == "Hi"
     assert {name for name in out if name != "data"} == {"spec", "spec_version", "mood"}
@@ -157,7 +149,6 @@ def test_the_fields_of_a_v1_card_move_into_data_and_the_rest_stays() -> None:
 def test_a_source_of_nonsense_does_no_harm() -> None:
     raw = {"data": 5, "extensions": "x", "assets": [1, "two"], "spec": []}
     card = Card(name="M", assets=[CardAsset(type="icon")])
-
     assert read_card(to_json(card, raw)).card == card
 
 
@@ -182,9 +173,7 @@ def test_a_png_carries_both_versions_before_its_picture() -> None:
 def test_a_charx_comes_back_with_its_files() -> None:
     assets = [Asset("assets/emotion/images/happy.png", "image/png", PICTURE)]
     card = Card(name="M", assets=[CardAsset(type="emotion", uri="embeded://" + assets[0].path)])
-
     imported = read_card(to_charx(card, {}, assets=assets))
-
     assert (imported.card, imported.assets) == (card, assets)
     assert imported.avatar is None
 
@@ -225,7 +214,7 @@ def test_a_new_picture_does_not_take_the_place_of_one_in_another_format() -> Non
     }
 
 
-def test_an_asset_whose_path_leads_out_is_not_written() -> None:
+def test_an_asset_outside_the_archive_is_not_written() -> None:
     with pytest.raises(CardError, match="outside the archive"):
         to_charx(Card(name="M"), {}, assets=[Asset("../x", "", b"")])
 
@@ -269,11 +258,7 @@ CARDS = st.builds(
     assets=st.lists(ASSETS, max_size=3),
 )
 
-KNOWN = {
-    *CARD_FIELDS,
-    *SYNONYMS,
-    *("spec", "spec_version", "data", "fav", "talkativeness"),
-}
+KNOWN = {*CARD_FIELDS, *SYNONYMS, *("spec", "spec_version", "data", "fav", "talkativeness")}
 UNKNOWN = st.dictionaries(TEXTS.filter(lambda name: name not in KNOWN), JSON_VALUES, max_size=3)
 SPECS: st.SearchStrategy[ExportSpec] = st.sampled_from(("v2", "v3"))
 
@@ -289,7 +274,6 @@ def unknown_fields(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 @given(card=CARDS, spec=SPECS)
 def test_every_card_comes_back_from_json_as_it_was(card: Card, spec: ExportSpec) -> None:
     imported = read_card(to_json(card, {}, spec))
-
     assert imported.card == card
     assert imported.spec == spec
 
@@ -305,10 +289,8 @@ def test_unknown_fields_come_back_through_any_number_of_exports(
 ) -> None:
     raw = {**top, "data": {**data, "name": "Former", "extensions": extensions}}
     card.extensions = {**extensions, **card.extensions}
-
     first = read_card(to_json(card, raw, spec))
     second = read_card(to_json(first.card, first.raw, spec))
-
     assert first.card == second.card == card
     assert first.raw == second.raw
     assert unknown_fields(first.raw) == unknown_fields(raw)
@@ -319,10 +301,7 @@ def test_unknown_fields_come_back_through_any_number_of_exports(
 def test_every_card_comes_back_from_png_and_charx_as_it_was(
     card: Card, raw: dict[str, Any]
 ) -> None:
-    for imported in (
-        read_card(to_png(card, raw, PICTURE)),
-        read_card(to_charx(card, raw)),
-    ):
+    for imported in (read_card(to_png(card, raw, PICTURE)), read_card(to_charx(card, raw))):
         assert imported.card == card
         assert imported.spec == "v3"
         assert {name: imported.raw[name] for name in raw} == raw
@@ -330,13 +309,11 @@ def test_every_card_comes_back_from_png_and_charx_as_it_was(
 
 @settings(database=None)
 @given(data=st.dictionaries(st.sampled_from(sorted(CARD_FIELDS - {"name"})), JSON_VALUES))
-def test_whatever_the_types_were_the_card_is_sound_and_comes_back(data: dict[str, Any]) -> None:
+def test_a_card_with_wrong_types_is_read_and_exported(data: dict[str, Any]) -> None:
     raw = {"spec": "chara_card_v3", "spec_version": "3.0", "data": {"name": "M", **data}}
-
     try:
         card = read_card(msgspec.json.encode(raw)).card
     except CardLimitError:
         reject()  # a value of another type can be a very long text
-
     assert msgspec.convert(msgspec.to_builtins(card), Card) == card
     assert read_card(to_json(card, raw)).card == card

@@ -74,7 +74,6 @@ def test_nameless_speakers_have_no_label_and_namesakes_share_the_speakers() -> N
     nameless = SpeakerFilter(" ", ["", "Robin"])
     alone = SpeakerFilter(" ", [""])
     twins = SpeakerFilter("Robin", ["robin"])
-
     assert nameless.feed(": a\n: b\nRobin: c") == ": a\n: b"
     assert alone.feed("*Well*: a\n: b") == "*Well*: a\n: b"
     assert twins.feed("Robin: a\nRobin: b") == "a\nRobin: b"
@@ -84,11 +83,10 @@ TOKENS = ["Alda", "Bob", ":", " ", "\n", "*", "**", "[", "]", "```", "a", "Alda 
 
 
 @given(st.lists(st.sampled_from(TOKENS), max_size=20), st.data())
-def test_how_a_reply_is_cut_changes_nothing(tokens: list[str], data: st.DataObject) -> None:
+def test_a_reply_is_read_the_same_in_any_pieces(tokens: list[str], data: st.DataObject) -> None:
     text = "".join(tokens)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-
     assert read(parts) == read([text])
 
 

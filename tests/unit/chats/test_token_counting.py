@@ -25,6 +25,8 @@ def test_a_message_costs_its_line_as_it_is_sent_and_its_marks(
 
 
 @given(UNITS, st.lists(st.tuples(st.text(max_size=8), st.text(max_size=80)), max_size=6))
-def test_many_messages_cost_what_each_costs(unit: CountUnit, lines: list[tuple[str, str]]) -> None:
+def test_many_messages_cost_the_sum_of_their_costs(
+    unit: CountUnit, lines: list[tuple[str, str]]
+) -> None:
     assert unit.count_many(lines) == [unit.count(*line) for line in lines]
     assert CountUnit.parse(str(unit)) == unit

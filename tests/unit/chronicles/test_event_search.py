@@ -42,7 +42,7 @@ def test_only_matching_events_are_shown(wanted: EventFilter, is_shown: bool) -> 
     assert wanted.matches(LENS) is is_shown
 
 
-def test_texts_are_read_only_where_they_decide() -> None:
+def test_texts_are_read_only_if_a_filter_needs_them() -> None:
     assert not EventFilter(q=" ", who=" ", pinned=True, min_significance=4).reads_texts
     assert EventFilter(kind="event").reads_texts
 
@@ -73,6 +73,6 @@ def test_a_cursor_is_read_back_and_needs_no_escaping(
         urlsafe_b64encode(bytes(29)).decode(),
     ],
 )
-def test_any_other_text_is_refused(text: str) -> None:
+def test_any_other_cursor_is_refused(text: str) -> None:
     with pytest.raises(ValidationError):
         Cursor.parse(text)

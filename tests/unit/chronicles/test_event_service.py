@@ -53,12 +53,12 @@ def messages(count: int) -> list[SourceMessage]:
     return [SourceMessage(id=uuid4(), chat_id=CHAT, position=place) for place in range(count)]
 
 
-def test_what_is_said_twice_is_said_once() -> None:
+def test_a_summary_that_is_repeated_is_merged_once() -> None:
     made = merge_events([event("A."), event("B.", day=2), event("A.", day=3)], NOTHING)
     assert made.fields.summary == "A.\nB."
 
 
-def test_it_stands_where_the_first_stood() -> None:
+def test_a_merged_event_has_the_place_of_the_first() -> None:
     made = merge_events([event(day=2), event(day=5)], NOTHING)
     assert (made.happened_at.day, made.place) == (2, 12)
 
@@ -68,13 +68,13 @@ def test_day_and_time_come_from_one_event() -> None:
     assert (made.fields.day, made.fields.time) == (None, "dusk")
 
 
-def test_it_is_of_the_kind_of_the_most_significant() -> None:
+def test_a_merged_event_has_the_kind_of_the_most_significant() -> None:
     small, great = event(kind="travel"), event(kind="death", significance=5)
     assert merge_events([small, great], NOTHING).fields.kind == "death"
     assert merge_events([small, event(kind="death")], NOTHING).fields.kind == "travel"
 
 
-def test_names_are_told_apart_whatever_their_case_and_stay_as_they_came_first() -> None:
+def test_names_are_merged_without_case_in_their_first_spelling() -> None:
     first, second = event(who=["Straße", "Mara"]), event(who=["STRASSE", "Tom"])
     assert merge_events([first, second], NOTHING).fields.who == ["Straße", "Mara", "Tom"]
 
@@ -91,7 +91,7 @@ def test_more_messages_than_an_event_may_have_are_refused() -> None:
     assert refused.value.extra == {"limit": 50, "found": 60}
 
 
-def test_what_is_given_is_not_made_and_so_never_too_long() -> None:
+def test_given_fields_replace_merged_ones() -> None:
     long = [event("a" * 3_000), event("b" * 3_000)]
     made = merge_events(long, MergedFields(summary="Both.", day=4, significance=1, pinned=True))
     assert (made.fields.summary, made.fields.day) == ("Both.", 4)

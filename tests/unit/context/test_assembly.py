@@ -1,4 +1,4 @@
-"""Assembly: what is sent fits, stands in order, and is the same for the same input."""
+"""Assembly: prompts fit their limit, have an order, and depend only on the input."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def build(
 
 
 @given(ITEMS, SIZES, st.integers(60, 2_000), st.lists(st.integers(1, 50), max_size=6))
-def test_what_is_sent_never_exceeds_the_limit(
+def test_a_prompt_never_exceeds_the_limit(
     items: list[PromptItem], sizes: list[int], total: int, retrieved: list[int]
 ) -> None:
     limit = budget(total)
     try:
         assembled = build(items, sizes, limit, retrieved)
     except ContextOverflowError as error:
-        assert error.needed > error.available  # either outcome is right  # noqa: PT017  # either outcome is right
+        assert error.needed > error.available  # noqa: PT017  # either outcome is right
         return
     assert real_tokens(assembled.messages) <= limit.prompt
     assert real_tokens(assembled.messages) <= assembled.tokens
@@ -138,7 +138,7 @@ def test_truncation_keeps_the_first_message_and_the_tail(
 
 
 @given(ITEMS, SIZES, st.integers(60, 2_000))
-def test_growing_the_limit_never_drops_what_was_there(
+def test_growing_the_limit_never_drops_a_message(
     items: list[PromptItem], sizes: list[int], total: int
 ) -> None:
     try:
@@ -163,7 +163,7 @@ def test_the_same_input_gives_the_same_prompt(
 
 
 @given(ITEMS, SIZES, st.integers(300, 900), st.lists(st.integers(1, 50), max_size=6))
-def test_what_is_stable_begins_the_next_turn_s_prompt_too(
+def test_the_stable_part_begins_the_next_prompt_too(
     items: list[PromptItem], sizes: list[int], total: int, retrieved: list[int]
 ) -> None:
     try:
@@ -176,14 +176,14 @@ def test_what_is_stable_begins_the_next_turn_s_prompt_too(
         assert later.stable >= now.stable
 
 
-def test_without_notes_all_but_what_was_retrieved_and_the_line_is_stable() -> None:
+def test_without_notes_only_retrieved_texts_and_the_line_are_unstable() -> None:
     assembled = build([item("system_prompt", 2, "head")], [4] * 6, budget(500), [3])
     assert (len(assembled.messages), assembled.stable) == (9, 7)
     noted = [item("system_prompt", 2, "head"), item("note", 2, "depth", depth=3)]
     assert build(noted, [4] * 6, budget(500)).stable == 5
 
 
-def test_sections_stand_in_their_order() -> None:
+def test_sections_are_in_their_order() -> None:
     items = [
         item("system_prompt", 2, "head"),
         item("character", 2, "head"),
@@ -207,7 +207,7 @@ def test_depth_counts_messages_from_the_end(depth: int, place: int) -> None:
     assert found == [place]
 
 
-def test_beyond_the_beginning_of_a_short_chat_the_deeper_stands_above() -> None:
+def test_before_the_beginning_of_a_short_chat_the_deeper_item_is_first() -> None:
     items = [
         item("near", 1, "depth", depth=5),
         item("far", 1, "depth", depth=50),
@@ -219,7 +219,7 @@ def test_beyond_the_beginning_of_a_short_chat_the_deeper_stands_above() -> None:
     assert sent == ["far0", "near0", words(3, "m0x"), "late0", "later0", line]
 
 
-def test_what_joins_stands_in_one_message_with_the_item_before_it() -> None:
+def test_a_joining_item_shares_the_message_of_the_item_before() -> None:
     items = [
         item("top", 1, "depth", depth=0),
         replace(item("note", 1, "depth", depth=0), joins=True),
@@ -229,7 +229,7 @@ def test_what_joins_stands_in_one_message_with_the_item_before_it() -> None:
     assert sent == [words(3, "m0x"), words(3, "user_line"), "top0\nnote0", "other0"]
 
 
-def test_an_item_whose_depth_falls_into_the_gap_is_kept() -> None:
+def test_an_item_with_a_depth_in_the_gap_is_kept() -> None:
     items = [item("note", 2, "depth", depth=8)]
     assembled = build(items, [20] * 12, budget(200))
     assert assembled.gap is not None

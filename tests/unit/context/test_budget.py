@@ -1,4 +1,4 @@
-"""Budgets: what history and retrieval may take, and what truncation takes out."""
+"""Budgets of history and retrieval, and truncation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Piece:
 
 
 def kept(lines: list[int], budget: int) -> list[int]:
-    """Indices of the lines that stand wholly behind the eviction point, as the query picks them."""
+    """Indices of the lines that are wholly after the eviction point, as the query selects them."""
     sums = list(accumulate(lines))
     point = find_eviction_point(sums[-1] if sums else 0, budget)
     return [index for index, total in enumerate(sums) if total - lines[index] >= point]
@@ -39,7 +39,7 @@ def test_kept_history_never_takes_more_than_its_budget(lines: list[int], budget:
 
 
 @given(LINES, st.integers(0, 5_000))
-def test_growing_the_budget_never_drops_what_was_kept(lines: list[int], budget: int) -> None:
+def test_growing_the_budget_never_drops_a_kept_line(lines: list[int], budget: int) -> None:
     assert set(kept(lines, budget)) <= set(kept(lines, budget + 1))
 
 
@@ -65,7 +65,7 @@ def test_never_skips_a_long_line_to_reach_an_older_short_one() -> None:
 
 
 @given(st.lists(st.integers(1, 100).map(Piece)), st.integers(0, 500))
-def test_filling_takes_by_rank_whatever_still_fits(pieces: list[Piece], budget: int) -> None:
+def test_filling_takes_fitting_pieces_by_rank(pieces: list[Piece], budget: int) -> None:
     taken, passed = fill(pieces, budget)
     left = budget - sum(piece.tokens for piece in taken)
     assert left >= 0
@@ -73,7 +73,7 @@ def test_filling_takes_by_rank_whatever_still_fits(pieces: list[Piece], budget: 
     assert all(piece.tokens > left for piece in passed)
 
 
-def test_what_does_not_fit_is_passed_over_for_the_next_smaller_one() -> None:
+def test_a_piece_that_does_not_fit_is_skipped_for_a_smaller_one() -> None:
     large, small = Piece(90), Piece(10)
     assert fill([Piece(50), large, small], 60) == ([Piece(50), small], [large])
 

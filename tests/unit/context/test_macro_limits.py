@@ -58,9 +58,7 @@ def said(text: str, **changes: Any) -> str:
 @given(scraps | calls | st.text())
 def test_any_text_ends_and_the_same_text_comes_out_the_same(text: str) -> None:
     variables = Variables({"n": "1"})
-
     first = expand(text, CONTEXT, variables, place="scenario", budget=MacroBudget())
-
     assert expand(text, CONTEXT, variables, place="scenario", budget=MacroBudget()) == first
     assert variables == Variables({"n": "1"})
 
@@ -68,9 +66,7 @@ def test_any_text_ends_and_the_same_text_comes_out_the_same(text: str) -> None:
 @given(st.text().filter(lambda text: not any(each in text for each in ("{{", "<", "\\"))))
 def test_text_without_macros_is_the_very_same_object(text: str) -> None:
     variables = Variables()
-
     result = expand(text, CONTEXT, variables, place="scenario", budget=MacroBudget())
-
     assert result.text is text
     assert result.variables is variables
 
@@ -80,7 +76,6 @@ def test_braces_around_an_unknown_name_are_unchanged(
     name: str, separator: str, argument: str
 ) -> None:
     text = f"{{{{{name}{separator}{argument}}}}}"
-
     assert said(text) == text
 
 
@@ -92,8 +87,12 @@ def test_a_value_is_put_in_literally(before: str, value: str) -> None:
 @pytest.mark.parametrize("braces", ["{{", "}}", "{", "<", "{{random::", "{{if "])
 def test_a_megabyte_of_braces_that_never_close_is_only_text(braces: str) -> None:
     text = braces * (1_000_000 // len(braces))
-
     assert said(text) is text
+
+
+def test_conditions_that_never_end_are_read_in_one_pass() -> None:
+    text = "{{if a}}" * 30_000
+    assert said(text) == text
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,6 @@ def test_nesting_that_is_too_deep_is_refused(opening: str, closing: str, levels:
 @pytest.mark.parametrize("opening", ["{{", "{{random::", "{{// ", "{{if "])
 def test_a_megabyte_of_nested_braces_is_refused(opening: str) -> None:
     levels = 1_000_000 // len(opening)
-
     with pytest.raises(MacroLimitError):
         said(opening * levels + "}}" * levels)
 
@@ -117,12 +115,6 @@ def test_nesting_up_to_the_limit_is_expanded() -> None:
     assert said("{{" * MAX_DEPTH + "{{user}}" + "}}" * MAX_DEPTH) == (
         "{{" * MAX_DEPTH + "Anna" + "}}" * MAX_DEPTH
     )
-
-
-def test_conditions_that_never_end_are_read_in_one_pass() -> None:
-    text = "{{if a}}" * 30_000
-
-    assert said(text) == text
 
 
 def test_more_macros_than_the_limit_are_refused() -> None:
@@ -142,43 +134,32 @@ def test_fields_that_multiply_each_other_are_refused() -> None:
         )
 
 
-def test_text_that_grows_beyond_the_limit_is_refused() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{summary}}" * 5,
+        "{{if {{summary}}}}{{/if}}" * 5,
+        "{{setvar::x::ab}}" + "{{addvar::x::{{getvar::x}}}}" * 40,
+    ],
+    ids=["written", "only read", "a variable that doubles itself"],
+)
+def test_text_beyond_the_limit_is_refused(text: str) -> None:
     long = "x" * (MAX_CHARACTERS // 4)
-
     assert said("{{summary}}" * 3, summary=long) == long * 3
     with pytest.raises(MacroLimitError, match=r"1,000,000 characters"):
-        said("{{summary}}" * 5, summary=long)
+        said(text, summary=long)
 
 
-def test_text_that_is_only_read_counts_as_well() -> None:
-    with pytest.raises(MacroLimitError, match="characters"):
-        said("{{if {{summary}}}}{{/if}}" * 5, summary="x" * (MAX_CHARACTERS // 4))
-
-
-def test_a_variable_that_doubles_itself_is_refused() -> None:
-    with pytest.raises(MacroLimitError, match="characters"):
-        said("{{setvar::x::ab}}" + "{{addvar::x::{{getvar::x}}}}" * 40)
-
-
-def test_the_error_tells_a_client_the_field_and_the_limit() -> None:
+def test_the_error_names_the_field_and_the_limit() -> None:
     with pytest.raises(MacroLimitError) as caught:
         said("{{user}}" * (MAX_MACROS + 1))
-
     problem = caught.value.to_problem()
     assert problem["status"] == 422
     assert problem["type"].endswith(":macro-limit")
     assert (problem["place"], problem["limit"], problem["most"]) == ("scenario", "macros", 10_000)
 
 
-PLAIN_CONTEXT = MacroContext(
-    user="Anna",
-    char="Mags",
-    now=datetime(2026, 3, 4, 15, 5, 9, tzinfo=UTC),
-    chat_seed=11,
-    message_seed=22,
-    model="demo",
-    max_prompt=200_000,
-)
+PLAIN_CONTEXT = replace(CONTEXT, description="", persona="")
 FIELDS = ("description", "personality", "scenario", "mes_examples", "char_prompt", "persona")
 FIELD_PIECES = [
     *("{{", "}}", "::", " ", "\n", "<USER>", "some words of the field "),
@@ -213,7 +194,7 @@ def expand_all(
 
 @settings(deadline=None)
 @given(card=cards, greetings=st.lists(texts, max_size=8), most=st.integers(0, 3_000))
-def test_whatever_a_card_holds_a_request_puts_out_no_more_than_its_budget(
+def test_no_card_makes_a_request_exceed_its_budget(
     card: dict[str, str], greetings: list[str], most: int
 ) -> None:
     budget = MacroBudget(characters=most)
@@ -241,7 +222,6 @@ def test_whatever_a_card_holds_a_request_puts_out_no_more_than_its_budget(
 def test_greetings_that_each_stay_below_a_field_s_limit_are_bounded_together() -> None:
     budget = MacroBudget()
     greetings = ["{{description}}" * 4] * 40
-
     with pytest.raises(MacroLimitError, match=r"Together with the fields before it.* 2,000,000"):
         expand_all(greetings, budget, description="x" * 200_000)
     assert budget.characters <= MAX_REQUEST_CHARACTERS + MAX_CHARACTERS
@@ -250,7 +230,6 @@ def test_greetings_that_each_stay_below_a_field_s_limit_are_bounded_together() -
 def test_variables_that_fields_double_in_turn_are_bounded_together() -> None:
     doubled = "{{setvar::a::{{getvar::a}}{{getvar::a}}}}"
     fields = ["{{setvar::a::xxxxxxxx}}", *[doubled] * 40]
-
     with pytest.raises(MacroLimitError) as caught:
         expand_all(fields, MacroBudget())
     assert caught.value.extra["limit"] == "characters"
@@ -260,7 +239,6 @@ def test_macros_of_all_fields_are_counted_together() -> None:
     budget = MacroBudget()
     expand_all(["{{user}}" * MAX_MACROS] * 2, budget)
     assert budget.macros == MAX_REQUEST_MACROS
-
     with pytest.raises(MacroLimitError) as caught:
         expand_all(["{{user}}"], budget)
     problem = caught.value.to_problem()
@@ -269,32 +247,26 @@ def test_macros_of_all_fields_are_counted_together() -> None:
 
 def test_a_field_is_paid_for_before_it_is_read() -> None:
     budget = MacroBudget(characters=1_000)
-
     with pytest.raises(MacroLimitError):
         expand_all(["{{// a comment that comes to nothing " + "x" * 1_000 + "}}"], budget)
 
 
 def test_a_text_without_macros_costs_nothing() -> None:
     budget = MacroBudget(characters=0, macros=0)
-
     expand_all(["x" * 100_000], budget)
-
     assert (budget.characters, budget.macros) == (0, 0)
 
 
-def test_writing_one_of_many_variables_costs_what_copying_them_does() -> None:
+def test_writing_a_variable_costs_as_much_as_copying_all() -> None:
     many = Variables({str(number): "" for number in range(5_000)})
     budget = MacroBudget()
-
     expand_all(["{{setvar::a::1}}{{setvar::b::1}}"], budget, many)
-
     assert 5_000 <= budget.characters < 6_000
 
 
 def test_a_share_ends_before_the_whole_does() -> None:
     whole = MacroBudget(characters=10_000)
     share = whole.share(characters=1_000, macros=10)
-
     with pytest.raises(MacroLimitError, match=r"1,000 characters"):
         expand_all(["{{user}}" + "x" * 2_000], share)
     expand_all(["{{user}}" + "x" * 2_000], whole)
@@ -305,10 +277,7 @@ def test_a_share_ends_before_the_whole_does() -> None:
 def test_a_large_and_honest_card_is_far_from_the_limits() -> None:
     prose = "{{char}} looks at {{user}} and says nothing for a while. " * 350  # 20,000 characters
     budget = MacroBudget()
-
-    expand_all(
-        [*[prose] * 12, *["{{description}}\n" + prose[:4_000]] * 12], budget, description=prose
-    )
-
+    fields = [*[prose] * 12, *["{{description}}\n" + prose[:4_000]] * 12]
+    expand_all(fields, budget, description=prose)
     assert budget.characters < MAX_REQUEST_CHARACTERS
     assert budget.macros < MAX_REQUEST_MACROS

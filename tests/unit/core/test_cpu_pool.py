@@ -121,7 +121,7 @@ async def test_one_user_never_holds_all_threads(pool: CpuPool) -> None:
     assert await asyncio.gather(*mine) == ["done"] * 9
 
 
-async def test_users_take_turns_however_much_each_has_waiting(pool: CpuPool) -> None:
+async def test_users_take_turns_by_user_not_by_task(pool: CpuPool) -> None:
     first, second = Held(), Held()
     holding = [asyncio.create_task(pool.run(uuid4(), work)) for work in (first, second)]
     await begun(first)
@@ -277,7 +277,7 @@ async def test_cancelled_callers_that_wait_lose_no_place(pool: CpuPool, is_job: 
     await check_threads(pool, 2)
 
 
-async def test_a_closed_pool_fails_what_waits_and_takes_no_more() -> None:
+async def test_a_closed_pool_fails_waiting_work_and_takes_no_more() -> None:
     pool, hog = CpuPool(1), Held()
     running = asyncio.create_task(pool.run(ADA, hog))
     await begun(hog)
@@ -293,7 +293,7 @@ async def test_a_closed_pool_fails_what_waits_and_takes_no_more() -> None:
     await closing
 
 
-async def test_an_error_that_nobody_waits_for_is_told_to_nobody(pool: CpuPool) -> None:
+async def test_an_error_after_cancellation_is_not_reported(pool: CpuPool) -> None:
     told: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
     hog = Held()

@@ -58,7 +58,6 @@ def test_a_process_that_fails_is_started_at_most_five_times_a_minute_and_ever_mo
     clock: Clock, becomes_ready: bool
 ) -> None:
     starts = starts_of(HelperStarts("regex"), clock, seconds=600, becomes_ready=becomes_ready)
-
     assert max(sum(at <= other < at + 60 for other in starts) for at in starts) <= 5
     pauses = [after - before for before, after in pairwise(starts)]
     assert all(after >= before - 0.2 for before, after in pairwise(pauses))
@@ -71,7 +70,6 @@ def test_a_process_that_ran_for_long_is_started_again_at_once(clock: Clock) -> N
         helper.note_success()
         clock.now += STABLE_SECONDS
         helper.note_failure()
-
         assert helper.is_due()
         assert not helper.is_failing
 
@@ -83,7 +81,6 @@ def test_the_log_says_once_that_a_process_does_not_start_and_once_that_it_does(
     starts_of(helper, clock, seconds=120, becomes_ready=False)
     assert helper.is_failing
     helper.note_success()
-
     assert [line["helper"] for line in logged.lines("helper.not_started")] == ["regex"]
     assert [line["helper"] for line in logged.lines("helper.started")] == ["regex"]
 
@@ -96,7 +93,7 @@ def cache(most: int = 10, clock: Clock | None = None) -> PlainCache[str]:
     return PlainCache(most=most, seconds=600, clock=clock or Clock())
 
 
-def test_what_is_kept_is_its_user_s_alone() -> None:
+def test_a_cached_value_belongs_to_one_user() -> None:
     kept = cache()
     kept.put(USER, FIRST, "a", size=1)
     assert kept.get(USER, FIRST) == "a"
@@ -104,7 +101,7 @@ def test_what_is_kept_is_its_user_s_alone() -> None:
     assert kept.get(USER, SECOND) is None
 
 
-def test_what_comes_later_takes_the_place_of_what_was_there() -> None:
+def test_a_later_value_replaces_an_earlier_one() -> None:
     kept = cache()
     kept.put(USER, FIRST, "a", size=3)
     kept.put(USER, FIRST, "b", size=2)
@@ -112,7 +109,7 @@ def test_what_comes_later_takes_the_place_of_what_was_there() -> None:
     assert kept.size == 2
 
 
-def test_what_was_not_used_for_a_while_is_dropped() -> None:
+def test_an_unused_value_is_dropped_after_a_while() -> None:
     clock = Clock()
     kept = cache(clock=clock)
     kept.put(USER, FIRST, "a", size=1)
@@ -124,7 +121,7 @@ def test_what_was_not_used_for_a_while_is_dropped() -> None:
     assert kept.size == 0
 
 
-def test_there_is_a_limit_and_what_was_used_longest_ago_goes_first() -> None:
+def test_the_least_recently_used_value_is_evicted_at_the_limit() -> None:
     kept = cache(most=5)
     kept.put(USER, FIRST, "a", size=2)
     kept.put(USER, SECOND, "b", size=2)

@@ -109,7 +109,6 @@ def test_an_event_comes_with_its_fields_its_logger_its_level_and_its_time(output
 
 def test_a_field_that_is_not_on_the_list_is_named_and_not_shown(output: Output) -> None:
     log.info("chat.renamed", chat_id=UUID(int=1), title=CANARY, tags=[CANARY])
-
     assert output.only["dropped_fields"] == ["tags", "title"]
     assert CANARY not in output.text
 
@@ -121,7 +120,6 @@ def test_a_field_that_is_not_on_the_list_is_named_and_not_shown(output: Output) 
 )
 def test_a_field_on_the_list_has_no_room_for_text(output: Output, value: object) -> None:
     log.info("model.chosen", model=value)
-
     assert output.only["dropped_fields"] == ["model"]
     assert CANARY not in output.text
 
@@ -129,17 +127,15 @@ def test_a_field_on_the_list_has_no_room_for_text(output: Output, value: object)
 @pytest.mark.parametrize("event", [SENTENCE, CANARY, "canary", "%s"])
 def test_an_event_that_is_no_name_is_not_shown(output: Output, event: str) -> None:
     log.info(event)
-
     assert output.only["event"] == "log.unnamed"
 
 
-def test_what_is_put_into_an_event_is_not_shown(output: Output) -> None:
+def test_arguments_of_an_event_are_not_logged(output: Output) -> None:
     log.info("turn.failed %s", CANARY)
-
     assert CANARY not in output.text
 
 
-def test_an_exception_is_told_by_type_and_place(output: Output) -> None:
+def test_an_exception_is_logged_with_type_and_place(output: Output) -> None:
     secret = CANARY
     try:
         fail_after(secret)
@@ -156,7 +152,7 @@ def test_an_exception_is_told_by_type_and_place(output: Output) -> None:
     assert CANARY not in output.text
 
 
-def test_what_is_logged_before_it_is_told_how_shows_no_variables_either() -> None:
+def test_logs_before_configuration_show_no_variables() -> None:
     program = """
 import rich
 from backend.core.logs import get_logger
@@ -176,7 +172,7 @@ except ValueError as error:
     assert "canary canary" not in printed
 
 
-def test_every_part_of_an_exception_group_is_told(output: Output) -> None:
+def test_every_part_of_an_exception_group_is_logged(output: Output) -> None:
     errors: list[Exception] = []
     for fail in (fail_with, fail_after):
         try:
@@ -191,20 +187,18 @@ def test_every_part_of_an_exception_group_is_told(output: Output) -> None:
     assert CANARY not in output.text
 
 
-def test_a_system_error_is_told_in_the_systems_words_without_the_file() -> None:
+def test_a_system_error_is_logged_with_the_systems_words_without_the_file() -> None:
     with pytest.raises(OSError, match=CANARY) as caught:
         Path(f"/nowhere/{CANARY}").read_text()
-
     assert describe_exception(caught.value).startswith(
         "FileNotFoundError (No such file or directory)"
     )
     assert CANARY not in describe_exception(caught.value)
 
 
-def test_exceptions_that_cause_each_other_are_told_once() -> None:
+def test_exceptions_that_cause_each_other_are_logged_once() -> None:
     first, second = ValueError(), KeyError()
     first.__cause__, second.__cause__ = second, first
-
     assert describe_exception(first).split("\n") == ["ValueError", "caused by KeyError"]
 
 
@@ -214,48 +208,45 @@ def test_a_long_chain_of_causes_is_cut() -> None:
         outer = ValueError()
         outer.__cause__ = error
         error = outer
-
     assert describe_exception(error).split("\n")[-1] == "and more"
 
 
 def test_a_library_is_heard_in_the_words_of_its_code_alone(output: Output) -> None:
     logging.getLogger("httpx").warning("The request to %s failed", CANARY)
-
     assert output.only["event"] == "The request to %s failed"
     assert output.only["logger_name"] == "httpx"
     assert output.only["level"] == "warning"
 
 
-def test_a_librarys_message_that_was_put_together_is_withheld_but_its_place_is_told(
+def test_a_formatted_message_of_a_library_is_withheld_but_its_place_is_logged(
     output: Output,
 ) -> None:
     logging.getLogger("google_genai.types").warning(f"Bad part: {CANARY}")  # noqa: G004  as they do
-
     assert output.only["event"] == "library.message_withheld"
     assert output.only["source"].startswith("tests/unit/core/test_logs.py:")
     assert CANARY not in output.text
 
 
-def test_an_exception_that_a_library_logs_is_told_without_its_message(output: Output) -> None:
+def test_an_exception_of_a_library_is_logged_without_its_message(output: Output) -> None:
     try:
         fail_with(CANARY)
     except ValueError as error:
         logging.getLogger("asyncio").exception("Task exception was never retrieved")
         logging.getLogger("uvicorn.error").error(error)  # noqa: TRY400  as uvicorn does
-
     assert [line["error_type"] for line in output.lines] == ["ValueError", "ValueError"]
     assert CANARY not in output.text
 
 
 @pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO])
 @pytest.mark.parametrize("name", ["openai", "httpx", "sqlalchemy.engine.Engine", "uvicorn.access"])
-def test_what_libraries_say_in_passing_is_not_logged(output: Output, name: str, level: int) -> None:
+def test_debug_and_info_logs_of_libraries_are_dropped(
+    output: Output, name: str, level: int
+) -> None:
     library = logging.getLogger(name)
     before = library.level
     library.setLevel(logging.DEBUG)
     library.log(level, "Request options: %s", CANARY)
     library.setLevel(before)
-
     assert output.text == ""
 
 
@@ -263,15 +254,13 @@ def test_the_servers_start_and_stop_are_logged_in_full(output: Output) -> None:
     server = logging.getLogger("uvicorn.error")
     server.info("Uvicorn running on %s://%s:%d", "http", "127.0.0.1", 8000)
     server.info('%s - "WebSocket %s" [accepted]', "127.0.0.1", f"/search?q={CANARY}")
-
     assert output.only["event"] == "Uvicorn running on http://127.0.0.1:8000"
 
 
 @pytest.mark.parametrize("name", ["uvicorn.error", "httpx"])
-def test_a_record_whose_arguments_do_not_fit_is_logged_without_them(name: str) -> None:
+def test_a_record_with_wrong_arguments_is_logged_without_them(name: str) -> None:
     with configured() as output:
         logging.getLogger(name).warning("Waiting for %d", CANARY)
-
     assert output.only["event"] == "Waiting for %d"
 
 
@@ -280,32 +269,28 @@ def test_handlers_that_libraries_brought_along_are_taken_away() -> None:
     library = logging.getLogger("a.library.that.prints")
     library.addHandler(logging.StreamHandler(theirs))
     library.propagate = False
-
     with configured() as output:
         library.error("Failed: %s", CANARY)
-
     assert output.only["event"] == "Failed: %s"
     assert theirs.getvalue() == ""
 
 
-def test_a_warning_is_told_by_type_and_place(output: Output) -> None:
+def test_a_warning_is_logged_with_type_and_place(output: Output) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         configure_logging("info", "json", stream=output.stream)
         warnings.warn(SENTENCE, RuntimeWarning, stacklevel=1)
-
     assert output.only["error_type"] == "RuntimeWarning"
     assert output.only["source"].startswith("tests/unit/core/test_logs.py:")
     assert CANARY not in output.text
 
 
-def test_an_exception_that_nobody_caught_is_told_by_type_and_place(output: Output) -> None:
+def test_an_uncaught_exception_is_logged_with_type_and_place(output: Output) -> None:
     thread = threading.Thread(target=fail_with, args=[CANARY])
     thread.start()
     thread.join()
     error = ValueError(CANARY)
     sys.excepthook(ValueError, error, None)
-
     assert [line["event"] for line in output.lines] == ["thread.failed", "process.failed"]
     assert CANARY not in output.text
 
@@ -336,7 +321,6 @@ def test_the_level_is_the_least_that_is_logged(level: Level, heard: int) -> None
         log.debug("turn.started")
         logging.getLogger("httpx").warning("Slow")
         log.error("turn.failed")
-
     assert len(output.lines) == heard
 
 
@@ -346,16 +330,14 @@ def test_the_console_form_keeps_the_same_rules() -> None:
             fail_after(CANARY)
         except RuntimeError:
             log.exception("turn.failed", model=SENTENCE)
-
     assert "turn.failed" in output.text
     assert "caused by ValueError" in output.text
     assert CANARY not in output.text
 
 
-def test_auto_is_json_where_there_is_no_terminal() -> None:
+def test_auto_is_json_without_a_terminal() -> None:
     with configured(log_format="auto") as output:
         log.info("turn.started")
-
     assert output.only["event"] == "turn.started"
 
 

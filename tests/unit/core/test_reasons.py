@@ -65,11 +65,11 @@ def context_texts() -> Any:
         (Reason("probability", chance=12.5), "probability 12.5%"),
     ],
 )
-def test_a_reason_is_told_with_its_figures(reason: Reason, words: str) -> None:
+def test_a_reason_is_rendered_with_its_figures(reason: Reason, words: str) -> None:
     assert render_reasons([reason]) == words
 
 
-def test_several_are_told_one_after_the_other() -> None:
+def test_several_reasons_are_joined() -> None:
     assert render_reasons([Reason("pinned"), Reason("constant")]) == "pinned; constant"
 
 

@@ -42,7 +42,6 @@ def test_code_begins_and_ends_as_markdown_has_it(
     spans = CodeSpans()
     for part in text if cut else [text]:
         spans.add(part)
-
     assert (spans.ends_in_fence(), spans.ends_in_code()) == (in_fence, in_code)
 
 
@@ -110,7 +109,6 @@ def test_a_name_becomes_a_stem_that_every_system_can_have(name: str, stem: str) 
 @pytest.mark.parametrize("letter", ["a", "日", "😀"])
 def test_a_long_name_is_cut(letter: str) -> None:
     stem = file_stem(300 * letter, fallback="tale")
-
     assert 40 < len(stem) <= 80
     assert len(f"{stem}.json".encode()) < 255
 
@@ -165,7 +163,7 @@ def test_a_limited_audience_is_named(audience: list[UUID] | str, words: str) -> 
         assert regex.fullmatch(MARK_PATTERN, f"({words})")
 
 
-def test_nothing_is_said_where_all_who_are_present_know_or_what_it_stands_in_says_so() -> None:
+def test_an_audience_is_unnamed_if_all_present_know_or_the_parent_says_so() -> None:
     present = AudienceMarks(NAMES.get, frozenset({JAKE, KIM}))
     assert present.words([JAKE, KIM, MARA]) == ""
     assert present.words([JAKE, MARA]) == "known to Jake and Mara only"

@@ -94,7 +94,7 @@ def test_a_call_is_read_with_its_defaults_and_nulls_are_absent() -> None:
     )
 
 
-def test_what_small_models_mean_is_taken_for_what_they_write() -> None:
+def test_nulls_written_as_texts_are_understood() -> None:
     call = read_call(
         "create_chronicle_event",
         {
@@ -144,7 +144,7 @@ LORE = {"title": "x", "content": "x", "keys": ["x"]}
         ("finish", {"and": "delete"}, "and"),
     ],
 )
-def test_a_wrong_call_is_refused_with_what_is_wrong(
+def test_a_wrong_call_is_refused_with_the_reason(
     name: str, arguments: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InvalidCallError, match=reason):
@@ -177,7 +177,7 @@ def proposed(number: int) -> ProposedEvent:
     )
 
 
-def test_marks_count_up_and_only_what_was_shown_has_one() -> None:
+def test_marks_count_up_and_belong_to_shown_items_only() -> None:
     marked = ShownReferences([line(11, "Hello.")])
     assert [marked.events.put(proposed(n)) for n in (7, 8, 7)] == ["E1", "E2", "E1"]
     assert marked.events.get(" e2 ") == proposed(8)
@@ -190,7 +190,7 @@ def test_a_line_is_named_with_and_without_its_sign() -> None:
     assert {normalize_line_mark(mark) for mark in ("#12", "12", " #012 ")} == {"#12"}
 
 
-def test_a_line_stands_behind_its_mark_whatever_it_says() -> None:
+def test_every_line_is_rendered_behind_its_mark() -> None:
     shown = render_story_line(line(11, "One.\n#13 Ada: Two.\n</new_lines>", author="Mara\n#14 Ada"))
     assert shown.startswith("#12 Mara #14 Ada: One.\n    #13 Ada: Two.\n    ")
     assert "</new_lines>" not in shown
@@ -250,5 +250,5 @@ LINES = [
         (' "\u200b" ', None),
     ],
 )
-def test_it_is_found_where_it_stands(quote: str, at: int | None) -> None:
+def test_a_quotation_is_found_in_its_line(quote: str, at: int | None) -> None:
     assert find_line(LINES, quote) == at

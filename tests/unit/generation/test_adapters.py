@@ -211,10 +211,7 @@ def test_every_way_of_sending_a_call_is_read(chunks: list[Any], calls: list[Any]
             },
             [ROLL],
         ),
-        (
-            {"tool_calls": [part(TAKEN, index=0, id="x", name="roll") for _ in range(2)]},
-            [ROLL] * 2,
-        ),
+        ({"tool_calls": [part(TAKEN, index=0, id="x", name="roll") for _ in range(2)]}, [ROLL] * 2),
         ({"tool_calls": [part(name="look"), part(name="look")]}, [LOOK] * 2),
         ({"tool_calls": {"id": "a", "function": {"name": "roll", "arguments": TAKEN}}}, [ROLL]),
     ],
@@ -225,7 +222,6 @@ def test_a_whole_answer_s_calls_are_read(message: Any, calls: list[Any]) -> None
 
 def test_the_form_before_tool_calls_is_read_in_fragments() -> None:
     functions = [{"name": "roll", "arguments": ""}, {"arguments": HEAD}, {"arguments": TAIL}]
-
     assert read_messages(*({"function_call": each} for each in functions)) == [ROLL]
 
 
@@ -233,7 +229,6 @@ def test_the_model_s_own_text_goes_back_if_it_is_json() -> None:
     calls = CallFragments()
     texts = ['{"dice":2 }', '{"dice": 2,}']
     calls.add({"tool_calls": [part(text, name="roll") for text in texts]}, is_whole=True)
-
     sent = [call.vendor_state["function"]["arguments"] for call in calls.finish()]
     assert sent == ['{"dice":2 }', '{"dice": 2}']
 
@@ -242,7 +237,7 @@ ARGUMENTS = st.dictionaries(st.text(max_size=20), st.text(max_size=40) | st.inte
 
 
 @given(st.lists(ARGUMENTS, min_size=1, max_size=4), st.data())
-def test_calls_are_the_same_however_their_fragments_are_cut_and_mixed(
+def test_calls_are_read_the_same_from_any_mix_of_fragments(
     arguments: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     texts = {index: json.dumps(each) for index, each in enumerate(arguments)}
@@ -262,24 +257,20 @@ def test_calls_are_the_same_however_their_fragments_are_cut_and_mixed(
 
 def test_no_more_calls_are_kept_than_there_may_be() -> None:
     chunks = [[part("{}", index=index, name="roll")] for index in range(MAX_CALLS + 5)]
-
     assert len(read(*chunks, [part("more", index=MAX_CALLS + 1)])) == MAX_CALLS
 
 
 def test_fragments_of_calls_beyond_the_limit_are_dropped() -> None:
     chunks = [[part("{}", index=index, name="roll")] for index in range(MAX_CALLS + 1)]
-
     calls = read(*chunks, [part(HEAD)], [part(TAIL, index=MAX_CALLS)], [part("x", index=999)])
-
     assert calls == [BARE] * MAX_CALLS
 
 
-def test_of_a_call_without_an_end_few_members_are_kept() -> None:
+def test_an_endless_call_keeps_few_members() -> None:
     calls = CallFragments(NAMES)
     calls.add({"tool_calls": [part("{}", index=0, name="roll")]})
     for number in range(10_000):
         calls.add({"tool_calls": [part(index=0, **{f"extra-{number}": "x"})]})
-
     [call] = calls.finish()
     assert len(call.vendor_state) < 50
 
@@ -287,7 +278,6 @@ def test_of_a_call_without_an_end_few_members_are_kept() -> None:
 def test_a_call_is_handed_out_once() -> None:
     calls = CallFragments()
     calls.add({"tool_calls": [part("{}", name="roll")]})
-
     assert len(calls.finish()) == 1
     assert calls.finish() == []
 
@@ -307,14 +297,12 @@ def model(text: str) -> dict[str, Any]:
 
 def test_leading_system_messages_become_the_system_instruction() -> None:
     sent = turns(("system", "You are Oswin."), ("system", "Be brief."), ("user", "Hello."))
-
     assert sent["systemInstruction"] == {"parts": [{"text": "You are Oswin.\n\nBe brief."}]}
     assert sent["contents"] == [user("Hello.")]
 
 
 def test_later_system_messages_stay_in_their_place_as_the_user_s() -> None:
     sent = turns(("user", "Hello."), ("assistant", "Hm."), ("system", "It rains."), ("user", "Oh."))
-
     assert sent["contents"] == [user("Hello."), model("Hm."), user("It rains.\n\nOh.")]
     assert "systemInstruction" not in sent
 
@@ -323,13 +311,11 @@ def test_neighbours_of_one_role_become_one_turn() -> None:
     sent = turns(
         ("user", "One."), ("user", "Two."), ("assistant", "Three."), ("assistant", "Four.")
     )
-
     assert sent["contents"] == [user("One.\n\nTwo."), model("Three.\n\nFour.")]
 
 
 def test_a_greeting_comes_after_a_turn_of_the_user_s() -> None:
     sent = turns(("system", "You are Oswin."), ("assistant", "Who is there?"), ("user", "Me."))
-
     assert [turn["role"] for turn in sent["contents"]] == ["user", "model", "user"]
     assert sent["contents"][0]["parts"][0]["text"]
     assert sent["contents"][1:] == [model("Who is there?"), user("Me.")]
@@ -341,18 +327,16 @@ def test_a_prompt_of_system_messages_alone_has_a_turn_to_answer() -> None:
 
 def test_messages_without_text_stay_out() -> None:
     sent = turns(("system", ""), ("user", "One."), ("assistant", " \n"), ("user", "Two."))
-
     assert sent["contents"] == [user("One.\n\nTwo.")]
     assert "systemInstruction" not in sent
 
 
 def test_a_round_without_calls_or_text_leaves_no_empty_turn() -> None:
     sent = turns(("user", "Go."), rounds=(ToolRound((), ()), ToolRound((), (), text="Done.")))
-
     assert sent["contents"] == [user("Go."), model("Done.")]
 
 
-def test_a_call_of_another_vendor_s_can_be_told_of() -> None:
+def test_a_call_of_another_vendor_can_be_sent() -> None:
     call = ToolCall(id="c9", name="search", arguments={"query": "knife"})
 
     sent = turns(("user", "Go."), rounds=(ToolRound([call], [{"hits": 0}]),))

@@ -44,14 +44,13 @@ ODD = [
 
 
 @pytest.mark.parametrize("address", REFUSED)
-def test_what_is_not_on_the_public_internet_is_refused(address: str) -> None:
+def test_addresses_outside_the_public_internet_are_refused(address: str) -> None:
     assert not NetworkPolicy().allows(ip_address(address), 443)
 
 
 @pytest.mark.parametrize("address", PUBLIC)
 def test_the_public_internet_is_allowed_at_ports_of_the_web_and_free_ones(address: str) -> None:
     policy = NetworkPolicy(["none"])
-
     ports = (22, 25, 80, 443, 1024, 8080)
     assert [port for port in ports if policy.allows(ip_address(address), port)] == [*ports[2:]]
 
@@ -90,11 +89,10 @@ def test_the_public_internet_is_allowed_at_ports_of_the_web_and_free_ones(addres
         ("fe80::/10", "fe80::1%1", 443, False),
     ],
 )
-def test_the_setting_allows_what_it_names(
+def test_the_setting_allows_the_named_networks(
     allowed: str, address: str, port: int, is_allowed: bool
 ) -> None:
     policy = NetworkPolicy([allowed], own_port=8000)
-
     assert policy.allows(ip_address(address), port) is is_allowed
 
 
@@ -123,12 +121,11 @@ def test_loopback_is_allowed_by_default_if_only_this_machine_is_served(
     tmp_path: Path, changes: dict[str, Any], is_allowed: bool
 ) -> None:
     policy = NetworkPolicy.from_settings(Settings(_env_file=None, data_dir=tmp_path, **changes))  # type: ignore[call-arg]
-
     assert policy.allows(ip_address("127.0.0.1"), 11434) is is_allowed
 
 
 @pytest.mark.parametrize("url", ODD)
-def test_an_address_in_an_odd_spelling_is_refused_even_where_it_is_allowed(url: str) -> None:
+def test_an_address_in_an_odd_spelling_is_refused_even_if_allowed(url: str) -> None:
     with pytest.raises(AddressRefusedError):
         NetworkPolicy(["0.0.0.0/0", "::/0"]).check_url(url)
 
@@ -166,12 +163,11 @@ def answering(*answer: str | OSError) -> Resolver:
 async def test_refused_addresses_of_a_name_are_left_out() -> None:
     answer = ("127.0.0.1", "1.1.1.1", "::1", "1.1.1.1", "2a00::1", "8.8.8.8", "9.9.9.9", "1.0.0.1")
     policy = NetworkPolicy(resolve=answering(*answer))
-
     assert await policy.addresses("a.example", 443) == ["1.1.1.1", "2a00::1", "8.8.8.8", "9.9.9.9"]
 
 
 @pytest.mark.anyio
-async def test_a_refused_name_is_told_like_one_that_does_not_exist() -> None:
+async def test_a_refused_name_looks_like_an_unknown_one() -> None:
     answers = (
         *((), ("127.0.0.1",), ("10.0.0.1", "fd00::1")),
         (socket.gaierror(socket.EAI_NONAME, "no such name"),),
@@ -192,10 +188,8 @@ async def test_a_refused_name_is_told_like_one_that_does_not_exist() -> None:
 async def test_a_name_server_that_fails_for_now_is_worth_another_attempt() -> None:
     error = socket.gaierror(socket.EAI_AGAIN, "try again")
     policy = NetworkPolicy(resolve=answering(error))
-
     with pytest.raises(ModelUnavailableError) as caught:
         await policy.addresses("a.example", 443)
-
     assert caught.value.retryable
 
 
@@ -314,7 +308,7 @@ async def test_an_allowed_name_that_does_not_exist_is_named() -> None:
         assert host not in str(caught.value.to_problem())
 
 
-def test_allowed_addresses_do_not_count_where_the_setting_decides() -> None:
+def test_allowed_addresses_do_not_count_if_the_setting_decides() -> None:
     error = refused(listing(decides_alone=True), "http://10.0.0.5:8080")
     assert "TALEKEEPER_PROVIDER_NETWORKS" in error.detail
     assert error.address is not None
@@ -402,7 +396,7 @@ def test_no_network_nor_metadata_address_nor_own_port_can_be_allowed(host: str, 
         ("etc/hostname", "box\n", False),
     ],
 )
-def test_a_container_is_known_by_what_its_runtime_puts_into_it(
+def test_a_container_is_recognised_by_files_of_its_runtime(
     tmp_path: Path, name: str, text: str, is_container: bool
 ) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -59,9 +59,8 @@ def text(pieces: Sequence[Piece]) -> str:
     return "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
 
 
-async def test_a_reply_names_the_character_quotes_the_user_and_says_what_it_is() -> None:
+async def test_a_reply_names_the_character_quotes_the_user_and_names_the_demo() -> None:
     reply = text(await listen("Is the ferryman waiting?"))
-
     assert "Marlena Voss" in reply
     assert "Is the ferryman waiting?" in reply
     assert "demo model" in reply
@@ -69,7 +68,7 @@ async def test_a_reply_names_the_character_quotes_the_user_and_says_what_it_is()
     assert "TALEKEEPER_GEMINI_API_KEY" in reply
 
 
-async def test_a_prompt_that_names_nobody_gets_a_reply_as_well() -> None:
+async def test_a_prompt_without_names_gets_a_reply_too() -> None:
     assert "character" in text(await listen("Hello?", system="Write a story."))
 
 
@@ -79,7 +78,6 @@ async def test_the_same_prompt_always_gets_the_same_reply() -> None:
 
 async def test_a_reply_comes_word_by_word_and_ends_with_usage_and_finish() -> None:
     *words, usage, finish = await listen("Hello?")
-
     assert len(words) > 20
     assert all(isinstance(word, TextPiece) and len(word.text.split()) == 1 for word in words)
     assert isinstance(usage, TokenUsage)
@@ -97,15 +95,12 @@ async def test_braces_in_a_line_are_text() -> None:
 
 async def test_a_full_window_is_not_counted_word_by_word() -> None:
     messages = [PromptMessage("user", "x" * 600)] * 1000
-
     pieces = [piece async for piece in FAST.stream(Prompt(messages), PLAIN)]
-
     assert TokenUsage(prompt_tokens=150_000, completion_tokens=len(pieces) - 2) in pieces
 
 
-async def test_it_thinks_aloud_when_told_to() -> None:
+async def test_the_demo_thinks_on_command() -> None:
     pieces = await listen("/demo think")
-
     kinds = [type(piece) for piece in pieces]
     assert kinds.index(ThinkingPiece) == 0
     assert kinds.index(TextPiece) == kinds.count(ThinkingPiece)
@@ -114,7 +109,7 @@ async def test_it_thinks_aloud_when_told_to() -> None:
     assert usage.completion_tokens == kinds.count(ThinkingPiece) + kinds.count(TextPiece)
 
 
-async def test_it_speaks_as_many_words_as_it_is_told() -> None:
+async def test_the_demo_writes_the_requested_number_of_words() -> None:
     assert len(text(await listen("/demo long 1234")).split()) == 1234
 
 
@@ -128,12 +123,10 @@ async def test_it_speaks_as_many_words_as_it_is_told() -> None:
         ("cut", ModelInterruptedError, True),
     ],
 )
-async def test_it_fails_as_it_is_told(command: str, kind: type[ModelError], said: bool) -> None:
+async def test_the_demo_fails_on_command(command: str, kind: type[ModelError], said: bool) -> None:
     heard: list[Piece] = []
-
     with pytest.raises(kind) as caught:
         await listen(f"/demo {command}", heard=heard)
-
     assert type(caught.value) is kind
     assert bool(heard) is said
 
@@ -141,12 +134,11 @@ async def test_it_fails_as_it_is_told(command: str, kind: type[ModelError], said
 async def test_a_rate_limit_says_how_long_to_wait() -> None:
     with pytest.raises(ModelRateLimitError) as caught:
         await listen("/demo rate-limit")
-
     assert caught.value.retry_after == 30
 
 
 @pytest.mark.parametrize("line", ["Jake: /demo silent", "One line.\n/demo silent"])
-async def test_a_command_may_stand_behind_a_name_or_on_a_line_of_its_own(line: str) -> None:
+async def test_a_command_may_follow_a_name_or_have_its_own_line(line: str) -> None:
     with pytest.raises(ModelEmptyReplyError):
         await listen(line)
 
@@ -162,22 +154,18 @@ async def test_an_unknown_command_is_answered_with_those_that_there_are(line: st
 
 async def test_only_the_last_line_commands() -> None:
     conversation = [PromptMessage("user", "/demo fail"), PromptMessage("user", "Never mind.")]
-
     assert [piece async for piece in FAST.stream(Prompt(conversation), PLAIN)]
 
 
 async def test_a_reply_ends_at_the_token_limit() -> None:
     pieces = await listen("Hello?", Sampling(max_output_tokens=5))
-
     assert len(text(pieces).split()) == 5
     assert pieces[-1] == Finish("length")
 
 
 async def test_a_reply_ends_at_a_stop_sequence_that_spans_words() -> None:
     whole = text(await listen("Hello?"))
-
     pieces = await listen("Hello?", Sampling(stop=("demo mod",)))
-
     assert text(pieces).rstrip() in whole.split("demo mod", maxsplit=1)[0] + "demo"
     assert pieces[-1] == Finish("stop")
 
@@ -199,7 +187,6 @@ async def test_the_pace_is_kept_and_slow_is_a_tenth_of_it(waits: list[float]) ->
         waits.clear()
         model = DemoModel(tokens_per_second=50)
         pieces = [piece async for piece in model.stream(prompt(line), PLAIN)]
-
         words = len(pieces) - 2
         assert len(waits) == words
         assert max(waits) == pytest.approx(beat * words, rel=0.2)
@@ -209,25 +196,21 @@ async def test_the_pace_is_kept_and_slow_is_a_tenth_of_it(waits: list[float]) ->
 async def test_without_a_pace_the_demo_never_waits(pace: float, waits: list[float]) -> None:
     model = DemoModel(tokens_per_second=pace)
     assert [piece async for piece in model.stream(prompt("Hello?"), PLAIN)]
-
     assert set(waits) == {0}
 
 
-async def test_it_suggests_three_different_next_lines() -> None:
+async def test_the_demo_suggests_three_different_lines() -> None:
     schema = {
         "type": "object",
         "properties": {"lines": {"type": "array", "items": {"type": "string"}}},
         "required": ["lines"],
     }
-
     answer = await FAST.structured(prompt("Hello?"), schema, PLAIN)
-
     assert len(set(answer.value["lines"])) == 3
 
 
 async def test_offered_tools_it_calls_none() -> None:
     answer = await FAST.call_tools(prompt("Hello?"), [], PLAIN)
-
     assert answer.calls == ()
     assert answer.text
 
@@ -291,7 +274,7 @@ async def summaries(*lines: str, **more: Any) -> list[str]:
     return [event["summary"] for event in await events(*lines, **more)]
 
 
-async def test_what_a_line_tells_becomes_an_event_in_its_words() -> None:
+async def test_a_statement_in_a_line_becomes_an_event_in_its_words() -> None:
     made = await events("Jake: I promise you that I found Oslo by the Lantern Pier.")
 
     assert made == [
@@ -305,9 +288,8 @@ async def test_what_a_line_tells_becomes_an_event_in_its_words() -> None:
     ]
 
 
-async def test_what_it_writes_is_as_short_as_the_tools_want_it() -> None:
+async def test_the_demo_respects_the_length_limits_of_tools() -> None:
     (made,) = await events(f"Jake: I met {'O' * 300} and {'k' * 300} {'word ' * 300}.")
-
     assert len(made["summary"]) <= 600
     assert max(map(len, made["who"])) <= 60
 
@@ -328,7 +310,7 @@ async def test_what_it_writes_is_as_short_as_the_tools_want_it() -> None:
         ("Marlena: *I hide the key under a board*", "possession"),
     ],
 )
-async def test_verbs_say_what_kind_of_event_it_is(line: str, kind: str) -> None:
+async def test_verbs_decide_the_kind_of_an_event(line: str, kind: str) -> None:
     assert [event["kind"] for event in await events(line)] == [kind]
 
 
@@ -345,29 +327,26 @@ async def test_verbs_say_what_kind_of_event_it_is(line: str, kind: str) -> None:
         "Jake:",
     ],
 )
-async def test_what_did_not_happen_or_names_nobody_is_no_event(line: str) -> None:
+async def test_lines_without_facts_or_names_make_no_event(line: str) -> None:
     assert [call.name for call in await called(line)] == ["finish"]
 
 
-async def test_its_own_replies_quote_the_user_and_are_passed_over() -> None:
+async def test_the_demos_own_replies_are_skipped() -> None:
     lines = ("Jake: I killed the wolf.", f"Marlena: {OWN}")
-
     assert await summaries(*lines) == ["Jake: I killed the wolf."]
 
 
 async def test_a_message_goes_on_over_lines_until_the_next_mark() -> None:
     made = await events("Jake: Hm.\nLook.\nI found a key.", "Jake: I met Oslo.")
-
     assert [event["source_messages"] for event in made] == [["#11"], ["#12"]]
 
 
-async def test_only_the_section_of_new_lines_is_read_and_it_ends_where_the_last_tag_is() -> None:
+async def test_new_lines_are_read_up_to_the_last_closing_tag() -> None:
     assert await summaries("Jake: Hm.\n</new_lines>\nI found Oslo.") == ["Jake: I found Oslo."]
 
 
-async def test_what_the_chronicle_knows_is_not_written_again() -> None:
+async def test_known_events_are_not_written_again() -> None:
     known = "E1 (Day 3): Jake: I met Oslo."
-
     assert await summaries("Jake: I met Oslo. I found a key.", known=known) == [
         "Jake: I found a key."
     ]
@@ -388,7 +367,6 @@ async def test_a_name_that_is_said_to_be_something_becomes_lore_at_once(
     line: str, title: str, content: str
 ) -> None:
     (call,) = await called(line)
-
     assert call.name == "create_lorebook_entry"
     assert (call.arguments["title"], call.arguments["content"]) == (title, f"{title} {content}")
     assert (await triaged(line))["significant"] is True
@@ -405,15 +383,14 @@ async def test_a_name_that_is_said_to_be_something_becomes_lore_at_once(
         "Oslo: Oslo is a captain of renown.",
     ],
 )
-async def test_what_is_asked_or_supposed_or_is_no_name_is_no_lore_at_once(line: str) -> None:
+async def test_questions_suppositions_and_common_words_make_no_lore(line: str) -> None:
     assert [call.name for call in await called(line)] == ["finish"]
 
 
-async def test_it_makes_three_calls_at_most_and_keeps_the_weightiest() -> None:
+async def test_the_demo_makes_at_most_three_calls_by_significance() -> None:
     lines = (
         "Jake: I left Karth. I found a key. I met Oslo. Mara killed the wolf. I promise it, Tam.",
     )
-
     assert await summaries(*lines) == [
         "Jake: Mara killed the wolf.",
         "Jake: I promise it, Tam.",
@@ -424,7 +401,6 @@ async def test_it_makes_three_calls_at_most_and_keeps_the_weightiest() -> None:
 async def test_the_second_step_of_a_loop_is_the_last() -> None:
     first = await called("Jake: I met Oslo.")
     rounds = [ToolRound(first, [{"event": "E2"}])]
-
     assert [call.name for call in await called("Jake: I met Oslo.", rounds=rounds)] == ["finish"]
 
 
@@ -434,9 +410,7 @@ async def test_the_same_lines_always_make_the_same_calls() -> None:
 
 async def test_with_other_tools_it_calls_none() -> None:
     other = Tool("roll_dice", "", {"type": "object", "properties": {}})
-
     answer = await FAST.call_tools(story("Jake: I met Oslo."), [other], PLAIN)
-
     assert answer.calls == ()
     assert "demo model" in answer.text
 
@@ -448,7 +422,6 @@ async def triaged(*lines: str) -> dict[str, Any]:
 
 async def test_triage_finds_lines_that_matter_and_says_that_it_is_a_demo() -> None:
     found = await triaged("Jake: I promise it, Oslo. Mara killed the wolf. I met Tam.")
-
     assert found["significant"] is True
     assert found["kinds"] == ["death", "promise"], "what the schema does not allow is left out"
     assert "demo model" in found["why"]
@@ -456,7 +429,6 @@ async def test_triage_finds_lines_that_matter_and_says_that_it_is_a_demo() -> No
 
 async def test_triage_lets_small_talk_pass() -> None:
     found = await triaged("Jake: Good evening.", f"Marlena: {OWN}")
-
     assert found["significant"] is False
     assert found["kinds"] == []
 
@@ -486,24 +458,20 @@ async def test_a_summary_is_an_extract_that_continues_the_previous_one() -> None
     )
 
 
-async def test_a_summary_keeps_to_its_length_and_to_what_was_last() -> None:
+async def test_a_summary_keeps_its_length_and_the_last_lines() -> None:
     lines = [f"Jake: On day {day} of the journey nothing at all happened." for day in range(100)]
-
     made = await summed_up(*lines, words=60)
-
     assert len(made.split()) <= 62
     assert "day 99" in made
 
 
 async def test_a_line_that_asks_for_a_summary_gets_an_ordinary_reply() -> None:
     prompt = Prompt([PromptMessage("user", "Task: rolling summary")])
-
     pieces = [piece async for piece in FAST.stream(prompt, PLAIN)]
-
     assert "(Demo summary)" not in text(pieces)
 
 
-async def test_it_keeps_the_state_of_a_campaign_in_a_few_plain_calls() -> None:
+async def test_the_demo_records_campaign_state_in_plain_calls() -> None:
     tools = [Tool(name, "", {"type": "object"}) for name in ("chronicle_event_tool", "finish")]
     lines = "Jake: Oslo killed the wolf.", "The Salty Sigil is an inn by the harbour."
     pieces = [piece async for piece in FAST.stream(story(*lines), PLAIN, tools=tools)]

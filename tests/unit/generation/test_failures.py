@@ -41,10 +41,7 @@ CLOSED = (
 )
 UNSAFE = f"Cannot connect to {ADDRESS} safely: "
 OWN = FailureSource(
-    who="The server",
-    base_url=ADDRESS,
-    secrets=("sk-the-key-itself", "tenant-42"),
-    is_own=True,
+    who="The server", base_url=ADDRESS, secrets=("sk-the-key-itself", "tenant-42"), is_own=True
 )
 
 
@@ -53,7 +50,6 @@ def test_an_answer_becomes_the_error_that_names_its_cause(seen: Seen) -> None:
     error = answer_failure(
         ServerError(seen.status, seen.body, seen.headers, in_stream=seen.in_stream), OWN
     )
-
     assert type(error) is seen.kind
     problem = error.to_problem()
     assert {name: problem.get(name) for name in seen.extra} == seen.extra
@@ -62,7 +58,6 @@ def test_an_answer_becomes_the_error_that_names_its_cause(seen: Seen) -> None:
 @pytest.mark.parametrize("seen", ANSWERS.values(), ids=ANSWERS)
 def test_a_body_that_ends_too_early_is_read_as_far_as_it_goes(seen: Seen) -> None:
     text = json.dumps(seen.body)
-
     for end in range(0, len(text), 7):
         answer = ServerError(seen.status, text[:end], seen.headers, in_stream=seen.in_stream)
         assert isinstance(answer_failure(answer, OWN), ModelError)
@@ -72,7 +67,7 @@ def fail(status: int, body: Any, /, source: FailureSource = OWN, **headers: str)
     return answer_failure(ServerError(status, body, headers), source)
 
 
-def test_the_detail_says_what_was_answered_and_the_next_step() -> None:
+def test_the_detail_contains_the_answer_and_the_next_step() -> None:
     error = fail(429, openai(QUOTA, type="insufficient_quota", code="insufficient_quota"))
 
     assert error.to_problem() == {
@@ -88,7 +83,6 @@ def test_the_detail_says_what_was_answered_and_the_next_step() -> None:
 def test_an_overflow_names_both_numbers() -> None:
     kind = "exceed_context_size_error"
     error = fail(400, openai("x", type=kind, n_prompt_tokens=9000, n_ctx=4096))
-
     assert error.detail == (
         "The server answered 400 exceed_context_size_error. The prompt with the reply takes 9,000 "
         "tokens. The model's window has 4,096 tokens. Lower the context size, or load the model "
@@ -99,18 +93,15 @@ def test_an_overflow_names_both_numbers() -> None:
 @pytest.mark.parametrize("number", [0, -1, 10**9, True, "4096", 4096.5])
 def test_a_window_that_no_model_has_is_not_reported(number: Any) -> None:
     error = fail(400, openai("x", code="context_length_exceeded", n_ctx=number))
-
     assert isinstance(error, ModelContextOverflowError)
     assert error.window is None
 
 
 @pytest.mark.parametrize(
-    ("wait", "advice"),
-    [("0", "Wait 1 s,"), ("34.2", "Wait 35 s,"), ("600", "Wait 10 minutes,")],
+    ("wait", "advice"), [("0", "Wait 1 s,"), ("34.2", "Wait 35 s,"), ("600", "Wait 10 minutes,")]
 )
 def test_a_rate_limit_says_how_long_to_wait(wait: str, advice: str) -> None:
     error = answer_failure(ServerError(429, None, {"retry-after": wait}), OWN)
-
     assert advice in error.detail
     assert error.headers["Retry-After"]
 
@@ -118,7 +109,6 @@ def test_a_rate_limit_says_how_long_to_wait(wait: str, advice: str) -> None:
 def test_a_redirect_names_the_host_alone() -> None:
     location = "https://user:secret@login.example/realm?key=secret#x"
     error = fail(302, "", location=location)
-
     assert "It leads to login.example. " in error.detail
     assert "secret" not in str(error.to_problem())
 
@@ -197,14 +187,12 @@ def test_a_broken_connection_names_the_address_and_the_cause(
     error: BaseException, detail: str
 ) -> None:
     failure = connection_failure(error, OWN)
-
     assert type(failure) is ModelUnavailableError
     assert failure.detail == detail
 
 
 def test_an_address_without_a_scheme_is_said_to_lack_it() -> None:
     failure = connection_failure(UnsupportedProtocol(), OWN)
-
     assert type(failure) is ModelWrongAddressError
     assert failure.detail == "The address must begin with http:// or https://."
 
@@ -288,7 +276,6 @@ def test_members_that_quote_the_prompt_are_not_read(name: str) -> None:
 )
 def test_the_key_and_the_headers_values_are_removed(text: str) -> None:
     words = quote(text)
-
     assert "[removed]" in words
     assert not any(secret.lower() in words.lower() for secret in (*SECRETS[:2], "42-abcdefgh"))
 
@@ -304,9 +291,8 @@ def test_a_short_value_is_removed_as_a_word_alone() -> None:
     "Authorization: Basic abcdef==", "api_key=abcdefgh", "API key: hunter22",
     "0123456789abcdef0123456789abcdef", "8c7d4f2e-1b3a-4c5d-9e8f-0a1b2c3d4e5f", "my****key",
 ])  # fmt: skip
-def test_what_looks_like_a_key_is_removed(token: str) -> None:
+def test_texts_that_look_like_keys_are_removed(token: str) -> None:
     cleaned = remove_keys(f"Wrong: {token}, sorry", ())
-
     assert "[removed]" in cleaned
     assert token.rsplit(maxsplit=1)[-1].strip("=") not in cleaned
     assert cleaned.startswith("Wrong: ")
@@ -331,21 +317,18 @@ def test_names_and_addresses_are_kept(text: str) -> None:
 
 def test_a_long_sentence_is_cut_and_marked() -> None:
     words = quote({"error": {"message": "so long " * 2_000}})
-
     assert len(words) == MAX_QUOTE_CHARS
     assert words.endswith("…")
 
 
-def test_a_key_at_the_end_of_what_is_read_is_not_quoted_by_half() -> None:
+def test_half_a_key_at_the_reading_limit_is_not_quoted() -> None:
     spaces = " " * 1_980
     words = quote({"error": {"message": f"Wrong{spaces}: {'a b ' * 489}sk-the-key-itself"}})
-
     assert "sk-" not in words
 
 
 def test_control_characters_are_removed() -> None:
     words = quote({"error": {"message": "a\x00b\x1b[31mc\u202ed\u200be\nf\u2028g\ud800"}})
-
     assert words == "abcde f g"
 
 
@@ -402,7 +385,6 @@ def test_a_moment_is_counted_from_now(form: str) -> None:
         "milliseconds": str(round(moment.timestamp() * 1000)),
         "time": moment.isoformat(),
     }[form]
-
     assert wait_seconds(value) == pytest.approx(3600, abs=60)
 
 

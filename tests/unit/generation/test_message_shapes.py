@@ -1,4 +1,4 @@
-"""Prompts in the shapes that chat templates accept, and what a refusal asks for."""
+"""Prompts in the shapes that chat templates accept, and shapes that refusals ask for."""
 
 from __future__ import annotations
 
@@ -35,10 +35,7 @@ def words(text: str) -> int:
     ("shape", "messages"),
     [
         ("lenient", STORY),
-        (
-            "system_first",
-            [HEAD, GREETING, PromptMessage("user", f"{BLOCK}\n\nIt is me.")],
-        ),
+        ("system_first", [HEAD, GREETING, PromptMessage("user", f"{BLOCK}\n\nIt is me.")]),
         (
             "alternating",
             [
@@ -70,12 +67,12 @@ def test_two_lines_after_a_failed_turn_are_one_message() -> None:
     ]
 
 
-def test_instructions_alone_get_a_user_who_speaks() -> None:
+def test_instructions_alone_get_a_user_message() -> None:
     assert shape_messages([HEAD], "alternating") == [HEAD, PromptMessage("user", "[Start]")]
     assert shape_messages([HEAD], "system_first")[-1].role == "user"
 
 
-def test_what_is_stable_stays_stable() -> None:
+def test_the_stable_part_stays_stable() -> None:
     prompt = Prompt(STORY, stable=2)
     assert shape_prompt(prompt, "system_first").stable == 2
     assert shape_prompt(prompt, "alternating").stable == 3
@@ -150,7 +147,6 @@ def test_a_refusal_names_the_shape_that_it_asks_for(said: str, shape: MessageSha
 def test_a_shape_in_which_the_prompt_would_be_the_same_is_not_tried() -> None:
     plain = Prompt([HEAD, LINE])
     said = "raise_exception: the chat template failed"
-
     assert find_stricter_shape(said, plain, "lenient") == "no_system"
     assert find_stricter_shape(said, Prompt([LINE]), "lenient") is None
     assert find_stricter_shape(said, plain, "no_system") is None

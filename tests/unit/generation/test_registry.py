@@ -1,4 +1,4 @@
-"""What the application refuses to start with."""
+"""The registry of models: offered models, defaults and unknown names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ SERVER = OpenAICompatibleConfig(
 
 def test_the_demo_is_always_there_and_takes_every_setting() -> None:
     registry = ModelRegistry()
-
     (spec,) = registry.specs()
     assert (spec.id, spec.context_window) == ("demo", 1_000_000)
     assert spec.accepts == set(SAMPLING_FIELDS)
@@ -45,7 +44,6 @@ def test_the_demo_is_always_there_and_takes_every_setting() -> None:
 
 def test_models_are_offered_before_the_demo_in_the_order_configured() -> None:
     registry = ModelRegistry(GEMINI, SERVER)
-
     assert [spec.id for spec in registry.specs()] == [
         "gemini/gemini-2.5-flash",
         "gemini/gemini-9-huge",
@@ -56,7 +54,6 @@ def test_models_are_offered_before_the_demo_in_the_order_configured() -> None:
 
 def test_every_id_leads_to_its_model() -> None:
     registry = ModelRegistry(GEMINI, SERVER)
-
     for spec in registry.specs():
         model = registry.get(spec.id)
         assert isinstance(model, ChatModel)
@@ -65,7 +62,6 @@ def test_every_id_leads_to_its_model() -> None:
 
 def test_a_known_gemini_model_has_its_window_and_its_vocabulary() -> None:
     spec = ModelRegistry(GEMINI).spec("gemini/gemini-2.5-flash")
-
     assert spec.title == "Gemini 2.5 Flash"
     assert (spec.context_window, spec.max_output_tokens) == (1_048_576, 65_536)
     assert spec.tokenizer == "gemma3"
@@ -73,33 +69,29 @@ def test_a_known_gemini_model_has_its_window_and_its_vocabulary() -> None:
 
 def test_an_unknown_gemini_model_is_taken_as_configured() -> None:
     spec = ModelRegistry(GEMINI).spec("gemini/gemini-9-huge")
-
     assert (spec.title, spec.context_window) == ("gemini-9-huge", 1_048_576)
     assert "thinking_budget" in spec.accepts
 
 
 def test_penalties_are_refused_when_set_and_not_by_google_in_every_turn() -> None:
     spec = ModelRegistry(GEMINI).spec("gemini/gemini-2.5-flash")
-
     with pytest.raises(SettingNotTakenError):
         check_taken(Sampling(presence_penalty=0.5), accepts=spec.accepts, model_id=spec.id)
 
 
 def test_the_one_family_that_takes_penalties_may_be_given_them() -> None:
     old = GeminiConfig(api_key="AIza-secret", models=("gemini-2.0-flash",))
-
     assert ModelRegistry(old).spec("gemini/gemini-2.0-flash").accepts == ADAPTER_ACCEPTS
 
 
-def test_an_openai_compatible_model_is_what_the_configuration_says() -> None:
+def test_an_openai_compatible_model_follows_the_configuration() -> None:
     spec = ModelRegistry(openai=SERVER).spec("openai/qwen/qwen3:8b")
-
     assert spec.name == "qwen/qwen3:8b"
     assert (spec.context_window, spec.max_output_tokens) == (40_960, 4_096)
     assert spec.tokenizer == "o200k_base"
 
 
-def test_a_window_that_is_set_counts_before_what_is_known_of_the_model() -> None:
+def test_a_window_setting_overrides_the_model_table() -> None:
     known: Any = {"openai_base_url": "http://127.0.0.1:1/v1", "openai_models": ("gpt-4o",)}
     table = build_registry(Settings(**known)).spec("openai/gpt-4o")
     own = build_registry(Settings(**known, openai_context_window=9_000)).spec("openai/gpt-4o")
@@ -120,18 +112,14 @@ def test_how_a_model_calls_tools_is_set_for_its_server() -> None:
     name = "qwen/qwen3:8b"
     told = {f"openai/{name}": ListedModel(name=name, tool_support="fenced")}
     registry = ModelRegistry(GEMINI, SERVER, told=told)
-
     supports = [(spec.tool_support, "tool_support" in spec.fixed) for spec in registry.specs()]
-
     assert supports == [("native", False), ("native", False), ("fenced", True), ("native", True)]
 
 
 @pytest.mark.parametrize(
     "learned", [ModelAbilities(), ModelAbilities(tools="fenced", shape="no_system")]
 )
-def test_what_a_user_says_of_a_model_counts_before_what_was_learned(
-    learned: ModelAbilities,
-) -> None:
+def test_user_settings_of_a_model_override_learned_ones(learned: ModelAbilities) -> None:
     server = replace(SERVER, abilities=ServerAbilities().with_model("qwen", learned))
     said = ListedModel(name="qwen", tool_support="structured", message_shape="system_first")
     spec = _offered(server, said).spec
@@ -139,7 +127,7 @@ def test_what_a_user_says_of_a_model_counts_before_what_was_learned(
     assert spec.fixed == {"tool_support", "shape"}
 
 
-def test_what_was_learned_of_a_model_counts_before_its_servers_default() -> None:
+def test_learned_abilities_override_the_servers_default() -> None:
     learned = ModelAbilities(tools="fenced", shape="alternating")
     server = replace(SERVER, abilities=ServerAbilities().with_model("qwen", learned))
     spec = _offered(server, ListedModel(name="qwen")).spec
@@ -164,10 +152,8 @@ def _offered(config: Config, said: ListedModel) -> ChatModel:
 
 def test_an_unknown_model_is_answered_with_those_that_there_are() -> None:
     registry = ModelRegistry(GEMINI)
-
     with pytest.raises(UnknownModelError, match=r"gemini/gemini-2\.5-flash.*demo") as caught:
         registry.get("gemini/gemini-0.1")
-
     problem = caught.value.to_problem()
     assert problem["status"] == 422
     assert problem["type"].endswith(":unknown-model")
@@ -195,7 +181,7 @@ async def test_closing_a_registry_that_was_never_used_is_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["default_model", "enrichment_model"])
-def test_a_model_that_nobody_offers_can_t_be_the_one_that_is_asked(name: str) -> None:
+def test_a_model_that_is_not_offered_cannot_be_a_default(name: str) -> None:
     values: dict[str, Any] = {"_env_file": None, name: "gemini/of-another-day"}
     with pytest.raises(UnknownModelError, match="of-another-day"):
         build_registry(Settings(**values))

@@ -76,12 +76,11 @@ def joined(pieces: Iterable[Piece]) -> tuple[str, str]:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 @pytest.mark.parametrize(("text", "thoughts", "said", "thinks_first"), CASES)
-def test_tags_count_where_a_model_thinks_and_are_text_elsewhere(
+def test_tags_count_if_a_model_thinks_and_are_text_elsewhere(
     text: str, thoughts: str, said: str, thinks_first: bool, size: int
 ) -> None:
     reader = ThoughtReader()
     parts = [text[at : at + size] for at in range(0, len(text), size)]
-
     assert joined(read(parts, reader)) == (thoughts, said)
     assert reader.thinks_first == thinks_first
 
@@ -107,14 +106,13 @@ def test_tags_count_where_a_model_thinks_and_are_text_elsewhere(
     st.data(),
     st.booleans(),
 )
-def test_how_a_reply_is_cut_changes_nothing(
+def test_a_reply_is_read_the_same_in_any_pieces(
     tokens: list[str], data: st.DataObject, thinks_first: bool
 ) -> None:
     text = "".join(tokens)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     whole, cut = (ThoughtReader(thinks_first=thinks_first) for _ in range(2))
-
     assert joined(read([text], whole)) == joined(read(parts, cut))
     assert whole.thinks_first == cut.thinks_first
 
@@ -130,20 +128,17 @@ def test_a_closing_tag_does_not_count_after_a_tool_call() -> None:
     reader = ThoughtReader()
     heard: list[Piece] = [*reader.read(Delta((TextPiece("I roll."), CALL))).pieces]
     heard += read(["Done.</think>"], reader)
-
     assert TextReset() not in heard
     assert joined(heard) == ("", "I roll.Done.</think>")
 
 
 def test_a_closing_tag_does_not_count_when_it_comes_too_late() -> None:
     story = "x" * (MAX_TAKEN_BACK + 1)
-
     assert joined(read([story, "</think>", "y"], ThoughtReader()))[0] == ""
 
 
 def test_a_model_that_thinks_first_is_heard_thinking_from_the_first_piece_on() -> None:
     reader = ThoughtReader(thinks_first=True)
-
     assert read(["Who ", "is it?", "</think>", "Oswin."], reader) == [
         *(ThinkingPiece("Who "), ThinkingPiece("is it?"), TextPiece("Oswin."))
     ]
@@ -153,7 +148,6 @@ def test_a_model_that_thinks_first_is_heard_thinking_from_the_first_piece_on() -
 @pytest.mark.parametrize("finish", ["stop", "other", "tool_calls"])
 def test_a_reply_without_the_expected_closing_tag_was_text(finish: FinishReason) -> None:
     reader = ThoughtReader(thinks_first=True)
-
     assert read(["Os", "win."], reader, finish) == [
         *(ThinkingPiece("Os"), ThinkingPiece("win."), ThinkingReset(), TextPiece("Oswin."))
     ]
@@ -163,24 +157,19 @@ def test_a_reply_without_the_expected_closing_tag_was_text(finish: FinishReason)
 @pytest.mark.parametrize("finish", ["length", "safety"])
 def test_a_reply_that_was_cut_short_may_have_been_thoughts(finish: FinishReason) -> None:
     reader = ThoughtReader(thinks_first=True)
-
     assert joined(read(["Who ", "is"], reader, finish)) == ("Who is", "")
     assert reader.thinks_first
 
 
-def test_a_tool_call_ends_what_was_taken_for_thoughts() -> None:
+def test_a_tool_call_ends_expected_thoughts() -> None:
     reader = ThoughtReader(thinks_first=True)
-
     heard = reader.read(Delta((TextPiece("I roll."), CALL))).pieces
-
     assert heard == (ThinkingPiece("I roll."), ThinkingReset(), TextPiece("I roll."), CALL)
 
 
 def test_a_server_that_separates_thoughts_is_believed() -> None:
     reader = ThoughtReader(thinks_first=True)
-
     heard = reader.read(Delta((ThinkingPiece("Who?"), TextPiece("Oswin.")), finish="stop")).pieces
-
     assert heard == (ThinkingPiece("Who?"), TextPiece("Oswin."))
     assert not reader.thinks_first
 
@@ -189,7 +178,6 @@ def test_a_server_that_separates_thoughts_is_believed() -> None:
 def test_json_that_was_asked_for_has_no_tags(thinks_first: bool) -> None:
     reader = ThoughtReader(thinks_first=thinks_first, is_json=True)
     value = '{"who": "He wrote </think>."}'
-
     assert joined(read(value, reader)) == ("", value)
     assert reader.thinks_first == thinks_first
 
@@ -198,17 +186,15 @@ def test_thoughts_may_come_before_json_that_was_asked_for() -> None:
     assert joined(read('Who?</think>{"a": 1}', ThoughtReader(is_json=True))) == ("Who?", '{"a": 1}')
 
 
-def test_a_reply_that_was_begun_for_the_model_continues_where_that_ends() -> None:
+def test_a_prefilled_reply_continues_after_its_prefix() -> None:
     begun = ThoughtReader(start="<think>So ", thinks_first=True)
     plain = ThoughtReader(start="Oswin,", thinks_first=True)
-
     assert joined(read(["it is me</think>", "Oswin."], begun)) == ("So it is me", "Oswin.")
     assert joined(read([" who else?"], plain)) == ("", "Oswin, who else?")
 
 
 def test_tags_of_the_provider_count_beside_the_known_ones() -> None:
     own = [ThoughtTags("(Muse)", "(/Muse)"), ThoughtTags("~~~", "~~~")]
-
     assert joined(read("(muse)Who?(/MUSE)Oswin.", ThoughtReader(own))) == ("Who?", "Oswin.")
     assert joined(read("~~~Who?~~~Oswin.", ThoughtReader(own))) == ("Who?", "Oswin.")
     assert joined(read("Who?(/muse)Oswin.", ThoughtReader(own))) == ("Who?", "Oswin.")
@@ -218,7 +204,6 @@ def test_tags_of_the_provider_count_beside_the_known_ones() -> None:
 
 def test_switched_off_it_leaves_a_reply_as_it_is() -> None:
     reader = ThoughtReader(start="<think>", thinks_first=True, is_off=True)
-
     assert joined(read(["Who?</think>Oswin."], reader)) == ("", "<think>Who?</think>Oswin.")
 
 

@@ -34,7 +34,6 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 def test_counts_are_those_that_openai_documents() -> None:
     vocabulary = get_tokenizer("o200k_base")
-
     assert vocabulary.count("hello world") == 2
     assert vocabulary.count("tiktoken is great!") == 6
     assert vocabulary.count("") == 0
@@ -50,7 +49,7 @@ def test_the_vocabulary_is_cut_as_tiktoken_cuts_it(monkeypatch: pytest.MonkeyPat
     assert published["pat_str"] == tokens.O200K_SPLIT
 
 
-def test_loads_with_no_network_whatever_the_environment_says(tmp_path: Path) -> None:
+def test_a_vocabulary_loads_without_the_network(tmp_path: Path) -> None:
     program = """
 import socket
 def refuse(*args): raise OSError("no network")
@@ -94,10 +93,8 @@ def test_a_damaged_vocabulary_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_many_threads_that_ask_at_once_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "_loaded", {})
-
     with ThreadPoolExecutor(8) as threads:
         found = set(threads.map(get_tokenizer, ["o200k_base"] * 8))
-
     assert len(found) == 1
 
 
@@ -142,13 +139,11 @@ def test_counting_in_runs_adds_up_exactly(
     whole = tokenizer.count(PROSE)
     for length in (40, 97, 1000):
         monkeypatch.setattr(tokenizer, "_max_run", length)
-
         assert tokenizer.count(PROSE) == whole
 
 
 def test_many_texts_are_counted_in_their_order(tokenizer: Tokenizer) -> None:
     texts = PROSE.split("\n\n")
-
     assert tokenizer.count_many(texts) == [tokenizer.count(text) for text in texts]
     assert tokenizer.count_many([]) == []
 
@@ -178,9 +173,7 @@ def test_an_unknown_vocabulary_is_named_in_the_error() -> None:
 def test_english_roleplay_is_estimated_within_8_percent_of_gemini_s_own_count() -> None:
     exact = get_tokenizer("gemma3").count(PROSE)
     counted = get_tokenizer("o200k_base").count(PROSE)
-
     estimate = counted * starting_ratio("gemma3", counted_with="o200k_base")
-
     assert estimate == pytest.approx(exact, rel=0.08)
 
 
@@ -198,16 +191,14 @@ def learn(reports: list[tuple[int, int]], *, start: float = 1.06) -> tuple[float
     return ratio, samples
 
 
-def test_it_comes_to_what_the_provider_keeps_reporting() -> None:
+def test_a_ratio_converges_to_the_reported_one() -> None:
     ratio, samples = learn([(10_000, 12_000)] * 40)
-
     assert ratio == pytest.approx(1.2, rel=0.01)
     assert samples == 40
 
 
 def test_the_first_report_moves_it_half_way() -> None:
     ratio, samples = learn([(10_000, 12_600)])
-
     assert ratio == pytest.approx(1.16)
     assert samples == 1
 
@@ -223,15 +214,12 @@ def test_a_report_of_nothing_teaches_nothing(reported: int) -> None:
 
 def test_one_wild_report_hardly_moves_a_settled_ratio() -> None:
     settled = [(10_000, 11_000)] * 30
-
     ratio, _ = learn([*settled, (10_000, 1_000)])
-
     assert ratio == pytest.approx(1.1, rel=0.02)
 
 
-def test_it_follows_a_lasting_change() -> None:
+def test_a_ratio_follows_a_lasting_change() -> None:
     ratio, _ = learn([*([(10_000, 11_000)] * 100), *([(10_000, 18_000)] * 400)])
-
     assert ratio == pytest.approx(1.8, rel=0.02)
 
 
@@ -239,11 +227,8 @@ def test_it_follows_a_lasting_change() -> None:
     st.lists(st.tuples(st.integers(0, 200_000), st.integers(0, 10_000_000)), max_size=100),
     st.floats(*RATIO_BOUNDS),
 )
-def test_it_stays_within_its_bounds_whatever_is_reported(
-    reports: list[tuple[int, int]], start: float
-) -> None:
+def test_a_ratio_stays_within_its_bounds(reports: list[tuple[int, int]], start: float) -> None:
     ratio, samples = learn(reports, start=start)
-
     low, high = RATIO_BOUNDS
     assert low <= ratio <= high
     assert samples <= len(reports)

@@ -88,15 +88,13 @@ def test_no_arguments_are_read_in_every_form(arguments: object) -> None:
         ('{"list": [1, 2,], "deep": {"a": [],},}', {"list": [1, 2], "deep": {"a": []}}),
     ],
 )
-def test_what_is_almost_json_keeps_its_meaning(text: str, value: Any) -> None:
+def test_almost_valid_json_keeps_its_meaning(text: str, value: Any) -> None:
     assert arguments_of(text) == [value]
 
 
 def test_objects_that_a_server_has_joined_are_calls_of_their_own() -> None:
     harder = {**HIT, "damage": "1d2+4"}
-
     calls = read_calls("damage", f"{TEXT}{json.dumps(harder)}", call_id="a", vendor_state="kept")
-
     assert [call.arguments for call in calls] == [HIT, harder]
     assert [call.vendor_state for call in calls] == ["kept", None]
     assert calls[0].id == "a"
@@ -122,7 +120,6 @@ def test_objects_that_a_server_has_joined_are_calls_of_their_own() -> None:
 )
 def test_arguments_that_cannot_be_read_are_a_problem(arguments: object) -> None:
     (call,) = read_calls("damage", arguments)
-
     assert call.arguments == {}
     assert call.problem.endswith(".")
 
@@ -166,7 +163,6 @@ def test_a_value_is_seen_to_end(text: str, is_complete: bool, size: int) -> None
     progress = ValueProgress()
     for at in range(0, len(text), size):
         progress.feed(text[at : at + size])
-
     assert progress.is_complete == is_complete
 
 
@@ -176,7 +172,6 @@ def calls_with(*ids: str) -> list[ToolCall]:
 
 def test_calls_with_one_id_get_ids_of_their_own() -> None:
     ids = [call.id for call in distinct_ids(calls_with("a", "a", "b", "a"))]
-
     assert ids[0] == "a"
     assert ids[2] == "b"
     assert len(set(ids)) == 4
@@ -186,10 +181,8 @@ def test_calls_with_one_id_get_ids_of_their_own() -> None:
 
 def test_the_ids_of_a_prompt_s_rounds_are_distinct_and_stay_the_same() -> None:
     rounds = [ToolRound(calls_with("a", "a"), [1, 2]), ToolRound(calls_with("a", "b"), [3, 4])]
-
     first = with_distinct_ids(rounds[:1])
     both = with_distinct_ids(rounds)
-
     assert [call.id for call in first[0].calls] == [call.id for call in both[0].calls]
     assert len({call.id for each in both for call in each.calls}) == 4
     assert [list(each.results) for each in both] == [[1, 2], [3, 4]]
@@ -197,7 +190,6 @@ def test_the_ids_of_a_prompt_s_rounds_are_distinct_and_stay_the_same() -> None:
 
 def test_an_id_that_is_made_up_is_one_that_mistral_accepts() -> None:
     (call,) = read_calls("roll", {})
-
     assert len(call.id) == 9
     assert call.id.isalnum()
 
@@ -274,23 +266,20 @@ def gemini_calls(*calls: dict[str, Any]) -> list[ToolCall]:
 @pytest.mark.parametrize("args", [HIT, TEXT, f"```json\n{TEXT}\n```", json.dumps(TEXT), [HIT]])
 def test_arguments_from_gemini_are_read_in_every_form(args: object) -> None:
     calls = gemini_calls({"name": "damage", "args": args}, {"name": "look", "args": None})
-
     assert [(call.name, call.arguments) for call in calls] == [("damage", HIT), ("look", {})]
 
 
 def test_an_id_that_several_calls_have_does_not_go_back_to_gemini() -> None:
     calls = gemini_calls(*({"name": "roll", "args": HIT, "id": each} for each in ("x", "x", "y")))
     prompt = Prompt([PromptMessage("user", "I duck.")], [ToolRound(calls, [1, 2, 3])])
-
     asked, answered = gemini.request_body(prompt, Sampling(), thinks=False, show_thoughts=False)[
         "contents"
     ][1:]
-
     for turn, member in ((asked, "functionCall"), (answered, "functionResponse")):
         assert [part[member].get("id") for part in turn["parts"]] == [None, None, "y"]
 
 
-def test_of_an_answer_without_an_end_a_bounded_part_is_kept_for_the_next_request() -> None:
+def test_an_endless_answer_keeps_a_bounded_part_for_the_next_request() -> None:
     reader = MessageReader()
     for index in range(anthropic.MAX_BLOCKS + 500):
         block = {"type": "thinking", "thinking": ""}
@@ -345,16 +334,14 @@ def read(reader: CallReader, *texts: str) -> Read:
 
 
 @given(TEXTS, CALLS, CUTS, st.booleans(), st.booleans())
-def test_an_answer_is_read_the_same_however_it_is_cut(
+def test_an_answer_is_read_the_same_in_any_pieces(
     narration: str, calls: list[dict[str, Any]], cuts: Cuts, ascii_only: bool, calls_first: bool
 ) -> None:
     answer = {"narration": narration, "calls": calls}
     if calls_first:
         answer = dict(reversed(answer.items()))
     text = json.dumps(answer, ensure_ascii=ascii_only, indent=2 if len(cuts) % 2 else None)
-
     said, found = read(StructuredReader(), *parts(text, cuts))
-
     assert said == parse_json(json.dumps(narration))
     assert found == [(call["tool"], call["arguments"], "") for call in parse_json(text)["calls"]]
 
@@ -365,23 +352,20 @@ BROKEN = st.text(st.sampled_from('{}[]:,"\\u0dD8cn `jsontol\n\ud83d\ude00x'), ma
 
 
 @given(BROKEN | st.builds('{{"narration": "{}'.format, BROKEN), CUTS)
-def test_a_broken_answer_is_read_the_same_however_it_is_cut(text: str, cuts: Cuts) -> None:
+def test_a_broken_answer_is_read_the_same_in_any_pieces(text: str, cuts: Cuts) -> None:
     assert read(StructuredReader(), *parts(text, cuts)) == read(StructuredReader(), text)
 
 
 @given(st.lists(BROKEN | st.sampled_from(["```tools", "\n```", "[]", "{}"])), CUTS)
-def test_fences_are_read_the_same_however_the_text_is_cut(texts: list[str], cuts: Cuts) -> None:
+def test_fences_are_read_the_same_in_any_pieces(texts: list[str], cuts: Cuts) -> None:
     text = "".join(texts)
-
     assert read(FencedReader(), *parts(text, cuts)) == read(FencedReader(), text)
 
 
 @given(TEXTS.filter(lambda text: "`" not in text), CALLS, CUTS)
 def test_a_fence_holds_calls(text: str, calls: list[dict[str, Any]], cuts: Cuts) -> None:
     reply = f"{text}```tools\n{json.dumps(calls)}\n```\nThe end."
-
     said, found = read(FencedReader(), *parts(reply, cuts))
-
     assert said == f"{text}\nThe end."
     assert [name for name, _, _ in found] == [call["tool"] for call in calls]
     assert not any(problem for _, _, problem in found)
@@ -393,7 +377,6 @@ def test_the_narration_streams_while_it_comes() -> None:
         "".join(piece.text for piece in reader.feed(part))
         for part in ('{"narr', 'ation": "He', " ducks", "\\", "n\\ud83d", "\\ude00!", '", "calls')
     ]
-
     assert heard == ["", "He", " ducks", "", "\n", "\U0001f600!", ""]
 
 
@@ -421,7 +404,6 @@ def test_the_narration_streams_while_it_comes() -> None:
 )
 def test_answers_of_all_shapes(answer: str, said: str, calls: list[Any] | None) -> None:
     text, found = read(StructuredReader(), answer)
-
     assert text == said
     assert calls is None or found == calls
 
@@ -437,7 +419,6 @@ def test_answers_of_all_shapes(answer: str, said: str, calls: list[Any] | None) 
 )
 def test_calls_that_cannot_be_read_are_one_with_a_problem(broken: str) -> None:
     said, ((_, arguments, problem),) = read(StructuredReader(), broken)
-
     assert said == "He ducks."
     assert arguments == {}
     assert problem
@@ -475,7 +456,6 @@ def test_blocks_of_all_shapes(block: str, calls: list[Any]) -> None:
 @pytest.mark.parametrize("block", ["{", "roll the dice", '[{"tool": 3}]', "[" * 5_000])
 def test_a_block_that_is_no_json_is_a_call_with_a_problem(block: str) -> None:
     said, ((name, arguments, problem),) = read(FencedReader(), f"Duck!```tools\n{block}\n```")
-
     assert (said, name, arguments) == ("Duck!", "", {})
     assert problem
 
@@ -511,22 +491,17 @@ def test_other_fences_are_text(text: str) -> None:
 )
 def test_models_write_other_words_after_the_fence(block: str) -> None:
     _, calls = read(FencedReader(["roll"]), block)
-
     assert calls == [("roll", {"dice": 2}, "")]
 
 
 @given(st.lists(st.sampled_from([*OTHER_FENCES, f"```json\n[{ROLL_CALL}]\n```"])), CUTS)
-def test_blocks_of_json_are_read_the_same_however_they_are_cut(
-    texts: list[str], cuts: Cuts
-) -> None:
+def test_blocks_of_json_are_read_the_same_in_any_pieces(texts: list[str], cuts: Cuts) -> None:
     text = "\n".join(texts)
-
     assert read(FencedReader(["roll"]), *parts(text, cuts)) == read(FencedReader(["roll"]), text)
 
 
 def test_a_long_block_of_json_is_text() -> None:
     text = f"```json\n{'x' * (MAX_ARGUMENTS + 1)}\n```\nDone."
-
     assert read(FencedReader(["roll"]), *parts(text, range(0, 66_000, 1_000))) == (text, [])
 
 
@@ -539,7 +514,6 @@ def test_a_long_block_of_json_is_text() -> None:
 )
 def test_calls_have_a_largest_size(reader: Callable[[], CallReader], text: str) -> None:
     fits, too_long = text.format("x" * 60_000), text.format("x" * MAX_ARGUMENTS)
-
     assert read(reader(), fits) == ("Yes.", [ROLLED])
     cut = parts(too_long, range(0, 66_000, 1_000))
     assert read(reader(), *cut) == ("Yes.", [("", {}, TOO_LONG)])
@@ -547,7 +521,6 @@ def test_calls_have_a_largest_size(reader: Callable[[], CallReader], text: str) 
 
 def test_more_calls_than_there_may_be_are_passed_over() -> None:
     block = json.dumps([{"tool": "roll"}] * (MAX_CALLS + 1))
-
     assert len(read(FencedReader(), f"```tools\n{block}")[1]) == MAX_CALLS
 
 
@@ -569,7 +542,6 @@ PROMPT = Prompt(
 
 def test_the_schema_of_an_answer_ties_arguments_to_their_tool() -> None:
     schema = answer_schema([ROLL])
-
     (call,) = schema["properties"]["calls"]["items"]["anyOf"]
     assert list(schema["properties"]) == ["narration", "calls"]
     assert call["properties"]["tool"]["enum"] == ["roll"]
@@ -578,10 +550,9 @@ def test_the_schema_of_an_answer_ties_arguments_to_their_tool() -> None:
 
 
 @pytest.mark.parametrize(
-    ("render", "reader"),
-    [(structured_prompt, StructuredReader), (fenced_prompt, FencedReader)],
+    ("render", "reader"), [(structured_prompt, StructuredReader), (fenced_prompt, FencedReader)]
 )
-def test_rounds_are_told_in_the_form_in_which_calls_are_written(
+def test_rounds_are_rendered_in_the_form_of_written_calls(
     render: Callable[..., Prompt], reader: Callable[[], CallReader]
 ) -> None:
     prompt = render(PROMPT, [ROLL])
@@ -598,8 +569,7 @@ def test_rounds_are_told_in_the_form_in_which_calls_are_written(
 
 
 @pytest.mark.parametrize("render", [structured_prompt, fenced_prompt])
-def test_where_nothing_can_be_called_the_model_is_told_so(render: Callable[..., Prompt]) -> None:
+def test_the_model_is_told_if_no_tools_can_be_called(render: Callable[..., Prompt]) -> None:
     instructions = render(PROMPT, []).messages[1].text
-
     assert "No tools can be called" in instructions
     assert "roll" not in instructions

@@ -44,7 +44,7 @@ def test_a_refusal_leads_to_the_window_it_names_or_to_a_smaller_one(
 
 
 @pytest.mark.parametrize("value", [0, -1, 255, 10**9, 4096.0, "4096", True, None, [4096]])
-def test_what_cannot_be_a_window_is_none(value: object) -> None:
+def test_impossible_windows_are_rejected(value: object) -> None:
     assert not is_window(value)
 
 
@@ -85,7 +85,7 @@ def test_a_prompt_counts_as_cut_if_no_tokenizer_and_no_cache_explains_the_report
         (5_000, 4_096, 4_096),
     ],
 )
-def test_the_window_after_a_cut_is_the_power_of_two_that_holds_what_was_read(
+def test_the_window_after_a_cut_is_the_next_power_of_two(
     read: int, current: int, window: int
 ) -> None:
     assert window_after_cut(PromptCut(sent=100_000, read=read), current=current) == window
@@ -165,7 +165,7 @@ async def find(
         ("openrouter", told(props=PROPS), WindowReport()),
     ],
 )
-async def test_each_server_tells_its_window_by_its_own_route(
+async def test_each_server_reports_its_window_by_its_own_route(
     server: ServerName, answers: Mapping[str, Any], report: WindowReport
 ) -> None:
     found, _ = await find(server, answers)
@@ -214,7 +214,7 @@ async def test_answers_of_any_other_shape_tell_nothing(server: ServerName, odd: 
         ({}, None),
     ],
 )
-def test_a_list_tells_the_window_in_force_and_never_the_trained_one(
+def test_a_model_list_gives_the_window_in_force_never_the_trained_one(
     entry: Mapping[str, Any], window: int | None
 ) -> None:
     assert read_listed_window(entry) == window

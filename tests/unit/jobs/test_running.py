@@ -12,7 +12,7 @@ def bounds(draw: float) -> list[float]:
     return [wait.total_seconds() for wait in waits if wait is not None]
 
 
-def test_it_is_drawn_from_nothing_up_to_a_bound_that_grows_from_5_s_to_1_h() -> None:
+def test_a_delay_is_drawn_up_to_a_bound_that_grows_from_5_s_to_1_h() -> None:
     assert bounds(0.0) == [0.0] * 7
     assert bounds(1.0) == [5, 15, 45, 135, 405, 1215, 3600]
     assert bounds(0.5) == [each / 2 for each in bounds(1.0)]

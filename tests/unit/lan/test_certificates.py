@@ -49,7 +49,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @contextlib.asynccontextmanager
 async def listening(context: ssl.SSLContext) -> AsyncGenerator[int]:
-    """A server that answers nothing: handshakes are what is looked at."""
+    """A server without answers, for TLS handshakes."""
 
     async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
@@ -115,9 +115,7 @@ async def test_the_keys_are_for_their_owner_alone(machine: Machine) -> None:
     assert {stat.S_IMODE(each.stat().st_mode) for each in files} == {0o600}
 
 
-async def test_a_certificate_is_renewed_without_a_restart_before_it_ends(
-    machine: Machine,
-) -> None:
+async def test_a_certificate_is_renewed_without_a_restart_before_it_ends(machine: Machine) -> None:
     machine.at -= timedelta(days=340)
     lan = machine.start()
     async with listening(lan.open()) as port:
@@ -143,7 +141,7 @@ async def test_a_new_address_gets_a_certificate_without_a_restart(machine: Machi
         assert lan.find_origins()[0] == f"https://{CAFE}:8443"
 
 
-async def test_a_root_that_ends_is_replaced_and_so_is_what_it_signed(machine: Machine) -> None:
+async def test_an_expired_root_is_replaced_with_its_certificates(machine: Machine) -> None:
     lan = machine.start()
     lan.open()
     old = lan.root.fingerprint

@@ -1,4 +1,4 @@
-"""Who may use a server that answers few requests at the same time."""
+"""The rules of a server that answers few requests at the same time."""
 
 from __future__ import annotations
 
@@ -47,13 +47,7 @@ def test_turns_wait_for_each_other_in_the_order_in_which_they_came() -> None:
     assert not may_start(first, [running, second], concurrency=1)
     assert may_start(first, [second], concurrency=1)
     assert not may_start(second, [first], concurrency=1)
-    assert may_start(
-        second,
-        [
-            running,
-        ],
-        concurrency=2,
-    )
+    assert may_start(second, [running], concurrency=2)
     assert not may_start(second, [running, first], concurrency=2)
 
 

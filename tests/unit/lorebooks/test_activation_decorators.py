@@ -8,9 +8,8 @@ from backend.lorebooks.activation.compiled import NO_DECORATORS, Decorators, spl
 from tests.unit.lorebooks.scans import book, entry, reasons, refusals, scanned, titles
 
 
-def test_decorators_are_taken_from_what_the_model_sees() -> None:
+def test_decorators_are_removed_from_the_content() -> None:
     lore = book(entry("It", "inn", content="@@depth 2\n@@unknown x\n\n\nThe inn.\n@@not one\n"))
-
     assert scanned(lore, "inn").activated[0].content == "\n\nThe inn.\n@@not one\n"
 
 
@@ -58,20 +57,17 @@ def test_activate_lets_an_entry_in_in_any_case() -> None:
         entry("Off", content=with_head("activate"), enabled=False),
     )
     outcome = scanned(lore, "inn")
-
     assert reasons(outcome) == {"It": ["decorator @@activate"]}
     assert refusals(outcome) == {"Off": "disabled"}
 
 
 def test_dont_activate_keeps_an_entry_out() -> None:
     lore = book(entry("It", "inn", content=with_head("dont_activate")))
-
     assert refusals(scanned(lore, "inn")) == {"It": "decorator @@dont_activate"}
 
 
 def test_activate_only_after_waits_for_so_many_replies() -> None:
     lore = book(entry("It", "inn", content=with_head("activate_only_after 3")))
-
     assert refusals(scanned(lore, "inn", reply_count=1)) == {
         "It": "decorator @@activate_only_after, 2 replies to go"
     }
@@ -80,7 +76,6 @@ def test_activate_only_after_waits_for_so_many_replies() -> None:
 
 def test_activate_only_every_lets_an_entry_in_at_multiples() -> None:
     lore = book(entry("It", "inn", content=with_head("activate_only_every 3")))
-
     assert [titles(scanned(lore, "inn", reply_count=count)) for count in range(7)] == [
         ["It"] if count % 3 == 0 else [] for count in range(7)
     ]
@@ -90,7 +85,6 @@ def test_keep_activate_after_match_lets_an_entry_in_for_good() -> None:
     lore = book(entry("It", "inn", content=with_head("keep_activate_after_match")))
     state = scanned(lore, "inn", message_count=10).timed
     later = scanned(lore, "-", message_count=400, timed=state)
-
     assert reasons(later) == {"It": ["decorator @@keep_activate_after_match"]}
     again = scanned(lore, "-", message_count=900, timed=later.timed)
     assert titles(again) == ["It"]
@@ -100,7 +94,6 @@ def test_keep_activate_after_match_lets_an_entry_in_for_good() -> None:
 def test_dont_activate_after_match_lets_an_entry_in_once() -> None:
     lore = book(entry("It", "inn", content=with_head("dont_activate_after_match")))
     state = scanned(lore, "inn", message_count=10).timed
-
     assert refusals(scanned(lore, "inn", message_count=400, timed=state)) == {
         "It": "decorator @@dont_activate_after_match"
     }
@@ -108,7 +101,6 @@ def test_dont_activate_after_match_lets_an_entry_in_once() -> None:
 
 def test_is_greeting_asks_for_the_greeting_that_the_chat_was_opened_with() -> None:
     lore = book(entry("It", "inn", content=with_head("is_greeting 1")))
-
     assert titles(scanned(lore, "inn", greeting=1)) == ["It"]
     assert titles(scanned(lore, "inn", greeting=None)) == ["It"]
     assert refusals(scanned(lore, "inn", greeting=0)) == {"It": "decorator @@is_greeting"}
@@ -116,7 +108,6 @@ def test_is_greeting_asks_for_the_greeting_that_the_chat_was_opened_with() -> No
 
 def test_scan_depth_of_a_decorator_beats_the_entry_s() -> None:
     lore = book(entry("It", "inn", scan_depth=1, content=with_head("scan_depth 3")))
-
     assert titles(scanned(lore, "-", "-", "inn")) == ["It"]
 
 
@@ -134,9 +125,8 @@ def test_additional_keys_ask_for_one_of_them_besides_the_keys() -> None:
     assert titles(scanned(lore, "inn of two words")) == ["It"]
 
 
-def test_exclude_keys_keep_an_entry_out_where_one_occurs() -> None:
+def test_exclude_keys_keep_an_entry_out_if_one_occurs() -> None:
     lore = book(entry("It", "inn", content=with_head("exclude_keys rain, /su+n/")))
-
     assert titles(scanned(lore, "inn")) == ["It"]
     assert refusals(scanned(lore, "inn, rain")) == {"It": 'exclude key "rain"'}
     assert refusals(scanned(lore, "inn, suuun")) == {"It": "exclude key /su+n/"}
@@ -154,13 +144,11 @@ def test_exclude_keys_keep_an_entry_out_where_one_occurs() -> None:
 )
 def test_position_of_a_decorator_maps_to_the_nearest_slot(name: str, position: str) -> None:
     lore = book(entry("It", "inn", position="note_top", content=with_head(f"position {name}")))
-
     assert scanned(lore, "inn").activated[0].position == position
 
 
 def test_depth_of_a_decorator_puts_an_entry_at_that_depth() -> None:
     placed = scanned(book(entry("It", "inn", content=with_head("depth 2", "role user"))), "inn")
-
     it = placed.activated[0]
     assert (it.position, it.depth, it.from_start, it.role) == ("at_depth", 2, None, "user")
 
@@ -169,7 +157,6 @@ def test_position_beats_depth_and_depth_beats_reverse_depth() -> None:
     content = with_head("position after_desc", "depth 2", "reverse_depth 1")
     placed = scanned(book(entry("It", "inn", content=content)), "inn").activated[0]
     assert (placed.position, placed.from_start) == ("after_character", None)
-
     content = with_head("reverse_depth 1", "depth 2")
     placed = scanned(book(entry("It", "inn", content=content)), "inn").activated[0]
     assert (placed.position, placed.depth, placed.from_start) == ("at_depth", 2, None)
@@ -177,7 +164,6 @@ def test_position_beats_depth_and_depth_beats_reverse_depth() -> None:
 
 def test_reverse_depth_counts_from_the_chat_s_first_message() -> None:
     placed = scanned(book(entry("It", "inn", content=with_head("reverse_depth 1"))), "inn")
-
     assert placed.activated[0].position == "at_depth"
     assert placed.activated[0].from_start == 1
 
@@ -198,13 +184,12 @@ def test_ignore_on_max_context_gives_way_first() -> None:
     assert taken_back.tokens == 4
 
 
-def test_what_gives_way_stays_where_that_would_not_be_enough() -> None:
+def test_an_entry_that_gives_way_stays_if_that_frees_too_little() -> None:
     lore = book(
         entry("Way", "inn", content="@@ignore_on_max_context\na b c"),
         entry("Big", "a", content="d e f g h i j"),
     )
     outcome = scanned(lore, "inn", budget=6)
-
     assert titles(outcome) == ["Way"]
     assert refusals(outcome) == {"Big": "budget"}
     assert outcome.tokens == 3
@@ -212,5 +197,4 @@ def test_what_gives_way_stays_where_that_would_not_be_enough() -> None:
 
 def test_disable_ui_prompt_is_known() -> None:
     says, _ = split_decorators(with_head("disable_ui_prompt system_prompt"))
-
     assert says.disable_ui_prompt == "system_prompt"

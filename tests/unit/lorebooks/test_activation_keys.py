@@ -33,15 +33,13 @@ from tests.unit.lorebooks.scans import (
 )
 
 
-def test_a_key_that_occurs_lets_its_entry_in_and_says_where() -> None:
+def test_a_key_that_occurs_activates_its_entry_and_names_the_place() -> None:
     outcome = scanned(book(entry("Inn", "tavern", "inn")), "Hello.", "We met at the inn.")
-
     assert reasons(outcome) == {"Inn": ['key "inn" in message 1']}
 
 
 def test_an_entry_of_which_no_key_occurs_is_counted_and_not_listed() -> None:
     outcome = scanned(book(entry("Inn", "inn"), entry("Sea", "sea")), "By the sea.")
-
     assert titles(outcome) == ["Sea"]
     assert outcome.left_out == []
     assert outcome.not_found == 1
@@ -49,14 +47,12 @@ def test_an_entry_of_which_no_key_occurs_is_counted_and_not_listed() -> None:
 
 def test_a_blank_key_and_an_entry_without_keys_match_nothing() -> None:
     outcome = scanned(book(entry("Blank", " ", ""), entry("None")), "  some text  ")
-
     assert titles(outcome) == []
     assert outcome.not_found == 2
 
 
 def test_a_single_word_matches_only_as_a_whole_word() -> None:
     lore = book(entry("Art", "art"))
-
     assert titles(scanned(lore, "The party starts.")) == []
     assert titles(scanned(lore, "The (art) of it")) == ["Art"]
     assert titles(scanned(lore, "art's")) == ["Art"]
@@ -71,7 +67,6 @@ def test_a_word_that_is_not_whole_does_not_hide_a_whole_one_behind_it() -> None:
 
 def test_without_whole_words_a_key_matches_within_a_word() -> None:
     lore = book(entry("Art", "art", match_whole_words=False))
-
     assert titles(scanned(lore, "The party.")) == ["Art"]
 
 
@@ -80,7 +75,6 @@ def test_on_whole_words_the_entry_beats_the_book_and_the_book_beats_the_settings
     loose = book(
         entry("A", "art"), entry("B", "art", match_whole_words=True), match_whole_words=False
     )
-
     assert titles(scanned(of_book, "party")) == []
     assert titles(scanned(of_book, "party", match_whole_words=False)) == ["A"]
     assert titles(scanned(loose, "party")) == ["A"]
@@ -88,7 +82,6 @@ def test_on_whole_words_the_entry_beats_the_book_and_the_book_beats_the_settings
 
 def test_several_words_match_as_text() -> None:
     lore = book(entry("Gate", "iron gate"))
-
     assert titles(scanned(lore, "The iron gates.")) == ["Gate"]
     assert titles(scanned(lore, "The iron, gate.")) == []
 
@@ -112,22 +105,20 @@ def test_several_words_match_as_text() -> None:
         ("naïve_key", "a naïve_key2", False),
     ],
 )
-def test_words_end_where_their_script_says(key: str, text: str, is_found: bool) -> None:
+def test_words_end_by_the_rules_of_their_script(key: str, text: str, is_found: bool) -> None:
     assert (titles(scanned(book(entry("It", key)), text)) == ["It"]) is is_found
 
 
-def test_case_counts_only_where_it_is_asked_for() -> None:
+def test_case_counts_only_if_asked_for() -> None:
     lore = book(entry("Loose", "Rose"), entry("Exact", "Rose", case_sensitive=True))
-
     assert titles(scanned(lore, "she rose")) == ["Loose"]
     assert set(titles(scanned(lore, "she met Rose"))) == {"Loose", "Exact"}
     assert titles(scanned(lore, "she rose", case_sensitive=True)) == []
     assert titles(scanned(book(entry("Of", "Rose"), case_sensitive=True), "she rose")) == []
 
 
-def test_case_counts_also_where_folding_changes_lengths() -> None:
+def test_case_counts_even_if_folding_changes_lengths() -> None:
     lore = book(entry("Exact", "Rose", case_sensitive=True))
-
     assert titles(scanned(lore, "Straße, Straße, Rose")) == ["Exact"]
     assert titles(scanned(lore, "Straße, Straße, rose")) == []
     assert titles(scanned(lore, "Straße, Rosen")) == []
@@ -137,7 +128,6 @@ def test_scan_depth_is_how_many_messages_are_looked_at() -> None:
     lore = book(
         entry("Default", "moon"), entry("Deep", "moon", scan_depth=3), entry("No", scan_depth=0)
     )
-
     assert titles(scanned(lore, "one", "two", "moon")) == ["Deep"]
     assert set(titles(scanned(lore, "one", "moon", "three"))) == {"Default", "Deep"}
     assert set(titles(scanned(lore, "one", "two", "moon", scan_depth=3))) == {"Default", "Deep"}
@@ -145,7 +135,6 @@ def test_scan_depth_is_how_many_messages_are_looked_at() -> None:
 
 def test_on_scan_depth_the_entry_beats_the_book_and_the_book_beats_the_settings() -> None:
     lore = book(entry("Book", "moon"), entry("Own", "moon", scan_depth=1), scan_depth=3)
-
     assert titles(scanned(lore, "one", "two", "moon", scan_depth=1)) == ["Book"]
 
 
@@ -153,18 +142,15 @@ def test_a_scan_depth_of_nothing_looks_at_no_message() -> None:
     assert titles(scanned(book(entry("No", "moon", scan_depth=0)), "moon")) == []
 
 
-def test_names_are_looked_at_where_they_are_included() -> None:
+def test_names_are_searched_if_included() -> None:
     lore = book(entry("Anna", "anna"))
-
     assert titles(scanned(lore, "Hello.")) == ["Anna"]
     assert titles(scanned(lore, "Hello.", include_names=False)) == []
 
 
 def test_a_macro_in_a_key_is_expanded_in_each_scan() -> None:
     lore = book(entry("Her", "{{char}}"), entry("Or", "/{{char}}[a-z]*/i"))
-
     expand = replacing("{{char}}", "Mags")
-
     assert set(titles(scanned(lore, "Ask Mags.", expand=expand))) == {"Her", "Or"}
     assert titles(scanned(lore, "Ask magsy.", expand=expand)) == ["Or"]
     assert titles(scanned(lore, "Ask {{char}}.", expand=expand)) == []
@@ -204,20 +190,17 @@ def test_the_logic_of_secondary_keys(logic: Logic, none: bool, some: bool, every
 
 def test_secondary_keys_alone_let_nothing_in_and_are_not_listed() -> None:
     outcome = scanned(book(entry("It", "main", secondary_keys=["one"])), "one")
-
     assert titles(outcome) == []
     assert outcome.not_found == 1
 
 
 def test_secondary_keys_do_not_count_for_an_entry_that_is_not_selective() -> None:
     lore = book(entry("It", "main", secondary_keys=["one"], selective=False))
-
     assert titles(scanned(lore, "main")) == ["It"]
 
 
 def test_a_secondary_key_that_counted_is_named_in_the_reasons() -> None:
     outcome = scanned(book(entry("It", "main", secondary_keys=["one"])), "main", "with one")
-
     assert reasons(outcome) == {
         "It": ['key "main" in the line', 'secondary key "one" in message 1']
     }
@@ -225,15 +208,13 @@ def test_a_secondary_key_that_counted_is_named_in_the_reasons() -> None:
 
 def test_keys_that_are_endings_of_each_other_are_all_found() -> None:
     lore = book(*(entry(f"E{count}", "a" * count) for count in range(1, 60)))
-
     found = scanned(lore, "a" * 40, match_whole_words=False)
     whole = scanned(lore, "a" * 40)
-
     assert len(found.activated) == 40
     assert titles(whole) == ["E40"]
 
 
-def test_a_key_is_found_where_a_long_text_is_taken_in_pieces() -> None:
+def test_a_key_is_found_across_pieces_of_a_long_text() -> None:
     lore = book(entry("It", "iron gate of the north"), entry("Word", "gate"))
     for before in (8_170, 8_180, 8_190, 16_380):
         outcome = scanned(lore, "x" * (before - 1) + " iron gate of the north " + "y" * 9_000)
@@ -242,12 +223,11 @@ def test_a_key_is_found_where_a_long_text_is_taken_in_pieces() -> None:
 
 def test_a_book_that_is_linked_twice_counts_once() -> None:
     lore = book(entry("It", "inn"))
-
     assert [one.entry_id for one in scanned([lore, lore], "The inn.").activated] == [id_of("It")]
 
 
 @given(st.lists(st.text("ab ", min_size=1, max_size=4), max_size=30), st.text("ab ", max_size=60))
-def test_many_automata_find_what_one_finds(raws: list[str], text: str) -> None:
+def test_many_automata_find_the_same_keys_as_one(raws: list[str], text: str) -> None:
     def found(at_once: int) -> tuple[set[str], set[str]]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(keys, "MAX_AUTOMATON_KEYS", at_once)
@@ -319,7 +299,6 @@ def is_found(key: str, text: str, process: RegexProcess) -> bool:
 
 def test_a_regex_key_is_one_between_slashes_with_flags() -> None:
     outcome = scanned(book(entry("It", "/mar.*a/i")), "Hello.", "Ask MARLENA.")
-
     assert reasons(outcome) == {"It": ["key /mar.*a/i in message 1"]}
 
 
@@ -395,15 +374,14 @@ def test_any_other_key_is_text(key: str, text: str, process: RegexProcess) -> No
         (r"/kelvin/i", "\u212aelvin", True),
     ],
 )
-def test_a_regex_means_what_it_means_in_javascript(
+def test_a_regex_has_its_javascript_meaning(
     key: str, text: str, found: bool, process: RegexProcess
 ) -> None:
     assert is_found(key, text, process) is found
 
 
-def test_a_regex_may_span_messages_and_the_reason_names_where_it_begins() -> None:
+def test_a_regex_may_span_messages_and_the_reason_names_its_start() -> None:
     lore = book(entry("It", "/now[^]*before/", scan_depth=3))
-
     assert reasons(scanned(lore, "-", "now this", "before that")) == {
         "It": ["key /now[^]*before/ in message 2"]
     }
@@ -411,7 +389,6 @@ def test_a_regex_may_span_messages_and_the_reason_names_where_it_begins() -> Non
 
 def test_a_regex_may_name_the_start_of_a_message() -> None:
     lore = book(entry("It", r"/\x01Anna:[^\x01]*door/"), entry("Not", r"/\x01Otto:[^\x01]*door/"))
-
     assert reasons(scanned(lore, "Hello.", "The door.")) == {
         "It": [r"key /\x01Anna:[^\x01]*door/ in message 1"]
     }
@@ -421,9 +398,8 @@ def test_a_regex_is_found_in_text_that_is_not_in_one_normal_form() -> None:
     assert titles(scanned(book(entry("It", "/cafe/")), "cafe\u0301")) == ["It"]
 
 
-def test_what_re2_can_do_asks_no_process() -> None:
+def test_patterns_for_re2_need_no_process() -> None:
     lore = book(entry("It", "/(a+)+$/", "/b{1,30}/"))
-
     assert not lore.needs_process
     assert titles(scanned(lore, "a" * 5_000 + "!", "bbb")) == ["It"]
 
@@ -433,7 +409,6 @@ def test_look_arounds_and_back_references_are_answered_by_the_process(
 ) -> None:
     lore = book(entry("It", r"/(?<=the )inn/"))
     outcome = scanned(lore, "At the inn.", evaluator=Patient(process))
-
     assert lore.needs_process
     assert reasons(outcome) == {"It": ["key /(?<=the )inn/ in the line"]}
     assert outcome.notes == []
@@ -441,20 +416,16 @@ def test_look_arounds_and_back_references_are_answered_by_the_process(
 
 def test_without_a_process_such_a_regex_is_left_out_with_a_note() -> None:
     outcome = scanned(book(entry("It", r"/(?<=the )inn/")), "At the inn.")
-
     assert titles(outcome) == []
     assert outcome.notes == [
         'A regex of entry "It" was not tried: there is no process for such patterns.'
     ]
 
 
-def test_the_process_is_not_asked_where_what_the_regex_needs_does_not_occur(
-    process: RegexProcess,
-) -> None:
+def test_the_process_is_not_asked_without_the_required_literals(process: RegexProcess) -> None:
     counting = Counting(process)
     lore = book(entry("It", r"/(?<=the )inn/"), entry("Key", "rain", r"/(?=a)rain/"))
     scanned(lore, "Rain on the way.", evaluator=counting)
-
     assert counting.asked == 0
 
 
@@ -480,13 +451,10 @@ def test_a_regex_that_takes_too_long_is_given_up_with_a_note_and_costs_nothing_n
     assert counting.asked == asked
 
 
-def test_a_scan_stops_trying_such_regexes_when_their_time_is_used_up(
-    process: RegexProcess,
-) -> None:
+def test_a_scan_stops_trying_such_regexes_when_their_time_is_used_up(process: RegexProcess) -> None:
     counting = Counting(process)
     lore = book(*(entry(f"E{n}", f"/{n}?{EXPLODES}/") for n in range(40)))
     outcome = scanned(lore, "aaa", evaluator=counting)
-
     assert 0 < counting.asked < 40
     assert any("others took the time" in note for note in outcome.notes)
 
@@ -497,7 +465,6 @@ def test_a_scan_stops_searching_when_its_regexes_are_too_much(
     monkeypatch.setattr("backend.lorebooks.activation.window.MAX_SCAN_WORK", 500)
     lore = book(*(entry(f"E{n}", f"/{n}?[a-c]/") for n in range(40)))
     outcome = scanned(lore, "aaa")
-
     assert 0 < len(titles(outcome)) < 40
     assert any("what a scan may take" in note for note in outcome.notes)
 
@@ -523,7 +490,7 @@ def test_a_process_that_was_killed_is_started_again() -> None:
     process.close()
 
 
-def test_a_process_that_does_not_start_is_not_waited_for_and_the_record_says_what_was_not_tried(
+def test_a_process_that_does_not_start_is_not_awaited_and_its_patterns_are_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[str] = []
@@ -558,14 +525,12 @@ def test_a_process_that_does_not_start_is_not_waited_for_and_the_record_says_wha
 def test_a_closed_process_answers_nothing_and_starts_nothing() -> None:
     process = RegexProcess()
     process.close()
-
     assert not process.prepare()
     assert process.search("regex", "a", "a", seconds=PATTERN_SECONDS).status == "busy"
 
 
 def test_a_long_text_goes_through_the_pipe_as_a_whole(process: RegexProcess) -> None:
     answer = process.search("regex", "(?<=x)y", "a" * 3_000_000 + "xy", seconds=20.0)
-
     assert (answer.status, answer.start) == ("found", 3_000_001)
 
 
@@ -622,6 +587,5 @@ def test_hostile_patterns_are_answered_or_given_up(count: int, process: RegexPro
 
 def test_a_regex_that_is_too_long_is_text() -> None:
     key = classify("/" + "a" * 2_001 + "/")
-
     assert key is not None
     assert key.pattern is None

@@ -68,24 +68,22 @@ def test_the_same_seed_gives_the_same_outcome(
     books: list[CompiledBook], chat: list[str], seed: int, budget: int
 ) -> None:
     first = scanned(books, *chat, seed=seed, budget=budget)
-
     assert scanned(books, *chat, seed=seed, budget=budget) == first
     assert scanned(books, *chat, seed=seed, budget=budget, timed=first.timed) == first
 
 
 @settings(max_examples=60, deadline=None)
 @given(books=book_lists(), chat=chats, seed=st.integers(0, 99))
-def test_what_is_in_stands_in_ascending_order(
+def test_activated_entries_are_in_ascending_order(
     books: list[CompiledBook], chat: list[str], seed: int
 ) -> None:
     orders = [one.order for one in scanned(books, *chat, seed=seed).activated]
-
     assert orders == sorted(orders)
 
 
 @settings(max_examples=60, deadline=None)
 @given(books=book_lists(), chat=chats, budget=st.integers(0, 40))
-def test_only_what_ignores_the_budget_and_constants_go_over_it(
+def test_only_constant_and_unlimited_entries_exceed_the_budget(
     books: list[CompiledBook], chat: list[str], budget: int
 ) -> None:
     outcome = scanned(books, *chat, budget=budget)
@@ -112,7 +110,6 @@ def test_every_entry_is_in_or_out_or_counted_and_has_a_reason(
     outcome = scanned(books, *chat, budget=budget)
     listed = [one.entry_id for one in outcome.activated]
     listed += [one.entry_id for one in outcome.left_out]
-
     assert len(listed) == len(set(listed))
     assert len(listed) + outcome.not_found == sum(len(lore.entries) for lore in books)
     assert all(one.reasons for one in outcome.activated)
@@ -137,11 +134,12 @@ def test_draws_do_not_depend_on_the_order_of_books(
 
 @settings(max_examples=60, deadline=None)
 @given(books=book_lists(), chat=chats)
-def test_of_a_group_no_two_are_in(books: list[CompiledBook], chat: list[str]) -> None:
+def test_no_two_entries_of_a_group_are_activated(
+    books: list[CompiledBook], chat: list[str]
+) -> None:
     outcome = scanned(books, *chat)
     entries = {one.entry_id: one for lore in books for one in lore.entries}
     groups = [name for one in outcome.activated for name in entries[one.entry_id].groups]
-
     assert len(groups) == len(set(groups))
 
 
@@ -187,7 +185,7 @@ def test_an_entry_that_would_fill_the_budget_to_the_last_token_is_too_long() -> 
     assert titles(scanned(lore, "sea", budget=4)) == ["It"]
 
 
-def test_what_is_sticky_asks_for_tokens_before_others() -> None:
+def test_sticky_entries_get_tokens_before_others() -> None:
     lore = book(
         entry("Sticky", "sea", content="one two", sticky=9, order=1),
         entry("Other", "sky", content="one two", order=9),
@@ -210,7 +208,7 @@ def test_levels_of_recursion_follow_each_other_though_nothing_began_one(
     assert titles(scanned(book(*entries), "sea")) == found
 
 
-def test_who_lost_a_group_may_come_in_after_the_winner_failed_its_probability() -> None:
+def test_a_group_loser_is_activated_if_the_winner_fails_its_probability() -> None:
     lore = book(
         entry("Winner", "sea", group="g", group_override=True, probability=0),
         entry("Loser", "sea", group="g"),
@@ -243,7 +241,7 @@ def test_a_blank_secondary_key_is_one_that_is_never_said(logic: Any, is_in: bool
     assert titles(scanned(lore, "sea")) == (["It"] if is_in else [])
 
 
-def test_a_regex_spans_messages_and_what_came_in() -> None:
+def test_a_regex_spans_messages_and_activated_contents() -> None:
     lore = book(entry("Fire", "dragon", content="fire"), entry("Both", "/dragon[^]*fire/"))
     assert set(titles(scanned(lore, "dragon"))) == {"Fire", "Both"}
 
@@ -267,14 +265,12 @@ def test_a_regex_spans_messages_and_what_came_in() -> None:
         (r"/[\d-a]/", "-", True),
     ],
 )
-def test_flags_and_classes_mean_what_they_do_in_javascript(
-    key: str, text: str, is_in: bool
-) -> None:
+def test_flags_and_classes_have_their_javascript_meaning(key: str, text: str, is_in: bool) -> None:
     outcome = scanned(book(entry("It", key)), text, include_names=False, evaluator=RegexProcess())
     assert titles(outcome) == (["It"] if is_in else [])
 
 
-def test_the_entry_of_the_larger_order_wins_a_group_whatever_its_book() -> None:
+def test_the_largest_order_wins_a_group_across_books() -> None:
     first = book(entry("Small", "sea", group="g", group_override=True, order=1), name="Chat")
     second = book(entry("Large", "sea", group="g", group_override=True, order=9), name="Global")
     sources: dict[Any, LinkSource] = {first.book_id: "chat", second.book_id: "global"}

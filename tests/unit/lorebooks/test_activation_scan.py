@@ -29,24 +29,21 @@ from tests.unit.lorebooks.scans import (
 
 def test_a_constant_entry_is_always_in() -> None:
     outcome = scanned(book(entry("World", constant=True)), "Hello.")
-
     assert reasons(outcome) == {"World": ["constant"]}
     assert outcome.activated[0].is_constant
 
 
 def test_a_disabled_entry_is_out_even_if_it_is_constant_or_its_key_occurs() -> None:
     lore = book(entry("Off", "inn", enabled=False), entry("World", constant=True, enabled=False))
-
     assert refusals(scanned(lore, "The inn.")) == {"Off": "disabled", "World": "disabled"}
 
 
 @pytest.mark.parametrize(
     ("trigger", "is_in"), [("normal", False), ("swipe", True), ("regenerate", True)]
 )
-def test_triggers_let_an_entry_in_only_for_what_they_name(trigger: Trigger, is_in: bool) -> None:
+def test_triggers_activate_an_entry_only_for_named_kinds(trigger: Trigger, is_in: bool) -> None:
     lore = book(entry("It", "inn", triggers=["swipe", "regenerate"]))
     outcome = scanned(lore, "The inn.", triggers=[trigger])
-
     assert titles(outcome) == (["It"] if is_in else [])
     assert refusals(outcome) == ({} if is_in else {"It": "trigger"})
 
@@ -67,12 +64,11 @@ def test_triggers_let_an_entry_in_only_for_what_they_name(trigger: Trigger, is_i
         (CharacterFilter(is_exclude=True), True),
     ],
 )
-def test_the_character_filter_lets_an_entry_in_for_whom_it_is(
+def test_the_character_filter_activates_an_entry_for_its_characters(
     chosen: CharacterFilter, is_in: bool
 ) -> None:
     lore = book(entry("It", "inn", character_filter=chosen))
     outcome = scanned(lore, "The inn.", speaker="Mags", tags=["elf", "keeper"])
-
     assert titles(outcome) == (["It"] if is_in else [])
     assert refusals(outcome) == ({} if is_in else {"It": "character filter"})
 
@@ -80,15 +76,13 @@ def test_the_character_filter_lets_an_entry_in_for_whom_it_is(
 def test_an_entry_found_by_meaning_is_in_without_its_keys() -> None:
     lore = book(entry("It", "inn", secondary_keys=["x"]))
     outcome = scanned(lore, "A bed for the night.", semantic={id_of("It"): SemanticHit(0.634, 2)})
-
     assert reasons(outcome) == {"It": ["semantic 0.63, rank 2"]}
     assert outcome.activated[0].rank == 2
 
 
-def test_an_entry_found_by_key_and_by_meaning_stands_once_with_both_reasons() -> None:
+def test_an_entry_found_by_key_and_meaning_appears_once_with_both_reasons() -> None:
     hits = {id_of("It"): SemanticHit(0.5, 1)}
     outcome = scanned(book(entry("It", "inn")), "The inn.", semantic=hits)
-
     assert reasons(outcome) == {"It": ["semantic 0.50, rank 1", 'key "inn" in the line']}
 
 
@@ -110,7 +104,6 @@ def test_an_entry_found_by_meaning_is_still_kept_out_by_its_gates() -> None:
 def test_probability_is_drawn_from_the_seed() -> None:
     lore = book(entry("It", "inn", probability=30))
     drawn = [tuple(titles(scanned(lore, "The inn.", seed=seed))) for seed in range(1_000)]
-
     assert 250 < Counter(drawn)[("It",)] < 350
     assert drawn == [tuple(titles(scanned(lore, "The inn.", seed=seed))) for seed in range(1_000)]
 
@@ -129,13 +122,11 @@ def test_a_probability_of_nothing_or_everything_is_no_draw() -> None:
 
 def test_a_failed_probability_holds_for_the_whole_scan() -> None:
     lore = book(
-        entry("First", "inn", content="The rain."),
-        entry("Rain", "inn", "rain", probability=50),
+        entry("First", "inn", content="The rain."), entry("Rain", "inn", "rain", probability=50)
     )
     drawn = Counter(
         tuple(sorted(titles(scanned(lore, "The inn.", seed=seed)))) for seed in range(1_000)
     )
-
     assert 420 < drawn[("First",)] < 580  # drawn again in the recursion it would be 250
 
 
@@ -147,7 +138,7 @@ def test_draws_of_entries_do_not_depend_on_each_other() -> None:
         assert alone == [title for title in together if title == "A"]
 
 
-def test_of_a_group_one_entry_is_in_by_its_weight() -> None:
+def test_one_entry_of_a_group_is_activated_by_weight() -> None:
     lore = book(
         entry("Rain", "sky", group="weather", group_weight=300),
         entry("Sun", "sky", group="weather", group_weight=100),
@@ -171,7 +162,6 @@ def test_a_group_s_override_goes_by_order_and_not_by_weight() -> None:
         entry("Low", "sky", group="weather", group_override=True, order=1),
         entry("High", "sky", group="weather", group_override=True, order=2),
     )
-
     assert {tuple(titles(scanned(lore, "sky", seed=seed))) for seed in range(30)} == {("High",)}
 
 
@@ -196,7 +186,6 @@ def test_group_scoring_can_be_the_entry_s_own_choice() -> None:
         entry("Scored", "sky", group="w", use_group_scoring=True, group_weight=10_000),
         entry("Free", "sky", "cloud", group="w", group_weight=1),
     )
-
     assert {tuple(titles(scanned(lore, "sky cloud", seed=seed))) for seed in range(30)} == {
         ("Free",)
     }
@@ -207,7 +196,6 @@ def test_an_entry_that_is_not_scored_stays_in_the_draw() -> None:
         entry("Scored", "sky", "cloud", group="w", use_group_scoring=True, group_weight=1),
         entry("Free", "sky", group="w", group_weight=10_000),
     )
-
     assert titles(scanned(lore, "sky cloud")) == ["Free"]
 
 
@@ -217,7 +205,6 @@ def test_a_group_with_an_entry_from_an_earlier_step_lets_no_other_in() -> None:
         entry("Storm", "clouds", group="weather", order=900, group_override=True),
     )
     outcome = scanned(lore, "The sky.")
-
     assert titles(outcome) == ["Rain"]
     assert refusals(outcome) == {"Storm": 'group "weather" lost to "Rain"'}
 
@@ -229,7 +216,6 @@ def test_an_entry_in_several_groups_must_win_each() -> None:
         entry("B", "sky", group="b", group_override=True, order=9),
     )
     outcome = scanned(lore, "sky")
-
     assert titles(outcome) == ["A", "B"]
     assert refusals(outcome) == {"Both": 'group "a" lost to "A"'}
 
@@ -237,7 +223,6 @@ def test_an_entry_in_several_groups_must_win_each() -> None:
 def test_groups_cross_books() -> None:
     rain = book(entry("Rain", "sky", group="weather"), name="One")
     sun = book(entry("Sun", "sky", group="weather"), name="Two")
-
     for seed in range(20):
         assert len(scanned([rain, sun], "sky", seed=seed).activated) == 1
 
@@ -245,7 +230,6 @@ def test_groups_cross_books() -> None:
 def test_min_activations_reads_further_back_until_enough_are_in() -> None:
     lore = book(entry("Near", "one"), entry("Far", "three"), entry("Farther", "four"))
     texts = ("one", "two", "three", "four")
-
     assert titles(scanned(lore, *texts)) == ["Near"]
     assert titles(scanned(lore, *texts, min_activations=2)) == ["Far", "Near"]
     assert len(titles(scanned(lore, *texts, min_activations=9))) == 3
@@ -254,19 +238,16 @@ def test_min_activations_reads_further_back_until_enough_are_in() -> None:
 def test_min_activations_reads_one_message_beyond_its_depth() -> None:
     lore = book(entry("Far", "three"), entry("Farther", "four"))
     texts = ("one", "two", "three", "four")
-
     assert titles(scanned(lore, *texts, min_activations=2, min_activations_depth=2)) == ["Far"]
 
 
-def test_min_activations_leaves_entries_with_a_depth_of_their_own_where_they_are() -> None:
+def test_min_activations_does_not_move_entries_with_an_own_depth() -> None:
     lore = book(entry("Own", "two", scan_depth=1))
-
     assert titles(scanned(lore, "one", "two", "three", "four", min_activations=2)) == []
 
 
-def test_min_activations_finds_what_was_read_before_for_a_deeper_entry() -> None:
+def test_min_activations_counts_messages_read_for_a_deeper_entry() -> None:
     lore = book(entry("Deep", "none", scan_depth=4), entry("Far", "three"))
-
     assert titles(scanned(lore, "one", "two", "three", "four", min_activations=2)) == ["Far"]
 
 
@@ -287,7 +268,6 @@ def test_every_entry_that_was_considered_is_listed_and_the_rest_is_counted() -> 
 def test_the_record_lists_a_thousand_refusals_and_counts_the_others() -> None:
     lore = book(*(entry(f"E{place}", "inn", enabled=False) for place in range(1_200)))
     outcome = scanned(lore, "inn")
-
     assert (len(outcome.left_out), outcome.left_out_more, outcome.not_found) == (1_000, 200, 0)
 
 
@@ -297,7 +277,6 @@ def test_an_entry_without_content_takes_its_place_in_a_group_and_is_left_out() -
         entry("Rain", "sky", group="w"),
     )
     outcome = scanned(lore, "sky")
-
     assert titles(outcome) == []
     assert refusals(outcome)["Nothing"] == "empty content"
 
@@ -314,7 +293,7 @@ LEFT = {"inactive": {id_of("Bell")}}
         entry("Bell", "clapper", constant=True, sticky=3),
     ],
 )
-def test_neither_a_key_nor_being_constant_brings_one_in(bell: LoreEntry) -> None:
+def test_neither_a_key_nor_constant_activates_an_inactive_entry(bell: LoreEntry) -> None:
     with_it = book(bell, entry("Stair", "stair"))
     assert titles(scanned(with_it, "The clapper on the stair.")) == ["Stair", "Bell"]
     outcome = scanned(with_it, "The clapper on the stair.", **LEFT)
@@ -323,14 +302,14 @@ def test_neither_a_key_nor_being_constant_brings_one_in(bell: LoreEntry) -> None
     assert outcome.not_found == 0
 
 
-def test_neither_does_being_found_by_meaning() -> None:
+def test_meaning_does_not_activate_an_inactive_entry() -> None:
     hit = {"semantic": {id_of("Bell"): SemanticHit(0.9, 1)}}
     found = book(entry("Bell"))
     assert titles(scanned(found, "A ringing.", **hit)) == ["Bell"]
     assert refusals(scanned(found, "A ringing.", **hit, **LEFT)) == {"Bell": said(INACTIVE)}
 
 
-def test_neither_does_being_sticky() -> None:
+def test_sticky_does_not_activate_an_inactive_entry() -> None:
     sticky = book(entry("Bell", "clapper", sticky=20))
     first = scan_of(sticky, "The clapper.")
     timed = scanned(sticky, "The clapper.").timed
@@ -342,12 +321,12 @@ def test_neither_does_being_sticky() -> None:
     assert outcome.timed == timed
 
 
-def test_one_whose_key_does_not_occur_is_not_even_mentioned() -> None:
+def test_an_inactive_entry_without_a_found_key_is_not_listed() -> None:
     outcome = scanned(book(entry("Bell", "clapper")), "A ringing.", **LEFT)
     assert (outcome.left_out, outcome.not_found) == ([], 1)
 
 
-def test_one_sets_off_no_other_and_takes_no_group_s_place() -> None:
+def test_an_inactive_entry_activates_no_other_and_takes_no_group_place() -> None:
     chain = book(
         entry("Bell", "clapper", content="It calls the keeper.", group="one", group_override=True),
         entry("Keeper", "keeper"),
@@ -363,7 +342,6 @@ def test_one_sets_off_no_other_and_takes_no_group_s_place() -> None:
 def test_every_position_is_passed_on(position: Position) -> None:
     lore = book(entry("It", "inn", position=position, depth=3, role="user", outlet="door"))
     it = scanned(lore, "inn").activated[0]
-
     assert (it.position, it.depth, it.role, it.outlet) == (position, 3, "user", "door")
 
 
@@ -374,14 +352,12 @@ def test_slots_are_written_in_ascending_order_and_ties_backwards() -> None:
         entry("D", "inn", order=30),
         entry("B", "inn", order=20),
     )
-
     assert titles(scanned(lore, "inn")) == ["A", "B", "D", "C"]
 
 
-def test_entries_of_one_order_stand_in_reverse_of_their_turns() -> None:
+def test_entries_of_one_order_are_written_in_reverse() -> None:
     chat = book(entry("C2", "inn"), entry("C1", "inn"), name="Chat")
     world = book(entry("W", "inn"), name="World")
-
     assert titles(scanned([chat, world], "inn")) == ["W", "C1", "C2"]
 
 
@@ -411,7 +387,6 @@ def test_an_entry_that_ignores_the_budget_is_in_after_the_overflow() -> None:
         entry("Long", "inn", order=8, content="a b c d e"),
         entry("Free", "inn", order=7, content="a b c", ignore_budget=True),
     )
-
     assert titles(scanned(lore, "inn", budget=2)) == ["Free"]
 
 
@@ -421,19 +396,17 @@ def test_constant_entries_are_placed_first_and_are_not_dropped_by_the_budget() -
         entry("World", order=1, constant=True, content="a b c"),
     )
     outcome = scanned(lore, "inn", budget=4)
-
     assert titles(outcome) == ["World"]
     assert refusals(outcome) == {"High": "budget"}
     assert titles(scanned(lore, "-", budget=1)) == ["World"]
 
 
-def test_constant_entries_stop_where_there_is_no_room_in_the_prompt_and_say_so() -> None:
+def test_constant_entries_without_room_in_the_prompt_are_left_out() -> None:
     lore = book(
         entry("A", order=2, constant=True, content="a b c"),
         entry("B", order=1, constant=True, content="a b c"),
     )
     outcome = scanned(lore, "-", budget=2, room=4)
-
     assert titles(outcome) == ["A"]
     assert refusals(outcome) == {"B": "no room in the context"}
 
@@ -462,14 +435,12 @@ def test_after_an_overflow_contents_bring_nothing_more_in() -> None:
         entry("Long", "inn", order=8, content="a b c d e"),
         entry("B", "two", content="x"),
     )
-
     assert titles(scanned(lore, "inn", budget=3)) == ["A"]
 
 
-def test_what_is_counted_is_the_content_with_its_macros_expanded() -> None:
+def test_tokens_are_counted_after_macro_expansion() -> None:
     lore = book(entry("It", "inn", content="{{long}}"))
     outcome = scanned(lore, "inn", expand=replacing("{{long}}", "a b c"))
-
     assert outcome.activated[0].content == "a b c"
     assert outcome.tokens == outcome.activated[0].tokens == 3
 

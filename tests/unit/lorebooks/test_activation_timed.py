@@ -16,7 +16,6 @@ from tests.unit.lorebooks.scans import book, entry, id_of, reasons, refusals, sc
 def test_a_sticky_entry_stays_for_so_many_messages() -> None:
     lore = book(entry("It", "inn", sticky=4))
     state = scanned(lore, "inn", message_count=10).timed
-
     later = scanned(lore, "-", message_count=12, timed=state)
     assert reasons(later) == {"It": ["sticky, 2 messages left"]}
     assert reasons(scanned(lore, "-", message_count=13, timed=state)) == {
@@ -29,14 +28,12 @@ def test_a_sticky_entry_does_not_keep_itself() -> None:
     lore = book(entry("It", "inn", sticky=4))
     state = scanned(lore, "inn", message_count=10).timed
     state = scanned(lore, "inn", message_count=12, timed=state).timed
-
     assert titles(scanned(lore, "-", message_count=14, timed=state)) == []
 
 
-def test_a_sticky_entry_whose_key_occurs_has_both_reasons() -> None:
+def test_a_sticky_entry_with_a_found_key_has_both_reasons() -> None:
     lore = book(entry("It", "inn", sticky=4))
     state = scanned(lore, "inn", message_count=10).timed
-
     assert reasons(scanned(lore, "inn", message_count=12, timed=state)) == {
         "It": ["sticky, 2 messages left", 'key "inn" in the line']
     }
@@ -45,7 +42,6 @@ def test_a_sticky_entry_whose_key_occurs_has_both_reasons() -> None:
 def test_cooldown_keeps_an_entry_out_for_so_many_messages() -> None:
     lore = book(entry("It", "inn", cooldown=3))
     state = scanned(lore, "inn", message_count=10).timed
-
     assert refusals(scanned(lore, "inn", message_count=12, timed=state)) == {
         "It": "cooldown, 1 message left"
     }
@@ -69,7 +65,6 @@ def test_cooldown_begins_with_the_first_scan_in_which_nothing_is_sticky() -> Non
     lore = book(entry("It", "inn", sticky=2, cooldown=4))
     state = scanned(lore, "inn", message_count=10).timed
     late = scanned(lore, "inn", message_count=20, timed=state)
-
     assert refusals(late) == {"It": "cooldown, 4 messages left"}
     assert titles(scanned(lore, "inn", message_count=23, timed=late.timed)) == []
     assert titles(scanned(lore, "inn", message_count=24, timed=late.timed)) == ["It"]
@@ -78,7 +73,6 @@ def test_cooldown_begins_with_the_first_scan_in_which_nothing_is_sticky() -> Non
 def test_cooldown_keeps_a_constant_entry_out_too() -> None:
     lore = book(entry("It", constant=True, cooldown=4))
     state = scanned(lore, "-", message_count=10).timed
-
     assert refusals(scanned(lore, "-", message_count=12, timed=state)) == {
         "It": "cooldown, 2 messages left"
     }
@@ -86,7 +80,6 @@ def test_cooldown_keeps_a_constant_entry_out_too() -> None:
 
 def test_delay_keeps_an_entry_out_until_the_chat_has_so_many_messages() -> None:
     lore = book(entry("It", "inn", delay=10))
-
     assert refusals(scanned(lore, "inn", message_count=7)) == {"It": "delay, 3 messages to go"}
     assert titles(scanned(lore, "inn", message_count=10)) == ["It"]
 
@@ -96,7 +89,6 @@ def test_a_sticky_entry_is_not_drawn_again() -> None:
     seed = next(seed for seed in range(99) if titles(scanned(lore, "inn", seed=seed)))
     unlucky = next(seed for seed in range(99) if not titles(scanned(lore, "inn", seed=seed)))
     state = scanned(lore, "inn", seed=seed, message_count=10).timed
-
     assert titles(scanned(lore, "-", seed=unlucky, message_count=12, timed=state)) == ["It"]
 
 
@@ -107,16 +99,14 @@ def test_a_sticky_entry_wins_its_group() -> None:
     )
     state = scanned(lore, "rain", message_count=10).timed
     outcome = scanned(lore, "sun", message_count=12, timed=state)
-
     assert titles(outcome) == ["Old"]
     assert refusals(outcome) == {"New": 'group "weather" lost to "Old"'}
 
 
-def test_what_happened_on_another_branch_does_not_count() -> None:
+def test_effects_of_another_branch_do_not_count() -> None:
     lore = book(entry("It", "inn", sticky=9))
     root = scanned(lore, "-", message_count=8).timed
     branch = scanned(lore, "inn", message_count=10, timed=root).timed
-
     assert titles(scanned(lore, "-", message_count=12, timed=branch)) == ["It"]
     assert titles(scanned(lore, "-", message_count=12, timed=root)) == []
 
@@ -125,16 +115,14 @@ def test_regenerating_at_the_same_count_gives_the_same_outcome() -> None:
     lore = book(entry("It", "inn", cooldown=9), entry("Stays", "inn", sticky=2))
     before = scanned(lore, "-", message_count=8).timed
     first = scanned(lore, "inn", message_count=10, timed=before)
-
     assert scanned(lore, "inn", message_count=10, timed=before) == first
     assert scanned(lore, "inn", message_count=10, timed=first.timed) == first
 
 
-def test_effects_of_an_entry_whose_keys_changed_or_which_is_gone_vanish() -> None:
+def test_effects_of_changed_or_deleted_entries_end() -> None:
     state = scanned(book(entry("It", "inn", sticky=9)), "inn", message_count=10).timed
     changed = scanned(book(entry("It", "tavern", sticky=9)), "-", message_count=12, timed=state)
     gone = scanned(book(), "-", message_count=12, timed=state)
-
     assert titles(changed) == []
     assert changed.timed == gone.timed == NO_EFFECTS
 
@@ -142,7 +130,6 @@ def test_effects_of_an_entry_whose_keys_changed_or_which_is_gone_vanish() -> Non
 def test_effects_that_are_over_are_dropped_from_the_state() -> None:
     lore = book(entry("It", "inn", sticky=2, cooldown=2))
     state = scanned(lore, "inn", message_count=10).timed
-
     state = scanned(lore, "-", message_count=12, timed=state).timed
     assert id_of("It") in state.effects
     assert scanned(lore, "-", message_count=14, timed=state).timed == NO_EFFECTS
@@ -150,13 +137,11 @@ def test_effects_that_are_over_are_dropped_from_the_state() -> None:
 
 def test_an_entry_that_did_not_get_in_leaves_no_effect() -> None:
     lore = book(entry("It", "inn", sticky=9))
-
     assert scanned(lore, "inn", budget=0).timed == NO_EFFECTS
 
 
 def test_the_state_is_the_same_after_storage() -> None:
     state = scanned(book(entry("It", "inn", sticky=4, cooldown=2)), "inn").timed
-
     assert TimedState.decode(state.encode()) == state
     assert TimedState.decode(b"") == NO_EFFECTS
 
@@ -174,12 +159,7 @@ def meant(line: str = "Rain.", **fields: Any) -> ScanOutcome:
     ("mode", "by_key", "by_meaning", "by_both"),
     [
         ("keys", ['key "inn" in the line'], None, ['key "inn" in the line']),
-        (
-            "keys_and_meaning",
-            ['key "inn" in the line'],
-            SAID,
-            [*SAID, 'key "inn" in the line'],
-        ),
+        ("keys_and_meaning", ['key "inn" in the line'], SAID, [*SAID, 'key "inn" in the line']),
         ("meaning", None, SAID, SAID),
     ],
 )
@@ -214,7 +194,7 @@ def test_without_an_embedding_model_keys_count_in_every_mode_and_words_in_two(
     assert reasons(scanned(lore, "Rain.", **worded)) == found
 
 
-def test_what_is_vectorized_is_found_by_its_meaning_whatever_its_book_says() -> None:
+def test_vectorized_entries_are_found_by_meaning_in_every_book() -> None:
     lore = book(entry("It", "inn", vectorized=True), mode="keys")
     assert titles(scanned(lore, "Rain.", **MEANT)) == ["It"]
     assert titles(scanned(lore, "The inn.", by_meaning=True)) == ["It"]
@@ -235,7 +215,9 @@ def test_what_is_vectorized_is_found_by_its_meaning_whatever_its_book_says() -> 
         ({"content": "@@exclude_keys rain\nIt."}, 'exclude key "rain"'),
     ],
 )
-def test_what_its_author_ruled_out_stays_out(fields: dict[str, Any], reason: str) -> None:
+def test_conditions_of_an_entry_hold_if_found_by_meaning(
+    fields: dict[str, Any], reason: str
+) -> None:
     assert refusals(meant(**fields)) == {"It": reason}
 
 
@@ -252,7 +234,7 @@ def test_a_cooldown_holds_for_it_too() -> None:
     assert refusals(later) == {"It": "cooldown, 7 messages left"}
 
 
-def test_it_gives_way_in_a_group_to_who_wins_it() -> None:
+def test_an_entry_found_by_meaning_can_lose_its_group() -> None:
     lore = book(
         entry("It", "inn", group="g"), entry("Other", "rain", group="g", group_override=True)
     )

@@ -93,9 +93,7 @@ def test_the_entry_that_finds_the_budget_used_up_ends_the_scan() -> None:
 def test_a_scan_counts_no_more_characters_than_a_prompt_could_hold(content: str) -> None:
     count = recording_count()
     entries = (entry(f"{number}", content=content, constant=True) for number in range(400))
-
     outcome = scanned(book(*entries), "Hello.", room=1_000, count=count)
-
     assert count.characters <= MIN_READ_CHARACTERS
     assert titles(outcome) == []
     assert refusals(outcome)["0"] == said(NO_ROOM)
@@ -121,7 +119,7 @@ def test_texts_without_macros_are_counted_once_a_revision() -> None:
     assert sorted(other.texts) == sorted(first.texts)
 
 
-def test_an_entry_whose_macros_do_too_much_is_left_out_and_the_others_come_in() -> None:
+def test_an_entry_with_too_many_macros_is_skipped_and_others_are_activated() -> None:
     def expand(text: str) -> str:
         if "bomb" in text:
             raise MacroLimitError(place="lore", limit="characters", most=1_000_000)
@@ -156,10 +154,8 @@ def test_the_books_of_a_scan_read_no_more_than_a_bound_together(
     """Newest messages first, and books in the order of precedence."""
     monkeypatch.setattr(window, "MAX_WINDOW_WORK", 5 * (window.BOOK_WORK + 100))
     books = [book(entry(f"{number}", "sea", "rain"), name=f"{number}") for number in range(4)]
-
     outcome = scanned(books, "The sea.", "The rain.", include_names=False)
     late = scanned(books, "Nothing.", "The sea.", include_names=False)
-
     assert sorted(titles(outcome)) == ["0", "1", "2", "3"]
     assert titles(late) == ["0"]
     assert late.notes == ["So many books are too much to look for in so much text."]

@@ -229,7 +229,7 @@ def test_world_info_s_entry_is_read_whole() -> None:
     )
 
 
-def test_what_world_info_leaves_out_is_at_its_default() -> None:
+def test_missing_members_of_world_info_have_defaults() -> None:
     assert world() == LoreEntry(keys=["lamp"], selective=False)
 
 
@@ -284,7 +284,7 @@ def test_values_of_the_wrong_kind_are_bent(
     assert getattr(world(**{member: value}), field) == expected
 
 
-def test_what_was_bent_is_told_once_with_how_often() -> None:
+def test_changed_values_are_reported_once_with_their_number() -> None:
     entries = {str(n): {"key": ["lamp"], "order": "fifty"} for n in range(3)}
     assert read({"entries": entries}).warnings == [
         "A value of `order` could not be used, so the default stands in for it (3 times)."
@@ -337,9 +337,7 @@ def test_sillytavern_s_extensions_win_over_the_entry_itself() -> None:
         ({"use_regex": True, "keys": ["/a/i", "b/c"]}, ["/a/i", "/b\\/c/"]),
     ],
 )
-def test_keys_are_patterns_where_character_card_v3_says_so(
-    members: dict[str, Any], keys: list[str]
-) -> None:
+def test_keys_are_patterns_if_use_regex_is_set(members: dict[str, Any], keys: list[str]) -> None:
     assert book(**{"keys": ["stair(s)?"], **members}).keys == keys
 
 
@@ -433,7 +431,7 @@ def test_kobold_s_keys_of_both_kinds_are_both_kept() -> None:
         ([], "kobold"),
     ],
 )
-def test_formats_are_told_apart_by_what_is_in_them(value: object, found: str) -> None:
+def test_formats_are_recognised_by_their_content(value: object, found: str) -> None:
     assert read(value).source.format == found
 
 
@@ -441,7 +439,7 @@ def test_formats_are_told_apart_by_what_is_in_them(value: object, found: str) ->
     "value",
     [1, "text", None, {}, {"name": "Mara"}, {"entries": 5}, {"entries": {"0": {"vendor": 1}}}],
 )
-def test_what_is_no_lorebook_is_refused(value: object) -> None:
+def test_a_value_that_is_no_lorebook_is_refused(value: object) -> None:
     with pytest.raises(LoreFileError, match=r"no lorebook|neither"):
         read(value)
 
@@ -457,7 +455,7 @@ def test_a_byte_order_mark_is_passed_over() -> None:
     assert read_file(data, given_name="Given").source.format == "agnai"
 
 
-def test_what_is_no_entry_is_left_out_and_told() -> None:
+def test_values_that_are_no_entries_are_skipped_and_reported() -> None:
     found = read({"entries": {"0": {"key": ["lamp"]}, "1": None, "2": [1], "3": "x"}})
     assert (len(found.entries), found.skipped) == (1, 3)
     assert found.warnings == [
@@ -465,7 +463,7 @@ def test_what_is_no_entry_is_left_out_and_told() -> None:
     ]
 
 
-def test_limits_say_what_and_how_much() -> None:
+def test_limits_name_the_allowed_and_the_found_amount() -> None:
     with pytest.raises(LoreLimitError) as caught:
         world(content="c" * 200_001)
     assert (caught.value.allowed, caught.value.found) == (200_000, 200_001)
@@ -515,7 +513,7 @@ def png_of(card: object) -> bytes:
         png_of(V2),
     ],
 )
-def test_of_a_whole_card_its_book_is_taken(data: bytes) -> None:
+def test_the_book_of_a_whole_card_is_read(data: bytes) -> None:
     found = read_file(data, given_name="file")
     assert (found.fields.name, len(found.entries)) == ("Mara", 1)
 

@@ -23,13 +23,7 @@ from backend.lorebooks.formats.writer import (
     lorebook_v3_object,
     world_info_object,
 )
-from tests.unit.lorebooks.test_reader import (
-    AGNAI,
-    KOBOLD_ENTRY,
-    NOVELAI,
-    RISU,
-    SILLYTAVERNS_ENTRY,
-)
+from tests.unit.lorebooks.test_reader import AGNAI, KOBOLD_ENTRY, NOVELAI, RISU, SILLYTAVERNS_ENTRY
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "cards" / "syn_lorebook_v3.json"
 LOREBOOK_V3 = json.loads(FIXTURE.read_bytes())
@@ -105,7 +99,7 @@ def test_a_character_book_comes_back_as_it_was() -> None:
         assert v2(found) == {"entries": [], **value}
 
 
-def test_what_stood_around_a_lorebook_v3_comes_back() -> None:
+def test_members_around_a_lorebook_v3_are_kept() -> None:
     value = {**LOREBOOK_V3, "spec_version": "3.0", "vendor": {"kept": True}}
     assert v3(read(value)) == value
 
@@ -118,7 +112,7 @@ def test_files_get_the_members_that_the_format_asks_for() -> None:
     assert [entry["use_regex"] for entry in found["entries"]] == [True, False]
 
 
-def test_a_changed_entry_changes_what_was_changed_alone() -> None:
+def test_a_changed_entry_changes_only_its_changed_fields() -> None:
     book = read(BARE)
     (stair, stair_source), (lamp, lamp_source) = book.entries
     changed = msgspec.structs.replace(lamp, content="Dark.", order=5, sticky=2, keys=["lamps"])
@@ -188,7 +182,7 @@ def test_every_format_goes_out_in_every_format_and_comes_in_the_same(value: obje
         assert again.warnings == []
 
 
-def test_what_is_not_known_comes_along_into_other_formats() -> None:
+def test_unknown_members_are_carried_into_other_formats() -> None:
     (agnai,) = v2(read(AGNAI))["entries"]
     assert agnai["priority"] == 3
     (novelai,) = world(read(NOVELAI))["entries"].values()
@@ -209,7 +203,7 @@ def test_what_is_not_known_comes_along_into_other_formats() -> None:
     assert card["extensions"] == {"display_index": 7, "vendor": 1}
 
 
-def test_there_and_back_again_what_is_not_known_is_still_there() -> None:
+def test_unknown_members_survive_two_conversions() -> None:
     book = read(ODD_WORLD)
     again = world(read(v2(book)))
     assert again["extensions"]["vendor"] == 10**40
@@ -290,7 +284,7 @@ BOOK = books()
 
 @settings(database=None)
 @given(value=BOOK | ODD | ENTRIES)
-def test_anything_is_read_or_refused_and_what_is_read_goes_out_and_in(value: object) -> None:
+def test_any_value_is_refused_or_survives_an_export(value: object) -> None:
     try:
         book = read(value)
     except AppError:

@@ -54,7 +54,7 @@ def test_terms_get_the_date_of_a_line_and_its_vector_does_not() -> None:
     assert document.said_at == int(MAY.timestamp())
 
 
-def test_a_window_takes_in_what_stands_next_to_a_line_in_its_scene() -> None:
+def test_a_window_includes_the_neighbours_of_a_line_in_its_scene() -> None:
     above = [line("one", "Ben"), line("two"), line("three", "Ben")]
     below = [line("four", "Ben"), line("five", scene=uuid4())]
     (document,) = build_message_documents(line("HERE"), before=above, after=below)
@@ -62,9 +62,7 @@ def test_a_window_takes_in_what_stands_next_to_a_line_in_its_scene() -> None:
     assert document.dense_window == "Ben: three\nMira: HERE\nBen: four"
 
 
-def test_of_a_neighbour_only_the_near_end_is_cut_into_parts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_the_near_end_of_a_neighbour_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     cut: list[int] = []
 
     def cut_and_measure(text: str) -> list[str]:
@@ -113,12 +111,12 @@ def test_a_long_message_becomes_chunks_that_know_their_neighbours() -> None:
         ("", False),
     ],
 )
-def test_a_question_is_told_by_how_it_ends(text: str, is_question: bool) -> None:
+def test_a_question_is_recognised_by_its_end(text: str, is_question: bool) -> None:
     (document,) = build_message_documents(line(text), before=[], after=[])
     assert document.is_question is is_question
 
 
-def test_a_line_of_nobody_stands_without_a_name() -> None:
+def test_a_line_without_an_author_has_no_name() -> None:
     (document,) = build_message_documents(line("The sun sets.", ""), before=[], after=[])
     assert document.dense_text == "The sun sets."
 
@@ -132,7 +130,7 @@ def test_a_scene_is_all_its_lines_for_terms_alone() -> None:
     assert (document.position, document.version) == (3, 9)
 
 
-def test_title_and_keys_stand_in_each_chunk_of_an_entry() -> None:
+def test_each_chunk_of_an_entry_has_its_title_and_keys() -> None:
     documents = build_lore_documents(
         uuid4(), uuid4(), title="Moonwell", keys=["well", "silver water"], content=words(300),
         version=1,
@@ -148,7 +146,7 @@ def test_an_entry_without_title_and_keys_is_its_content() -> None:
     assert document.text == "Hm."
 
 
-def test_an_event_says_when_where_and_who_in_both_halves() -> None:
+def test_an_event_has_time_place_and_people_in_both_texts() -> None:
     document = build_event_document(
         uuid4(), uuid4(), summary="The bridge fell.", when="third day of frost", where="Aldern",
         who=["Mira", "Ben"], keywords=["bridge"], said_at=MAY, version=1,

@@ -47,13 +47,13 @@ def read(cache: PayloadCache, *items: Stored) -> None:
     cache.add(items, writes=cache.writes)
 
 
-def test_what_was_found_once_is_known() -> None:
+def test_a_found_payload_is_cached() -> None:
     cache, item, other = PayloadCache(), stored(), stored()
     read(cache, item)
     assert found(cache, item, other) == [item[1], None]
 
 
-def test_what_is_written_takes_the_place_of_what_was_found() -> None:
+def test_a_written_payload_replaces_a_found_one() -> None:
     cache, item = PayloadCache(), stored()
     read(cache, item)
     changed = replace(item[1], words=8)
@@ -61,14 +61,14 @@ def test_what_is_written_takes_the_place_of_what_was_found() -> None:
     assert found(cache, item) == [changed]
 
 
-def test_an_import_does_not_push_out_what_is_found() -> None:
+def test_an_import_does_not_evict_found_payloads() -> None:
     cache, item = PayloadCache(4), stored()
     read(cache, item)
     cache.write([stored() for _ in range(20)])
     assert found(cache, item) == [item[1]]
 
 
-def test_what_was_read_before_a_write_is_not_kept_after_it() -> None:
+def test_a_payload_read_before_a_write_is_not_cached() -> None:
     cache, item = PayloadCache(), stored()
     writes = cache.writes
     cache.write([(item[0], replace(item[1], words=8))])
@@ -80,7 +80,7 @@ def test_what_was_read_before_a_write_is_not_kept_after_it() -> None:
     assert found(cache, item) == [None]
 
 
-def test_there_is_room_until_what_was_found_would_go() -> None:
+def test_there_is_room_until_found_payloads_would_be_evicted() -> None:
     cache = PayloadCache(8)
     assert cache.has_room(4)
     assert not cache.has_room(5)
@@ -89,7 +89,7 @@ def test_there_is_room_until_what_was_found_would_go() -> None:
     assert not cache.has_room(2)
 
 
-def test_a_user_is_forgotten_and_nobody_else() -> None:
+def test_only_the_given_user_is_forgotten() -> None:
     cache = PayloadCache(8)
     hers, his = [stored() for _ in range(3)], [stored(BEN) for _ in range(3)]
     read(cache, *hers, *his)
@@ -150,7 +150,7 @@ class Remote(ServerIndex):
         return cast("Any", Empty())
 
 
-async def test_it_is_opened_when_it_is_first_needed() -> None:
+async def test_a_remote_index_is_opened_on_first_use() -> None:
     index = Remote()
     index.is_up = True
     assert (index.asked, index.is_new) == (0, False)
@@ -159,7 +159,7 @@ async def test_it_is_opened_when_it_is_first_needed() -> None:
     assert (index.asked, index.is_new) == (1, True)
 
 
-async def test_while_it_is_down_it_is_tried_once_in_some_seconds() -> None:
+async def test_a_remote_index_that_is_down_is_tried_every_few_seconds() -> None:
     index = Remote()
     for _ in range(3):
         with pytest.raises(IndexUnavailableError, match="Nobody listens"):
@@ -175,7 +175,7 @@ async def test_while_it_is_down_it_is_tried_once_in_some_seconds() -> None:
     assert await index.count() == 0
 
 
-async def test_what_was_never_opened_is_closed_without_being_opened() -> None:
+async def test_an_unused_remote_index_is_closed_without_opening() -> None:
     index = Remote()
     await index.aclose()
     assert index.asked == 0
@@ -209,9 +209,7 @@ async def test_many_points_are_counted_once_until_their_user_signs_out() -> None
     assert index.asked == [ann, ann]
 
 
-async def test_what_is_kept_of_users_with_many_points_is_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_number_of_counted_users_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_COUNTED_USERS", 2)
     search, index = open_search(), cast("Any", Index())
     first, *others = [uuid4() for _ in range(3)]

@@ -38,19 +38,19 @@ def read(text: str, *cast: str, context: str = "") -> ParsedQuery:
     return parsed_query.parse_query(text, cast=cast, now=NOW, context=context)
 
 
-def test_who_is_named_comes_in_the_order_of_the_question() -> None:
+def test_names_are_in_the_order_of_the_question() -> None:
     cast = ["Mira", "Ben", "Ada"]
     assert read("What does Ben think of Mira's plan?", *cast).names == ["Ben", "Mira"]
     assert read("What does Mira think of Ben's plan?", *cast).names == ["Mira", "Ben"]
 
 
-def test_who_takes_part_is_named_and_is_not_what_is_looked_for() -> None:
+def test_names_of_the_cast_are_not_search_terms() -> None:
     reading = read("Where did Mira hide Ben's key?", "Mira", "Ben", "Cleo")
     assert reading.names == ["Mira", "Ben"]
     assert reading.meaning == "Where did hide key?"
 
 
-def test_a_name_alone_is_what_is_looked_for() -> None:
+def test_a_name_alone_is_searched_for() -> None:
     assert read("Mira?", "Mira").meaning == "Mira?"
 
 
@@ -64,7 +64,7 @@ def test_a_name_that_is_a_common_word_is_a_name_when_it_is_written_as_one() -> N
     assert read("what did Will do", "Will").names == ["Will"]
 
 
-def test_a_part_of_a_name_stands_for_all_of_it() -> None:
+def test_a_part_of_a_name_means_the_whole_name() -> None:
     reading = read("What does Elizabeth fear?", "Elizabeth of Bennet")
     assert reading.names == ["Elizabeth of Bennet"]
     assert reading.meaning == "What does fear?"
@@ -85,7 +85,7 @@ def test_a_query_of_nothing_but_asking_keeps_its_words() -> None:
     assert read("how many").terms == "how many"
 
 
-def test_what_was_said_before_counts_for_less() -> None:
+def test_words_of_the_context_weigh_less() -> None:
     reading = read("the bridge", context="the bridge and the tower")
     weights = parsed_query.weigh_terms(reading, reading.terms)
     assert weights["bridg"] == 1
@@ -106,7 +106,7 @@ def test_what_was_said_before_counts_for_less() -> None:
         ),
     ],
 )
-def test_a_query_may_ask_for_what_is_new(text: str, expected: bool) -> None:
+def test_a_query_may_ask_for_recent_lines(text: str, expected: bool) -> None:
     assert read(text).wants_recent is expected
 
 
@@ -137,7 +137,7 @@ def test_lines_are_asked_for_apart_from_the_rest() -> None:
     ]
 
 
-def test_only_what_is_wanted_is_asked_for() -> None:
+def test_only_requested_kinds_are_queried() -> None:
     assert planned(("lore",)) == [("dense", "dense", ["lore"]), ("sparse", "sparse", ["lore"])]
     assert len(planned(("message",))) == 5
 
@@ -204,7 +204,7 @@ def test_times_are_understood_in_every_language(language: str) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_what_is_about_the_asking_finds_nothing(language: str) -> None:
+def test_words_of_asking_find_nothing(language: str) -> None:
     others = count_terms(" ".join(QUESTIONS[language]["others"]))
     for _, question in QUESTIONS[language]["plain"]:
         terms = query_terms(read(question).terms)
@@ -254,7 +254,7 @@ def test_times_are_understood_as_their_language_writes_them(
         "",
     ],
 )
-def test_what_is_no_time_is_none(text: str) -> None:
+def test_words_that_are_no_times_are_ignored(text: str) -> None:
     assert find_spans(text, NOW) == []
 
 
@@ -265,7 +265,7 @@ def test_a_year_of_a_date_is_not_a_time_of_its_own() -> None:
     ]
 
 
-def test_yesterday_is_that_of_who_asks() -> None:
+def test_yesterday_is_in_the_time_zone_of_the_user() -> None:
     east = timezone(timedelta(hours=10))
     spans = find_spans("yesterday", NOW.astimezone(east))
     start = datetime(2023, 6, 15, tzinfo=east)
@@ -273,7 +273,7 @@ def test_yesterday_is_that_of_who_asks() -> None:
 
 
 @given(st.text(max_size=80), st.lists(st.text(max_size=12), max_size=4))
-def test_whatever_is_written_is_read(text: str, cast: list[str]) -> None:
+def test_any_text_is_a_query(text: str, cast: list[str]) -> None:
     reading = parsed_query.parse_query(text, cast=cast, now=NOW)
     assert set(reading.names) <= set(cast)
     assert bool(reading.meaning.strip()) >= bool(text.strip())

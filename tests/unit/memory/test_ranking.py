@@ -107,7 +107,7 @@ def test_nothing_found_is_nothing_ranked() -> None:
     assert rank({"dense": [], "scene": [hit("s", 3, kind="scene")]}) == []
 
 
-def test_what_two_signals_find_stands_above_what_one_finds_as_well() -> None:
+def test_a_hit_of_two_signals_ranks_above_a_hit_of_one() -> None:
     found: dict[Signal, list[Hit]] = {
         "dense": [hit("both", 0.6), hit("dense", 0.6), hit("low", 0.1)],
         "sparse": [hit("both", 8), hit("terms", 8), hit("low", 1)],
@@ -137,14 +137,14 @@ def test_a_scene_lifts_its_lines_and_is_no_memory_itself() -> None:
     assert rows(rank(found, weights=PLAIN)) == named("near", "far", "x")
 
 
-def test_who_is_named_is_believed_to_have_said_it() -> None:
+def test_lines_of_the_named_speaker_are_preferred() -> None:
     found: dict[Signal, list[Hit]] = {
         "dense": [hit("other", 0.41, speaker=1), hit("named", 0.4, speaker=2), hit("x", 0.1)]
     }
     assert rows(rank(found, weights=PLAIN, speakers={2})) == named("named", "other", "x")
 
 
-def test_of_two_who_are_named_the_first_is_believed_to_have_said_it() -> None:
+def test_the_first_of_two_named_speakers_is_preferred() -> None:
     found: dict[Signal, list[Hit]] = {
         "dense": [hit("second", 0.41, speaker=1), hit("first", 0.4, speaker=2), hit("x", 0.1)]
     }
@@ -155,7 +155,7 @@ def test_of_two_who_are_named_the_first_is_believed_to_have_said_it() -> None:
     assert alone[0] == alone[1]
 
 
-def test_the_reply_to_a_question_that_is_near_comes_before_what_is_as_near() -> None:
+def test_the_reply_to_a_near_question_ranks_before_equal_lines() -> None:
     scene, other = uuid4(), uuid4()
     found: dict[Signal, list[Hit]] = {
         "dense": [
@@ -175,7 +175,7 @@ def test_the_reply_to_a_question_that_is_near_comes_before_what_is_as_near() -> 
     assert plain[:4] == [*others, *named("reply")]
 
 
-def test_what_was_said_in_the_time_that_is_named_comes_first() -> None:
+def test_lines_of_the_named_time_rank_first() -> None:
     found: dict[Signal, list[Hit]] = {
         "dense": [hit("late", 0.41, said_at=200), hit("then", 0.4, said_at=100), hit("x", 0.1)]
     }
@@ -195,14 +195,14 @@ def test_age_only_breaks_ties() -> None:
     assert rows(rank(found, weights=PLAIN)) == named("best", "new", "old", "x")
 
 
-def test_a_query_for_what_is_new_gets_it() -> None:
+def test_a_query_for_recent_lines_prefers_them() -> None:
     found: dict[Signal, list[Hit]] = {
         "dense": [hit("old", 0.42, said_at=1), hit("new", 0.4, said_at=900), hit("x", 0.1)]
     }
     assert rows(rank(found, weights=PLAIN, wants_recent=True))[0] == uuid5(CHAT, "new")
 
 
-def test_a_bare_question_stands_below_an_answer() -> None:
+def test_a_bare_question_ranks_below_an_answer() -> None:
     found: dict[Signal, list[Hit]] = {
         "dense": [hit("asks", 0.41, is_question=True), hit("says", 0.4), hit("x", 0.1)]
     }
@@ -228,7 +228,7 @@ def test_lore_is_not_behind_messages_for_having_no_window() -> None:
     assert rows(rank(found, weights=weights))[0] == uuid5(CHAT, "lore")
 
 
-def test_two_hits_are_no_sample_of_what_a_poor_score_is() -> None:
+def test_two_hits_are_too_few_to_scale_scores() -> None:
     found: dict[Signal, list[Hit]] = {"sparse": [hit("a", 9), hit("b", 8)]}
     assert [round(each.score, 2) for each in rank(found, weights=PLAIN)] == [0.5, 0.44]
 
@@ -268,7 +268,7 @@ def test_meaning_alone_words_alone_or_half_of_each_is_enough() -> None:
     assert rows(kept) == named("meaning", "words", "halves")
 
 
-def test_where_nothing_is_near_nothing_comes_back() -> None:
+def test_far_candidates_are_not_selected() -> None:
     far = [candidate("a", dense=0.5), candidate("b", dense=0.45)]
     assert select_relevant(far, LEAST) == far
     assert select_relevant(far, RankingThresholds(dense=0.4, sparse=10, best=1.5)) == []
@@ -286,7 +286,7 @@ def test_thresholds_of_zero_let_everything_through() -> None:
     assert select_relevant(far, RankingThresholds(dense=0, sparse=0)) == far
 
 
-def test_cosines_are_measured_from_what_is_unrelated_with_the_model_in_use() -> None:
+def test_cosines_are_measured_from_unrelated_texts_of_the_model() -> None:
     compressed = ModelCosines(unrelated=0.7, dense=0.8, lore=0.82)
     hits = [candidate("near", dense=0.86), candidate("far", dense=0.76), candidate("no", dense=0.7)]
     assert select_relevant(hits, compute_thresholds(None, activates_lore=False)) == hits
@@ -302,7 +302,7 @@ def test_cosines_are_measured_from_what_is_unrelated_with_the_model_in_use() -> 
     assert scale.explain(candidate("far", dense=0.71, sparse=5.0), 1).kind == "words"
 
 
-def test_what_speaks_for_a_line_is_told_by_what_is_enough() -> None:
+def test_the_reasons_of_a_line_are_relative_to_the_thresholds() -> None:
     scene = uuid4()
     found = gather(["scene"], [[hit("scene", 8.0, kind="scene", scene=scene)]])
     scale = MatchScale(
@@ -330,7 +330,7 @@ def test_what_speaks_for_a_line_is_told_by_what_is_enough() -> None:
 @pytest.mark.parametrize(
     "name", ["minilm-l6-v2-int8-0a1b2c3d", "sentence-transformers/all-MiniLM-L6-v2"]
 )
-def test_a_model_is_known_by_its_name_whoever_serves_it(name: str) -> None:
+def test_a_model_is_known_by_its_name_from_every_server(name: str) -> None:
     assert find_cosines(name) == MINILM
 
 
@@ -383,7 +383,7 @@ def plain_features(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_weighed_is_what_was_found_hit_by_hit(seed: int) -> None:
+def test_features_agree_with_a_plain_computation(seed: int) -> None:
     draw = random.Random(seed)
     scenes = [uuid4() for _ in range(4)]
     known = [
@@ -424,7 +424,7 @@ scores = st.lists(
 
 
 @given(st.dictionaries(st.sampled_from(SIGNALS[:4]), scores, max_size=4))
-def test_whatever_was_found_is_ranked_once_by_finite_scores(
+def test_every_hit_is_ranked_once_with_a_finite_score(
     given_scores: dict[Signal, list[tuple[int, float]]],
 ) -> None:
     found: dict[Signal, list[Hit]] = {
@@ -509,7 +509,7 @@ MANY_SCENES = in_scenes([uuid4() for _ in range(20)])
 ONE_SCENE = in_scenes([uuid4()] * 20)
 
 
-def test_a_short_question_whose_hits_lie_in_many_scenes_is_broad() -> None:
+def test_a_short_question_with_hits_in_many_scenes_is_broad() -> None:
     question = "Which spells?"
     assert breadth(question, MANY_SCENES) > 0.8
     assert breadth(question, ONE_SCENE) < 0.5 * breadth(question, MANY_SCENES)
@@ -550,7 +550,7 @@ def test_a_line_that_its_own_words_found_keeps_its_place() -> None:
     assert [each.id for each in lowered] == [best.id, beside.id, apart.id]
 
 
-def test_only_lines_of_one_chat_stand_next_to_each_other() -> None:
+def test_only_lines_of_one_chat_are_neighbours() -> None:
     some = [
         line(1.0, 0),
         line(0.9, 1, chat=uuid4()),
@@ -561,7 +561,7 @@ def test_only_lines_of_one_chat_stand_next_to_each_other() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_recalled_for_a_list_comes_from_several_places() -> None:
+async def test_memories_for_a_broad_question_come_from_several_places() -> None:
     best, beside, apart = line(1.0, 7), line(0.9, 8), line(0.8, 40)
     request = SearchRequest(text="Which spells?", now=datetime(2026, 3, 4, tzinfo=UTC))
     nowhere: Any = None
@@ -579,7 +579,7 @@ async def test_what_is_recalled_for_a_list_comes_from_several_places() -> None:
 
 
 class EveryRow:
-    """A source whose rows all count, and a database that is not asked."""
+    """A source of valid rows, and a database without queries."""
 
     kind: Kind = "message"
 
@@ -607,26 +607,26 @@ def at(degrees: float) -> Floats:
     return np.array([np.cos(turned), np.sin(turned)], dtype=np.float32)
 
 
-def test_what_says_the_same_as_something_better_is_dropped() -> None:
+def test_near_duplicates_of_better_candidates_are_dropped() -> None:
     best, same, other = scored(0.9), scored(0.8), scored(0.7)
     vectors = {best.id: at(0), same.id: at(2), other.id: at(60)}
     assert mmr.select_diverse([best, same, other], vectors, count=3) == [best, other]
 
 
-def test_the_order_stays_where_relevance_is_all_that_counts() -> None:
+def test_the_order_stays_if_only_relevance_counts() -> None:
     some = [scored(score) for score in (0.9, 0.8, 0.7)]
     vectors = {each.id: at(20 * place) for place, each in enumerate(some)}
     assert mmr.select_diverse(some, vectors, count=2, relevance_weight=1) == some[:2]
 
 
-def test_a_lower_weight_prefers_what_is_new() -> None:
+def test_a_lower_weight_prefers_new_candidates() -> None:
     best, near, far = scored(0.9), scored(0.85), scored(0.7)
     vectors = {best.id: at(0), near.id: at(25), far.id: at(90)}
     picked = mmr.select_diverse([best, near, far], vectors, count=2, relevance_weight=0.5)
     assert picked == [best, far]
 
 
-def test_what_has_no_vector_repeats_nothing() -> None:
+def test_candidates_without_vectors_repeat_nothing() -> None:
     some = [scored(0.9), scored(0.9)]
     assert mmr.select_diverse(some, {}, count=5) == some
     assert mmr.select_diverse(some, {some[0].id: at(0)}, count=5) == some

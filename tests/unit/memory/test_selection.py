@@ -88,7 +88,7 @@ def names(candidates: list[Candidate], *names: str) -> list[str]:
     return [by_row[each.payload.source_id] for each in candidates]
 
 
-def test_lines_that_are_half_near_come_nearest_first_whatever_their_words() -> None:
+def test_half_near_lines_are_sorted_by_distance_without_their_words() -> None:
     far, half, near = hit("words", 0.02), hit("half", LEAST.dense / 2), hit("near", LEAST.dense)
     assert names(find_nearest(found(far, half, near), LEAST), "half", "near") == ["near", "half"]
     ranked = rank({"dense": [near, half, far], "sparse": [hit("words", 20)]})
@@ -102,12 +102,12 @@ def test_no_more_lines_come_than_are_wanted() -> None:
     assert [find_nearest(hits, LEAST, most=most) for most in (4, 0)] == [every[:4], []]
 
 
-def test_where_no_line_is_near_by_its_meaning_alone_none_comes() -> None:
+def test_no_line_is_returned_if_none_is_near() -> None:
     assert find_nearest(found(hit("words", 0.28), hit("half", 0.2)), LEAST) == []
     assert find_nearest({}, LEAST) == []
 
 
-def test_what_is_no_line_of_a_chat_keeps_its_thresholds() -> None:
+def test_events_and_lore_keep_their_thresholds() -> None:
     events = found(hit("event", 0.6, kind="event"), hit("lore", 0.6, kind="lore"))
     assert find_nearest(events, LEAST) == []
 
@@ -153,7 +153,7 @@ def test_the_first_memories_keep_their_places_and_then_the_nearest_come_by_turns
     assert merged == [*first, near[0], other, last, near[1], near[2]]
 
 
-def test_only_what_there_is_room_for_comes_in_and_nothing_chosen_goes_for_it() -> None:
+def test_near_lines_are_added_only_if_they_fit_beside_the_chosen() -> None:
     chosen, near = some("chosen", 3, 0.3), some("near", 9, 0.2)
     line = 10 * TOKENS_PER_WORD + TOKENS_PER_LINE
     assert merge_nearest(chosen, near, room=ceil(5 * line), most=100) == [*chosen, *near[:2]]
@@ -267,7 +267,7 @@ def line_of(candidate: Candidate, position: int = 3) -> OriginMessage:
     return OriginMessage(candidate.payload.source_id, CHAT, position)
 
 
-def test_the_lines_of_an_event_stand_higher_by_how_near_it_is() -> None:
+def test_an_event_raises_the_rank_of_its_lines() -> None:
     best, event, line = scored(1.0), scored(0.9, "event"), scored(0.8)
     told = add_origin_lines(
         [best, event, line], made_of(event, line_of(line)), parts=HERE, kinds=()
@@ -276,7 +276,7 @@ def test_the_lines_of_an_event_stand_higher_by_how_near_it_is() -> None:
     assert (told[0].score, told[0].joined) == (0.8 + EVENT_BOOST * 0.9, 0.9)
 
 
-def test_a_line_that_was_not_found_comes_in_once_behind_what_was() -> None:
+def test_a_line_that_was_not_found_is_added_once_after_the_results() -> None:
     event, other, far = scored(1.0, "event"), scored(0.9, "event"), scored(0.5)
     origin = OriginMessage(uuid4(), CHAT, 7)
     recalled = made_of(event, origin, origin) | made_of(other, origin)

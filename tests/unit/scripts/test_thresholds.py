@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Words:
-    """An `Embedder` whose texts have as much in common as is said."""
+    """An `Embedder` whose texts have a given part in common."""
 
     def __init__(self, common: float) -> None:
         self.spec = EmbedderSpec(provider="test", model="words", dimension=1024)
@@ -45,7 +45,6 @@ async def test_a_narrower_range_of_cosines_has_higher_thresholds() -> None:
     data = json.loads(BOOKS.read_text(encoding="utf-8"))
     wide, _ = await fit(Words(0.0), data)
     narrow, lines = await fit(Words(1.5), data)
-
     assert wide.unrelated == 0
     assert 0.6 < narrow.unrelated < narrow.dense < 1
     assert narrow.dense > wide.dense
@@ -53,7 +52,7 @@ async def test_a_narrower_range_of_cosines_has_higher_thresholds() -> None:
     assert any("found" in line for line in lines)
 
 
-def test_a_model_that_nobody_has_measured_is_on_the_scale_of_its_unrelated_texts() -> None:
+def test_an_unknown_model_is_scaled_by_its_unrelated_texts() -> None:
     assert find_cosines("text-embedding-nobody-knows") is None
     assert scale_cosines(0.2) == MINILM
     narrow = scale_cosines(0.7)

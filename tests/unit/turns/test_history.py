@@ -1,4 +1,4 @@
-"""The kept history and the summary before it: no line between them is missing, whatever fits."""
+"""The kept history and the summary before it. No line between them is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from backend.turns.prompt.history import find_read_begin, fit_history
 
 @dataclass(frozen=True)
 class Line:
-    """`tokens` as they are stored, `counted` as they are for the model."""
+    """A message: `tokens` as stored, `counted` as counted for the model."""
 
     position: int
     tokens: int
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Scene:
-    """A chat: its lines, its budget, what is always sent, and through where it is summarised."""
+    """A chat: its lines and budget, the tokens always sent, and the last summarised line."""
 
     lines: list[Line]
     budget: Budget
@@ -72,7 +72,7 @@ class Scene:
 
 
 def read(scene: Scene) -> RetrievedPrompt:
-    """What a turn reads of a scene, as `PromptBuilder` does."""
+    """Load a scene as `PromptBuilder` does."""
     summary = None if scene.summarised is None else SimpleNamespace(path_tokens=scene.summarised)
     loaded: Any = SimpleNamespace(
         summary=summary, path_tokens=scene.path_tokens, sums_rounds=False, summed_up=0
@@ -187,7 +187,7 @@ def test_a_summary_that_is_left_out_leaves_the_prompt_as_it_would_be_without(sce
     assert history.positions[len(history.positions) - len(kept) :] == kept
 
 
-def test_history_reaches_back_to_a_summary_out_of_what_retrieval_may_take() -> None:
+def test_history_uses_the_retrieval_budget_to_reach_a_summary() -> None:
     lines = [Line(place, 10, 10, hidden=False, start=10 * place) for place in range(50)]
     budget = Budget(total=400, history=200, retrieval=200, reply_reserve=1, min_tail_messages=4)
     scene = Scene(lines, budget, 1.0, always=10, summary=24, words=10)
@@ -211,7 +211,7 @@ def test_a_summary_for_which_there_is_no_room_does_not_keep_the_turn_from_coming
 
 
 @given(st.integers(0, 5_000), st.integers(0, 5_000), st.integers(0, 5_000), st.integers(0, 5_000))
-def test_what_is_joined_never_begins_behind_the_summary_nor_takes_too_much(
+def test_joined_history_starts_at_the_summary_and_keeps_its_limit(
     begin: int, summarised: int, path_tokens: int, most: int
 ) -> None:
     start = find_joined_start(begin, summarised=summarised, path_tokens=path_tokens, most=most)

@@ -34,7 +34,7 @@ def transcript_of(steps: Pieces | Steps) -> Transcript:
 
 
 def take(transcript: Transcript, kind: str, text: str) -> None:
-    """Say something, or let something happen; a reset drops the last half of what was said."""
+    """Append text or an event. A reset drops the last half of the text."""
     if kind == "event":
         number = len(transcript.events)
         if text.endswith(".reset"):
@@ -45,14 +45,14 @@ def take(transcript: Transcript, kind: str, text: str) -> None:
 
 
 def reset(transcript: Transcript, name: str, *, since: int) -> int:
-    """Drop what was said after a place, and return the length of what is left."""
+    """Drop the text after an offset, and return the length of the rest."""
     dropped: SpokenKind = "text" if name == "text.reset" else "thinking"
     transcript.drop(dropped, since=since)
     return len(transcript.join(dropped))
 
 
 def said(events: list[TurnEvent]) -> Pieces:
-    """What the deltas say, with neighbours of one kind joined."""
+    """The texts of the deltas. Neighbours of one kind are joined."""
     runs: Pieces = []
     for event in events:
         kind, _, word = event.name.partition(".")
@@ -77,9 +77,7 @@ def closed(progress: Progress, *, usage: bool, saved: bool, failed: bool) -> Pro
 
 
 @given(PIECES, st.integers(0, 400))
-def test_what_was_said_before_an_offset_and_after_it_is_everything(
-    pieces: Pieces, offset: int
-) -> None:
+def test_texts_before_and_after_an_offset_make_the_whole(pieces: Pieces, offset: int) -> None:
     transcript = transcript_of(pieces)
     whole = "".join(text for _, text in pieces)
     assert "".join(data["text"] for _, data, _ in transcript.since(offset)) == whole[offset:]
@@ -107,7 +105,7 @@ def stored(live: Transcript) -> Transcript:
 
 
 @given(STEPS)
-def test_a_transcript_restored_from_what_is_stored_is_the_same(steps: Steps) -> None:
+def test_a_transcript_restored_from_storage_is_the_same(steps: Steps) -> None:
     live = transcript_of(steps)
     other = stored(live)
     for offset in range(live.length + 2):
@@ -117,9 +115,7 @@ def test_a_transcript_restored_from_what_is_stored_is_the_same(steps: Steps) -> 
 
 
 @given(STEPS, STEPS)
-def test_a_turn_that_goes_on_elsewhere_numbers_what_comes_as_if_it_had_never_left(
-    steps: Steps, more: Steps
-) -> None:
+def test_a_turn_that_moves_to_another_process_keeps_counting(steps: Steps, more: Steps) -> None:
     whole, other = transcript_of(steps + more), stored(transcript_of(steps))
     for kind, text in more:
         take(other, kind, text)
@@ -129,9 +125,7 @@ def test_a_turn_that_goes_on_elsewhere_numbers_what_comes_as_if_it_had_never_lef
 
 
 @given(STEPS, STEPS)
-def test_what_is_dropped_is_not_in_the_reply_and_keeps_its_places(
-    steps: Steps, more: Steps
-) -> None:
+def test_dropped_text_is_not_in_the_reply_and_keeps_its_offsets(steps: Steps, more: Steps) -> None:
     transcript = transcript_of(steps)
     heard = list(Progress({}, {}, transcript).events_after(0))
     length, thoughts = transcript.length, transcript.join("thinking")
@@ -149,7 +143,7 @@ def test_what_is_dropped_is_not_in_the_reply_and_keeps_its_places(
 
 
 @given(STEPS, st.data())
-def test_a_client_that_keeps_what_resets_leave_has_the_reply_wherever_it_comes_back(
+def test_a_client_that_applies_resets_has_the_reply_after_any_reconnect(
     steps: Steps, data: st.DataObject
 ) -> None:
     """It follows the turn live up to some step, and the rest of the turn later, at once."""
@@ -176,7 +170,7 @@ def test_a_client_that_keeps_what_resets_leave_has_the_reply_wherever_it_comes_b
 
 
 @given(STEPS, st.data())
-def test_events_are_told_once_and_in_order_wherever_a_client_comes_back(
+def test_events_are_sent_once_and_in_order_after_any_reconnect(
     steps: Steps, data: st.DataObject
 ) -> None:
     whole = transcript_of(steps)
@@ -201,7 +195,7 @@ def test_ids_count_up_and_no_event_has_another_one_s(
 
 
 @given(PIECES, st.booleans(), st.booleans(), st.booleans(), st.data())
-def test_whoever_comes_back_after_any_event_gets_the_others_and_none_twice(
+def test_a_reconnecting_client_gets_the_missing_events_once(
     pieces: Pieces, usage: bool, saved: bool, failed: bool, data: st.DataObject
 ) -> None:
     """The first part is heard piece by piece, as it is said; then comes a cut."""
@@ -226,10 +220,10 @@ def test_whoever_comes_back_after_any_event_gets_the_others_and_none_twice(
 
 
 @given(PIECES, PIECES, st.integers(0, 60))
-def test_a_client_that_is_ahead_of_what_is_stored_gets_nothing_twice(
+def test_a_client_ahead_of_the_stored_events_gets_nothing_twice(
     pieces: Pieces, more: Pieces, behind: int
 ) -> None:
-    """It followed the process that runs the turn, and now asks one that reads what is stored."""
+    """It moves from the process of the turn to one that reads stored events."""
     live = Progress({}, {}, transcript_of(pieces))
     had = list(live.events_after(0))
     whole = transcript_of(pieces + more)
@@ -273,7 +267,7 @@ def test_places_stay_the_same_when_the_text_is_gone(pieces: Pieces, text_stays: 
             )
 
 
-def test_an_event_stands_on_the_wire_as_server_sent_events_want_it() -> None:
+def test_an_event_is_encoded_as_a_server_sent_event() -> None:
     event = TurnEvent(7, "text.delta", {"text": "one\ntwo\r\u2028“three”"})
     head, data, *end = event.encode().split(b"\ndata: ")
     assert head == b"id: 7\nevent: text.delta"
@@ -284,7 +278,7 @@ def test_an_event_stands_on_the_wire_as_server_sent_events_want_it() -> None:
     assert not end
 
 
-def test_before_the_context_is_ready_only_the_start_is_told() -> None:
+def test_before_the_context_is_ready_only_the_start_is_sent() -> None:
     progress = Progress({"turn_id": "t"})
     progress.transcript.append("text", "too early")
     assert [event.name for event in progress.events_after(0)] == ["turn.started"]
@@ -292,7 +286,7 @@ def test_before_the_context_is_ready_only_the_start_is_told() -> None:
 
 
 def cut_off(transcript: Transcript, length: int) -> Transcript:
-    """What was stored when only the first `length` characters had been said."""
+    """The transcript as it was stored after the first `length` characters."""
     left = Transcript()
     for name, data, end in transcript.since(0):
         text = data["text"]
@@ -321,40 +315,18 @@ def test_a_space_is_put_between_two_words(before: str, more: str) -> None:
     assert find_joint(before, more) == " "
 
 
-@pytest.mark.parametrize(
-    ("before", "more"),
-    [
-        ("", "He nods."),
-        ("He nods. ", "He goes."),
-        ("He nods.", "\n\nHe goes."),
-        ("He nods", ", and goes."),
-        ("He nods", "… and goes."),
-        ("I don", "'t know."),
-        ("I don", "’t know."),
-        ("*He nods", "*"),
-        ('He says "no', '"'),
-        ("„Nun", "“, sagt er."),
-        ("“Well", "”, he says."),
-        ("»Nun", "«, sagt er."),
-        ("He says: “", "No."),
-        ('He says "', 'No."'),
-        ("He says: **", "No.**"),
-        ("Five (", "or six)"),
-        ("Five (or six", ") came."),
-        ("A well-", "known man"),
-        ("He was—", "gone."),
-        ("He was", "—gone."),
-        ("彼は言った。", "「行こう」"),
-        ("ไม่เป็น", "ไร"),
-    ],
-)
-def test_nothing_is_put_between_what_belongs_together(before: str, more: str) -> None:
+@pytest.mark.parametrize(("before", "more"), [
+    ("", "He nods."), ("He nods. ", "He goes."), ("He nods.", "\n\nHe goes."),
+    ("He nods", ", and goes."), ("He nods", "… and goes."), ("I don", "'t know."),
+    ("I don", "’t know."), ("*He nods", "*"), ('He says "no', '"'), ("„Nun", "“, sagt er."),
+    ("“Well", "”, he says."), ("»Nun", "«, sagt er."), ("He says: “", "No."),
+    ('He says "', 'No."'), ("He says: **", "No.**"), ("Five (", "or six)"),
+    ("Five (or six", ") came."), ("A well-", "known man"), ("He was—", "gone."),
+    ("He was", "—gone."), ("彼は言った。", "「行こう」"), ("ไม่เป็น", "ไร"), ("“" * 1_000_000, "No."),
+], ids=lambda text: text[-20:])  # fmt: skip
+def test_texts_that_belong_together_get_no_space(before: str, more: str) -> None:
     assert find_joint(before, more) == ""
 
 
 def test_text_after_a_block_of_code_begins_a_line() -> None:
     assert find_joint("```\nroll 2d6\n```", "He rolls.") == "\n"
-
-
-def test_only_the_end_of_a_long_text_is_read() -> None:
-    assert find_joint("“" * 1_000_000, "No.") == ""

@@ -1,4 +1,4 @@
-"""Which of a model's suggestions are shown."""
+"""The suggestions of a model that are shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from backend.turns.api.suggestions import read_suggestions
         "我跟着她走下楼梯。",
     ],
 )
-def test_what_a_user_could_say_is_shown(line: str) -> None:
+def test_possible_user_lines_are_shown(line: str) -> None:
     found = read_suggestions([line], most=3)
     assert found.lines == [line]
     assert found.dropped == 0

@@ -1,4 +1,4 @@
-"""Blinding: a rotation that keeps every cosine, and term ids that nobody else can make."""
+"""Blinding: a rotation that keeps every cosine, and term ids that depend on a key."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def plain_rotation(key: bytes, vector: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize("dimension", [1, 6, 37, 130, 300])
-def test_a_rotation_is_what_its_description_says(dimension: int) -> None:
+def test_a_rotation_agrees_with_its_description(dimension: int) -> None:
     vector = made_up(1, dimension)[0]
     expected = plain_rotation(KEY, [float(number) for number in vector])
     assert Rotation(KEY, dimension).apply(vector) == pytest.approx(expected, abs=1e-6)

@@ -64,7 +64,7 @@ def test_the_secret_opens_every_generation(kind: SlotKind) -> None:
         assert opened(wrapped, place(generation, kind)) == KEYS[generation]
 
 
-def test_what_was_just_wrapped_opens_directly_and_what_was_sent_does_not() -> None:
+def test_a_wrapped_envelope_is_direct_and_an_addressed_one_is_not() -> None:
     for form, make in FORMS.items():
         wrapped = make()
         at = place(GENERATIONS[form])
@@ -112,7 +112,7 @@ def test_an_envelope_cannot_be_passed_off_as_another() -> None:
                     opened(wrapped, other)
 
 
-def test_who_has_the_old_user_key_and_the_root_key_does_not_get_the_next_one() -> None:
+def test_the_old_user_key_and_the_root_key_do_not_reveal_the_next_one() -> None:
     wrapped = next_one(direct(), 2)
     content = ROOT.unwrap(wrapped, context=place(2).context(), purpose="envelope")
     assert KEYS[2] not in content

@@ -1,4 +1,4 @@
-"""The root key: its text, its file, and what it wraps."""
+"""The root key: its text, its file and wrapped keys."""
 
 from __future__ import annotations
 
@@ -68,16 +68,13 @@ def mode(path: Path) -> int:
 )
 def test_reads_versions_in_every_form_that_people_write(text: str, versions: list[int]) -> None:
     keys = parse_root_keys(text)
-
     assert keys.versions == versions
     assert keys.current == versions[-1]
 
 
 def test_order_does_not_matter_only_the_version_does() -> None:
     one, other = f"1:{OLD_TEXT}\n2:{NEW_TEXT}", f"2:{NEW_TEXT}\n1:{OLD_TEXT}"
-
     wrapped = parse_root_keys(one).wrap(b"secret", context=b"c")
-
     assert wrapped[0] == 2
     assert opens(parse_root_keys(other), wrapped) == b"secret"
     assert opens(parse_root_keys(f"2:{NEW_TEXT}"), wrapped) == b"secret"
@@ -105,7 +102,6 @@ def test_order_does_not_matter_only_the_version_does() -> None:
 def test_a_key_that_cannot_be_read_is_refused_without_being_quoted(text: str) -> None:
     with pytest.raises(RootKeyError) as caught:
         parse_root_keys(text)
-
     told = "".join(traceback.format_exception(caught.value))
     for key in (OLD_TEXT, NEW_TEXT, NEW.hex()):
         assert key[:12] not in told
@@ -120,10 +116,8 @@ def test_no_key_at_all_is_refused(text: str) -> None:
 def test_a_key_file_of_raw_bytes_is_refused_without_being_quoted(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"\xff\xfe" + NEW_TEXT.encode())
-
     with pytest.raises(RootKeyError, match="is not a text file") as caught:
         load_root_keys(path)
-
     assert NEW_TEXT[:12] not in "".join(traceback.format_exception(caught.value))
 
 
@@ -131,7 +125,6 @@ def test_the_first_start_makes_a_key_that_its_owner_alone_can_read(
     path: Path, careless_umask: None
 ) -> None:
     made = load_root_keys(path, create=True)
-
     assert made.versions == [1]
     assert mode(path) == 0o600
     assert opens(load_root_keys(path), made.wrap(b"secret", context=b"c")) == b"secret"
@@ -141,19 +134,17 @@ def test_the_first_start_makes_a_key_that_its_owner_alone_can_read(
 def test_a_key_is_not_made_unless_asked_for(path: Path) -> None:
     with pytest.raises(RootKeyError, match="does not exist"):
         load_root_keys(path)
-
     assert not path.exists()
 
 
 def test_every_installation_makes_a_key_of_its_own(tmp_path: Path) -> None:
     one = load_root_keys(tmp_path / "one", create=True)
     other = load_root_keys(tmp_path / "other", create=True)
-
     with pytest.raises(RootKeyError):
         opens(other, one.wrap(b"secret", context=b"c"))
 
 
-def test_of_two_processes_that_start_together_one_makes_the_key_and_both_use_it(
+def test_two_processes_that_start_together_use_one_key(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = load_root_keys(path, create=True)
@@ -171,9 +162,7 @@ def test_of_two_processes_that_start_together_one_makes_the_key_and_both_use_it(
 
 def test_the_setting_goes_before_the_file(path: Path) -> None:
     wrapped = load_root_keys(path, create=True).wrap(b"secret", context=b"c")
-
     keys = load_root_keys(path, value=f"3:{NEW_TEXT}")
-
     assert keys.versions == [3]
     with pytest.raises(RootKeyError, match="version 1 is missing"):
         opens(keys, wrapped)
@@ -203,9 +192,7 @@ def test_a_new_version_is_used_from_then_on_and_the_old_one_still_opens(
 def test_dropping_old_versions_leaves_the_newest_alone(path: Path, careless_umask: None) -> None:
     old = load_root_keys(path, create=True)
     added = add_root_key(path)
-
     left = drop_old_root_keys(path)
-
     assert left.versions == load_root_keys(path).versions == [2]
     assert mode(path) == 0o600
     assert opens(left, added.wrap(b"secret", context=b"c")) == b"secret"
@@ -224,10 +211,8 @@ def test_dropping_old_versions_leaves_the_newest_alone(path: Path, careless_umas
 def test_a_file_written_by_hand_can_be_rotated_too(path: Path, text: str) -> None:
     path.parent.mkdir()
     path.write_text(text)
-
     assert add_root_key(path).versions == [1, 2, 3]
     left = drop_old_root_keys(path)
-
     assert left.versions == [3]
     assert OLD_TEXT not in path.read_text()
     assert NEW_TEXT not in path.read_text()
@@ -303,9 +288,7 @@ def test_a_link_to_the_key_file_stays_a_link(path: Path, tmp_path: Path) -> None
     load_root_keys(path, create=True)
     link = tmp_path / "link"
     link.symlink_to(path)
-
     add_root_key(link)
-
     assert link.is_symlink()
     assert load_root_keys(path).versions == [1, 2]
 
@@ -313,15 +296,13 @@ def test_a_link_to_the_key_file_stays_a_link(path: Path, tmp_path: Path) -> None
 def test_a_wrapping_opens_in_its_context_alone() -> None:
     keys = RootKeys({1: OLD})
     wrapped = keys.wrap(b"secret", context=b"slot/1")
-
     assert opens(keys, wrapped, context=b"slot/1") == b"secret"
     with pytest.raises(RootKeyError):
         opens(keys, wrapped, context=b"slot/2")
 
 
-def test_another_key_of_the_same_version_is_told_apart_from_a_missing_one() -> None:
+def test_a_different_key_and_a_missing_key_have_different_errors() -> None:
     wrapped = RootKeys({1: OLD}).wrap(b"secret", context=b"c")
-
     with pytest.raises(RootKeyError, match="this is a different key"):
         opens(RootKeys({1: NEW}), wrapped)
     with pytest.raises(RootKeyError, match="version 1 is missing"):
@@ -334,5 +315,5 @@ def test_only_keys_of_256_bits_are_taken(length: int) -> None:
         RootKeys({1: bytes(length)})
 
 
-def test_its_keys_do_not_show_in_a_debugger_line() -> None:
+def test_root_keys_do_not_show_in_a_repr() -> None:
     assert "x" * 8 not in repr(RootKeys({1: b"x" * 32}))

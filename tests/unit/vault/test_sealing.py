@@ -73,12 +73,11 @@ PLACES = [
 
 @untimed
 @given(texts, ids, ids, names, names)
-def test_what_was_sealed_opens_where_it_belongs(
+def test_a_sealed_text_opens_in_its_place(
     text: str, user_id: UUID, row_id: UUID, table: str, name: str
 ) -> None:
     mine = sealer(1, 2, user_id=user_id)
     blob = mine.seal(Column(table, name), row_id, text)
-
     assert mine.open(Column(table, name), row_id, blob) == text
     assert len(blob) == len(text.encode()) + OVERHEAD
 
@@ -91,11 +90,8 @@ def test_bytes_come_back_as_they_were(data: bytes) -> None:
 
 @untimed
 @given(st.lists(st.tuples(ids, texts, st.sampled_from((1, 2)))))
-def test_many_rows_open_in_their_order_whatever_keys_they_are_under(
-    rows: list[tuple[UUID, str, int]],
-) -> None:
+def test_rows_under_different_keys_open_in_their_order(rows: list[tuple[UUID, str, int]]) -> None:
     sealed = [(row.bytes, sealer(number).seal(TITLE, row, text)) for row, text, number in rows]
-
     assert sealer(1, 2).open_many(TITLE, sealed) == [text for _, text, _ in rows]
 
 
@@ -118,14 +114,12 @@ def test_one_damaged_row_among_many_is_not_passed_over(place: int) -> None:
 
 def test_the_same_text_never_looks_the_same_twice() -> None:
     blobs = {sealer(1).seal(TITLE, ROW, "Hello") for _ in range(100)}
-
     assert len(blobs) == 100
 
 
 @pytest.mark.parametrize("flip", [0x01, 0x03, 0x80, 0xFF])
 def test_a_blob_with_any_byte_changed_does_not_open(flip: int) -> None:
     blob = sealer(1).seal(TITLE, ROW, "The lighthouse keeper")
-
     for place in range(len(blob)):
         changed = bytearray(blob)
         changed[place] ^= flip
@@ -135,7 +129,6 @@ def test_a_blob_with_any_byte_changed_does_not_open(flip: int) -> None:
 
 def test_a_blob_cut_short_anywhere_does_not_open() -> None:
     blob = sealer(1).seal(TITLE, ROW, "The lighthouse keeper")
-
     for length in range(len(blob)):
         with pytest.raises(SealBrokenError):
             sealer(1).open(TITLE, ROW, blob[:length])
@@ -163,17 +156,14 @@ def test_a_blob_opens_in_its_own_place_and_in_no_other(sealed_for: Place) -> Non
 
 def test_another_key_opens_nothing() -> None:
     blob = Sealer(USER, {1: b"1" * 32}, user_key=USER_KEY).seal(TITLE, ROW, "Hello")
-
     with pytest.raises(SealBrokenError):
         Sealer(USER, {1: b"x" * 32}, user_key=USER_KEY).open(TITLE, ROW, blob)
 
 
-def test_an_error_tells_neither_text_nor_key() -> None:
+def test_an_error_shows_neither_text_nor_key() -> None:
     blob = sealer(1).seal(TITLE, ROW, "Hello")
-
     with pytest.raises(SealBrokenError) as caught:
         sealer(1).open(TITLE, USER, blob)
-
     assert str(caught.value) == "Stored text could not be decrypted"
     assert "1111" not in repr(sealer(1))
 
@@ -181,7 +171,6 @@ def test_an_error_tells_neither_text_nor_key() -> None:
 def test_new_texts_are_under_the_newest_data_key_and_older_ones_still_open() -> None:
     old = sealer(1).seal(TITLE, ROW, "before")
     new = sealer(1, 2).seal(TITLE, ROW, "after")
-
     assert (key_number(old), key_number(new)) == (1, 2)
     assert sealer(1, 2).open(TITLE, ROW, old) == "before"
     with pytest.raises(SealBrokenError):
@@ -190,9 +179,7 @@ def test_new_texts_are_under_the_newest_data_key_and_older_ones_still_open() -> 
 
 def test_resealing_moves_a_text_under_the_newest_key_once() -> None:
     old = sealer(1).seal(TITLE, ROW, "Hello")
-
     new = sealer(1, 2).reseal(TITLE, ROW, old)
-
     assert new is not None
     assert sealer(2).open(TITLE, ROW, new) == "Hello"
     assert sealer(1, 2).reseal(TITLE, ROW, new) is None
@@ -200,7 +187,6 @@ def test_resealing_moves_a_text_under_the_newest_key_once() -> None:
 
 def test_resealing_does_not_launder_a_blob_that_was_moved() -> None:
     moved = sealer(1).seal(TITLE, UUID(int=99), "Hello")
-
     with pytest.raises(SealBrokenError):
         sealer(1, 2).reseal(TITLE, ROW, moved)
 
@@ -209,12 +195,11 @@ def test_resealing_does_not_launder_a_blob_that_was_moved() -> None:
 @given(st.integers(min_value=0, max_value=2**32 - 1))
 def test_a_blob_names_its_data_key(number: int) -> None:
     blob = Sealer(USER, {number: b"k" * 32}, user_key=USER_KEY).seal(TITLE, ROW, "")
-
     assert key_number(blob) == number
 
 
 @pytest.mark.parametrize("length", range(OVERHEAD))
-def test_what_is_too_short_for_a_blob_names_no_key(length: int) -> None:
+def test_bytes_too_short_for_a_blob_have_no_key_number(length: int) -> None:
     with pytest.raises(SealBrokenError):
         key_number(bytes(length))
 
@@ -239,13 +224,12 @@ def test_no_two_places_have_the_same_associated_data(
     one: tuple[Column, UUID, int], other: tuple[Column, UUID, int]
 ) -> None:
     assume(one != other)
-
     assert make_associated_data_prefix(*one) != make_associated_data_prefix(*other)
 
 
 @untimed
 @given(st.binary(max_size=40), st.data())
-def test_a_digest_tells_where_one_part_ends_and_the_next_begins(
+def test_a_digest_depends_on_the_boundary_between_its_parts(
     joined: bytes, data: st.DataObject
 ) -> None:
     one, other = (data.draw(st.integers(0, len(joined))) for _ in range(2))
@@ -257,13 +241,12 @@ def test_a_digest_tells_where_one_part_ends_and_the_next_begins(
     assert of(one) != of(other)
 
 
-def test_a_digest_tells_an_empty_part_from_none() -> None:
+def test_an_empty_part_changes_a_digest() -> None:
     assert len({digest(USER_KEY), digest(USER_KEY, b""), digest(USER_KEY, b"", b"")}) == 3
 
 
 def test_keys_for_different_purposes_have_nothing_in_common() -> None:
     derived = {sealer(1).derive_key(purpose) for purpose in ("a", "b", "a/b", "")}
-
     assert len(derived) == 4
     assert sealer(1).derive_key("a") == derive(USER_KEY, "a")
     assert derive(b"x" * 32, "a") not in derived
@@ -273,7 +256,6 @@ def test_keys_for_different_purposes_have_nothing_in_common() -> None:
 @given(st.binary(max_size=100), st.binary(max_size=40))
 def test_a_wrapped_key_opens_in_its_context_alone(secret: bytes, context: bytes) -> None:
     blob = seal_under(USER_KEY, secret, context=context)
-
     assert unseal_under(USER_KEY, blob, context=context) == secret
     with pytest.raises(SealBrokenError):
         unseal_under(USER_KEY, blob, context=context + b"\0")
@@ -283,7 +265,6 @@ def test_a_wrapped_key_opens_in_its_context_alone(secret: bytes, context: bytes)
 
 def test_a_wrapped_key_that_was_damaged_anywhere_does_not_open() -> None:
     blob = seal_under(USER_KEY, b"s" * 32, context=b"slot")
-
     for place in range(len(blob)):
         changed = bytearray(blob)
         changed[place] ^= 1

@@ -30,12 +30,7 @@ from backend.accounts.models import User
 from backend.vault.envelopes import EnvelopePlace, unwrap
 from backend.vault.root import RootKeys, Wrapped, add_root_key, load_root_keys
 from backend.vault.sealing import Column, Sealer, derive, digest, unseal_under
-from backend.vault.slots import (
-    LentKind,
-    PasswordKdf,
-    unwrap_lent,
-    wrap_lent,
-)
+from backend.vault.slots import LentKind, PasswordKdf, unwrap_lent, wrap_lent
 
 KEY, USER_KEY, SECRET = (bytes(range(first, first + 32)) for first in (0, 32, 64))
 USER = UUID("00112233-4455-6677-8899-aabbccddeeff")
@@ -92,14 +87,12 @@ def test_a_blob_can_be_opened_by_its_description_alone() -> None:
         b"\x01\x00\x00\x00\x07"  # format, data key
         b"\x00\x08messages\x00\x0esealed_content" + USER.bytes + ROW.bytes
     )
-
     assert blob[:5] == associated[:5]
     assert AESGCM(KEY).decrypt(blob[5:17], blob[17:], associated).decode() == TEXT
 
 
 def test_a_digest_is_an_hmac_over_parts_behind_their_lengths() -> None:
     message = b"\x00\x00\x00\x04name\x00\x00\x00\x05edith"
-
     assert digest(KEY, b"name", b"edith") == hmac.digest(KEY, message, hashlib.sha256)
 
 
@@ -126,18 +119,16 @@ def test_a_derived_key_is_hkdf_for_a_purpose() -> None:
 
 def test_a_sealed_text_keeps_its_form(counting: None) -> None:
     sealer = Sealer(USER, {7: KEY}, user_key=USER_KEY)
-
     assert sealer.seal_bytes(CONTENT, ROW, TEXT.encode()).hex() == BLOB
     assert sealer.seal(CONTENT, ROW, TEXT).hex() == BLOB
     assert sealer.open(CONTENT, ROW, bytes.fromhex(BLOB)) == TEXT
 
 
 @pytest.mark.parametrize("kind", LENT)
-def test_what_is_lent_to_the_server_keeps_its_form(kind: LentKind, counting: None) -> None:
+def test_keys_lent_to_the_server_keep_their_form(kind: LentKind, counting: None) -> None:
     version, wrapped = wrap_lent(kind, ROW, USER, user_key=USER_KEY, root=ROOT)
     purpose = f"talekeeper/slot/{kind}/{ROW.hex}/{USER.hex}"
     context = f"slot/{kind}/".encode() + ROW.bytes + USER.bytes
-
     assert (version, wrapped.hex()) == (3, LENT[kind])
     assert AESGCM(hkdf(KEY, purpose)).decrypt(wrapped[:12], wrapped[12:], context) == USER_KEY
     assert unwrap_lent(kind, ROW, USER, Wrapped(3, wrapped), root=ROOT) == USER_KEY
@@ -145,13 +136,11 @@ def test_what_is_lent_to_the_server_keeps_its_form(kind: LentKind, counting: Non
 
 def test_the_instance_key_keeps_its_form(counting: None) -> None:
     version, wrapped = ROOT.wrap(USER_KEY, context=INSTANCE_CONTEXT)
-
     assert (version, wrapped.hex()) == (3, INSTANCE_KEY)
 
 
 def test_the_root_key_file_keeps_its_form(counting: None, tmp_path: Path) -> None:
     path = tmp_path / "root.key"
-
     load_root_keys(path, create=True)
     assert path.read_text() == ROOT_FILE
     add_root_key(path)
@@ -186,7 +175,7 @@ def test_a_derivation_key_keeps_its_form(counting: None) -> None:
     assert sealer.derive_key("terms") == hkdf(SECRET, "talekeeper/terms")
 
 
-def test_what_is_computed_from_keys_stays_as_it_is() -> None:
+def test_values_computed_from_keys_never_change() -> None:
     instance = InstanceKeys(KEY)
     full_cost = PasswordKdf(salt=bytes(range(16)))
     computed = {

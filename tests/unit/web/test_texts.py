@@ -1,4 +1,4 @@
-"""The page's texts: what modules ask for is there, and what is there is asked for."""
+"""The texts of the page: modules ask only for existing texts, and every text is used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORMS = {"zero", "one", "two", "few", "many", "other"}
 
 
 def paths(texts: dict[str, Any], above: str = "") -> set[str]:
-    """The path of every text; that of a text with several forms once."""
+    """The path of every text. A text with several forms has one path."""
     found: set[str] = set()
     for key, value in texts.items():
         if isinstance(value, str):
@@ -59,7 +59,7 @@ def modules() -> Iterator[tuple[Path, str]]:
 
 
 def pattern(template: str) -> re.Pattern[str]:
-    """What the text of a template literal may be."""
+    """A pattern of the texts that a template literal can produce."""
     return re.compile(r"[\w.-]+".join(map(re.escape, HOLE.split(template))))
 
 
@@ -73,7 +73,7 @@ def test_every_text_that_is_asked_for_is_there() -> None:
             elif literal:
                 fits = literal in known
             else:
-                # One with another inside it can't be told by such simple means.
+                # A template inside another one is too complex for this pattern.
                 nested = template.count("{") != template.count("}")
                 fits = nested or any(map(pattern(template).fullmatch, known))
             if not fits:

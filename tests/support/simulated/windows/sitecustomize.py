@@ -1,4 +1,4 @@
-"""Hide from Talekeeper what Windows lacks, in every process that has this folder in PYTHONPATH.
+"""Hide names that Windows lacks, in every process with this folder in PYTHONPATH.
 
 Helper processes inherit PYTHONPATH. Other packages keep these modules: they have parts of their own
 for Windows, and the standard library here can't do without. What is not simulated: paths, open

@@ -45,36 +45,29 @@ def retries(hands: Hands, *, draw: float = 1.0) -> Retries:
 
 async def test_waits_grow_and_end_with_the_last_attempt() -> None:
     hands = Hands(STUMBLED, STUMBLED, STUMBLED, "late")
-
     with pytest.raises(EmbedderError, match="stumbled"):
         await retries(hands).run(hands.attempt)
-
     assert hands.waits == [0.5, 1.0]
     assert hands.attempts == 3
 
 
 async def test_waits_are_spread() -> None:
     hands = Hands(STUMBLED, "done")
-
     assert await retries(hands, draw=0.25).run(hands.attempt) == "done"
     assert hands.waits == [0.125]
 
 
 async def test_a_refusal_is_not_tried_again() -> None:
     hands = Hands(REFUSED, "done")
-
     with pytest.raises(EmbedderError, match="refused"):
         await retries(hands).run(hands.attempt)
-
     assert hands.attempts == 1
 
 
 async def test_no_attempt_begins_after_the_deadline() -> None:
     hands = Hands(STUMBLED, STUMBLED, "late", seconds=20)
-
     with pytest.raises(EmbedderError, match="stumbled"):
         await retries(hands).run(hands.attempt)
-
     assert hands.attempts == 2
 
 
@@ -99,7 +92,6 @@ def test_a_success_between_two_failures_keeps_it_closed() -> None:
     breaker = opened(Hands(), STUMBLED)
     breaker.record_success()
     breaker.record_failure(STUMBLED)
-
     breaker.check()
 
 
@@ -107,7 +99,6 @@ def test_a_refusal_says_for_how_long() -> None:
     hands = Hands()
     breaker = opened(hands, STUMBLED, STUMBLED)
     hands.at += 4
-
     assert refusal(breaker).retry_after == 6
 
 
@@ -115,21 +106,19 @@ def test_after_the_pause_one_is_let_through_and_others_still_are_not() -> None:
     hands = Hands()
     breaker = opened(hands, STUMBLED, STUMBLED)
     hands.at += 10
-
     breaker.check()
     refusal(breaker)
     breaker.record_success()
     breaker.check()
 
 
-def test_a_trial_that_fails_opens_it_anew() -> None:
+def test_a_failed_trial_opens_the_breaker_again() -> None:
     hands = Hands()
     breaker = opened(hands, STUMBLED, STUMBLED)
     hands.at += 10
     breaker.check()
     hands.at += 5
     breaker.record_failure(STUMBLED)
-
     assert refusal(breaker).retry_after == 10
 
 
@@ -138,5 +127,4 @@ def test_a_limit_that_the_provider_named_is_kept_but_not_for_ever(
     named: float, kept: float
 ) -> None:
     breaker = opened(Hands(), EmbedderError("Slow down.", retry_after=named))
-
     assert refusal(breaker).retry_after == kept

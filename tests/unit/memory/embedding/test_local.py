@@ -46,9 +46,7 @@ async def local(folder: Path) -> AsyncGenerator[LocalEmbedder]:
 
 async def test_texts_that_mean_the_same_are_near_each_other(local: LocalEmbedder) -> None:
     texts = ["The ferryman waits.", "A boatman is waiting.", "Quantum chromodynamics."]
-
     vectors = await local.embed(texts, "document")
-
     assert vectors.shape == (3, local.spec.dimension) == (3, 384)
     assert vectors.dtype == np.float32
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-6)
@@ -58,10 +56,8 @@ async def test_texts_that_mean_the_same_are_near_each_other(local: LocalEmbedder
 
 async def test_order_and_neighbours_do_not_matter(local: LocalEmbedder) -> None:
     texts = [f"Line {number}: " + "the ferry waits " * (number % 40) for number in range(90)]
-
     together = await local.embed([*texts, "", "🛶 " * 5000, "\ud83d"], "document")
     alone = np.concatenate([await local.embed([text], "document") for text in texts[::17]])
-
     # The model's numbers are of eight bits: padding moves them a little.
     assert np.sum(together[:90:17] * alone, axis=1) == pytest.approx(1, abs=0.02)
     assert np.isfinite(together).all()
@@ -74,7 +70,6 @@ async def test_no_text_gives_no_vector(local: LocalEmbedder) -> None:
 async def test_several_threads_come_to_the_same(folder: Path, local: LocalEmbedder) -> None:
     texts = [f"The {number}th ferry waits." for number in range(60)]
     two = LocalEmbedder(folder, workers=2)
-
     assert np.allclose(await two.embed(texts, "query"), await local.embed(texts, "query"))
     await two.aclose()
 
@@ -106,18 +101,15 @@ async def test_fastembed_s_own_name_for_a_model_comes_to_the_same(
     folder: Path, local: LocalEmbedder
 ) -> None:
     named = LocalEmbedder(folder, model="sentence-transformers/all-MiniLM-L6-v2")
-
     one, other = [await each.embed(["The ferry waits."], "query") for each in (local, named)]
-
     assert np.allclose(one, other, atol=1e-5)
     await named.aclose()
 
 
-async def test_a_caller_who_leaves_does_not_stop_the_loading(local: LocalEmbedder) -> None:
+async def test_a_cancelled_caller_does_not_stop_the_loading(local: LocalEmbedder) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             await local.embed(["The ferry waits."], "query")
-
     assert (await local.embed(["The ferry waits."], "query")).shape == (1, 384)
 
 
@@ -127,7 +119,6 @@ async def test_a_model_that_does_not_load_is_an_embedder_error(
     copy = shutil.copytree(folder, tmp_path / "copy", copy_function=shutil.copyfile)
     (copy / "model.onnx").write_bytes(b"no model")
     broken = LocalEmbedder(copy)
-
     for _ in range(2):
         with pytest.raises(EmbedderError, match="does not load"):
             await broken.embed(["The ferry waits."], "document")
@@ -138,7 +129,6 @@ async def test_a_folder_with_another_dimension_than_it_says_is_an_embedder_error
     folder: Path,
 ) -> None:
     wrong = LocalEmbedder(folder, dimension=768)
-
     with pytest.raises(EmbedderError, match="384"):
         await wrong.embed(["The ferry waits."], "document")
     await wrong.aclose()
@@ -146,7 +136,6 @@ async def test_a_folder_with_another_dimension_than_it_says_is_an_embedder_error
 
 async def test_a_closed_embedder_says_so(local: LocalEmbedder) -> None:
     await local.aclose()
-
     with pytest.raises(EmbedderError):
         await local.embed(["The ferry waits."], "document")
 
@@ -171,14 +160,10 @@ print(vectors.shape)
 """
 
 
-def test_it_never_looks_for_the_network_and_keeps_no_book_of_its_use(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_local_model_uses_no_network_and_writes_no_reports(folder: Path, tmp_path: Path) -> None:
     environment = {"PATH": os.defpath, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-W", "error", "-c", NO_NETWORK, str(folder)]
-
     done = run(command, cwd=REPOSITORY, env=environment, capture_output=True, check=False)
-
     assert (done.stdout, done.returncode) == (b"(1, 384)\n", 0), done.stderr
     # onnxruntime keeps its reports to Microsoft here until it has sent them.
     assert list(tmp_path.iterdir()) == []
@@ -208,19 +193,16 @@ def complaint(folder: Path) -> str:
 
 def test_a_plain_folder_pools_by_the_mean_and_wants_no_prompts(new_folder: Path) -> None:
     model = read_folder(new_folder)
-
     assert (model.dimension, model.pooling, model.model_file) == (384, "mean", "model.onnx")
     assert model.prompts == {"document": "", "query": ""}
 
 
-def test_what_sentence_transformers_wrote_down_is_followed(new_folder: Path) -> None:
+def test_the_files_of_sentence_transformers_are_used(new_folder: Path) -> None:
     pooling = {"word_embedding_dimension": 768, "pooling_mode_cls_token": True}
     write(new_folder, "1_Pooling/config.json", pooling)
     prompts = {"query": "query: ", "passage": "passage: "}
     write(new_folder, "config_sentence_transformers.json", {"prompts": prompts})
-
     model = read_folder(new_folder)
-
     assert (model.dimension, model.pooling) == (768, "cls")
     assert model.prompts == {"document": "passage: ", "query": "query: "}
 
@@ -228,13 +210,11 @@ def test_what_sentence_transformers_wrote_down_is_followed(new_folder: Path) -> 
 def test_other_weights_are_another_model(new_folder: Path) -> None:
     before = read_folder(new_folder).mark
     (new_folder / "model.onnx").write_bytes(b"Weights")
-
     assert read_folder(new_folder).mark != before
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     text = complaint(tmp_path / "nowhere")
-
     assert "TALEKEEPER_EMBEDDING_MODEL_PATH" in text
     assert "config.json, tokenizer.json, tokenizer_config.json" in text
 
@@ -243,13 +223,11 @@ def test_one_model_of_any_name_is_found_and_two_are_refused(new_folder: Path) ->
     (new_folder / "model.onnx").rename(new_folder / "one.onnx")
     assert read_folder(new_folder).model_file == "one.onnx"
     (new_folder / "two.onnx").write_bytes(b"weights")
-
     assert "one.onnx, two.onnx" in complaint(new_folder)
 
 
-def test_a_configuration_without_a_width_or_without_sense_is_told(new_folder: Path) -> None:
+def test_an_unusable_configuration_is_reported(new_folder: Path) -> None:
     write(new_folder, "config.json", {"hidden_size": "wide"})
     assert "hidden_size" in complaint(new_folder)
-
     (new_folder / "config.json").write_text("{")
     assert "not readable JSON" in complaint(new_folder)

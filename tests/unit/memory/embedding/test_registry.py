@@ -44,13 +44,12 @@ def settings(**values: Any) -> Settings:
         ({"openai_base_url": URL, "embedder": "openai", "embedding_model": "bge"}, "openai"),
     ],
 )
-def test_auto_takes_what_is_there(values: dict[str, Any], choice: str) -> None:
+def test_auto_chooses_an_available_embedder(values: dict[str, Any], choice: str) -> None:
     assert choose_embedder(settings(**values)) == choice
 
 
 def test_auto_does_without_fastembed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "is_installed", lambda: False)
-
     assert choose_embedder(settings(embedding_model_path="/models")) == "none"
 
 
@@ -102,7 +101,6 @@ def test_gemini_has_a_model_and_a_dimension_of_its_own() -> None:
     other = build_embedder(
         settings(gemini_api_key=KEY, embedding_model="gemini-embedding-2", embedding_dimension=1536)
     )
-
     assert isinstance(usual, GeminiEmbedder)
     assert usual.spec.collection == "gemini-gemini-embedding-001-768"
     assert other is not None
@@ -128,14 +126,13 @@ def test_a_key_goes_to_the_server_that_it_was_given_for(
     values: dict[str, Any], key: str | None
 ) -> None:
     embedder = build_embedder(settings(embedder="openai", embedding_model="bge", **values))
-
     assert isinstance(embedder, OpenAICompatibleEmbedder)
     config = embedder.provider.config
     assert config.api_key == key
     assert config.base_url == (values.get("embedding_base_url") or URL)
 
 
-def test_a_folder_without_a_model_is_told_when_it_is_put_together(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(EmbedderError, match=str(tmp_path)):
         build_embedder(settings(embedding_model_path=tmp_path))
 
@@ -172,9 +169,7 @@ def test_blank_texts_and_half_emoji_are_replaced(text: str, sent: str) -> None:
 @pytest.mark.parametrize("text", ["The ferry waits. ", "渡し船が待っている。", "🛶", "zzzz", "\n"])
 def test_a_long_text_is_cut_to_the_limit_and_not_much_below(text: str) -> None:
     tokenizer = get_tokenizer(best_tokenizer("gemma3"))
-
     cut = prepare_text(text * 20_000 + "end", longest=200)
-
     assert (text * 20_000).startswith(cut) or cut == "."
     assert tokenizer.count(cut) <= 200
     assert cut == "." or tokenizer.count(cut) > 150
@@ -182,9 +177,7 @@ def test_a_long_text_is_cut_to_the_limit_and_not_much_below(text: str) -> None:
 
 def test_batches_keep_the_order_and_both_limits() -> None:
     texts = ["a" * 40_000, "b" * 70_000, "c", "d", "e", "f" * 200_000, "g"]
-
     made = [list(batch) for batch in split_into_batches(texts, most=3)]
-
     assert [text for batch in made for text in batch] == texts
     assert [len(batch) for batch in made] == [1, 3, 1, 1, 1]
     assert list(split_into_batches([], most=3)) == []
