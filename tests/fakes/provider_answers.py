@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from backend.generation.model import (
@@ -72,9 +73,24 @@ QUOTA = "You exceeded your current quota, please check your plan and billing det
 COUNTRY = "Country, region, or territory not supported"
 SIZES = {"window": 4096, "needed": 5000}
 
+credit = partial(Seen, kind=ModelCreditError)
+rate = partial(Seen, kind=ModelRateLimitError)
+filtered = partial(Seen, kind=ModelBlockedError)
+region = partial(Seen, kind=ModelRegionError)
+policy = partial(Seen, kind=ModelDataPolicyError)
+missing = partial(Seen, kind=ModelNotFoundError)
+address = partial(Seen, kind=ModelWrongAddressError)
+key = partial(Seen, kind=ModelAuthError)
+overflow = partial(Seen, kind=ModelContextOverflowError)
+loading = partial(Seen, kind=ModelLoadingError)
+overloaded = partial(Seen, kind=ModelOverloadedError)
+server = partial(Seen, kind=ModelServerError)
+request = partial(Seen, kind=ModelRequestError)
+sized = partial(overflow, extra=SIZES)
+
 CREDIT = [
-    Seen("OpenRouter", 402, openai("Insufficient credits. Add more.", code=402), ModelCreditError),
-    Seen(
+    credit("OpenRouter", 402, openai("Insufficient credits. Add more.", code=402)),
+    credit(
         "OpenRouter, for so long a reply",
         402,
         openai(
@@ -82,28 +98,24 @@ CREDIT = [
             "tokens, but can only afford 3919.",
             code=402,
         ),
-        ModelCreditError,
     ),
-    Seen(
+    credit(
         "OpenRouter, for so long a prompt",
         402,
         openai("Prompt tokens limit exceeded: 230799 > 91442. To increase, visit the page."),
-        ModelCreditError,
     ),
-    Seen(
+    credit(
         "OpenRouter, the limit of a key",
         403,
         openai("Key limit exceeded (total limit). Manage it using the page", code=403),
-        ModelCreditError,
     ),
-    Seen(
+    credit(
         "OpenAI",
         429,
         openai(QUOTA, type="insufficient_quota", code="insufficient_quota", param=None),
-        ModelCreditError,
     ),
-    Seen("OpenAI without a code", 429, openai(QUOTA), ModelCreditError),
-    Seen(
+    credit("OpenAI without a code", 429, openai(QUOTA)),
+    credit(
         "Anthropic",
         400,
         anthropic(
@@ -111,9 +123,8 @@ CREDIT = [
             "Your credit balance is too low to access the Anthropic API. Please go to Plans & "
             "Billing to upgrade or purchase credits.",
         ),
-        ModelCreditError,
     ),
-    Seen(
+    credit(
         "Anthropic, a limit of the user's own",
         400,
         anthropic(
@@ -121,40 +132,35 @@ CREDIT = [
             "You have reached your specified API usage limits. You will regain access on "
             "2026-09-01 at 00:00 UTC.",
         ),
-        ModelCreditError,
     ),
-    Seen("DeepSeek", 402, openai("Insufficient Balance", code="invalid_request"), ModelCreditError),
-    Seen(
+    credit("DeepSeek", 402, openai("Insufficient Balance", code="invalid_request")),
+    credit(
         "xAI",
         403,
         {
             "code": "The caller does not have permission to execute the specified operation",
             "error": "Your newly created team doesn't have any credits yet.",
         },
-        ModelCreditError,
     ),
-    Seen(
+    credit(
         "Hugging Face",
         402,
         {"error": "You have exceeded your monthly included credits for Inference Providers."},
-        ModelCreditError,
     ),
-    Seen(
+    credit(
         "Gemini, prepaid",
         429,
         google(429, "RESOURCE_EXHAUSTED", "Your prepayment credits are depleted."),
-        ModelCreditError,
     ),
-    Seen(
+    credit(
         "DashScope",
         400,
         openai("Access denied, make sure your account is in good standing.", code="Arrearage"),
-        ModelCreditError,
     ),
 ]
 
 RATE = [
-    Seen(
+    rate(
         "OpenAI",
         429,
         openai(
@@ -163,23 +169,20 @@ RATE = [
             type="requests",
             code="rate_limit_exceeded",
         ),
-        ModelRateLimitError,
-        {"retry_after": 20},
+        extra={"retry_after": 20},
     ),
-    Seen(
+    rate(
         "OpenAI, in milliseconds",
         429,
         openai("Too many requests."),
-        ModelRateLimitError,
-        {"retry_after": 1.5},
+        extra={"retry_after": 1.5},
         headers={"retry-after-ms": "1500", "retry-after": "2"},
     ),
-    Seen(
+    rate(
         "OpenAI, by the limit that is used up",
         429,
         openai("Slow down."),
-        ModelRateLimitError,
-        {"retry_after": 360},
+        extra={"retry_after": 360},
         headers={
             "x-ratelimit-remaining-requests": "59",
             "x-ratelimit-reset-requests": "1s",
@@ -187,7 +190,7 @@ RATE = [
             "x-ratelimit-reset-tokens": "6m0s",
         },
     ),
-    Seen(
+    rate(
         "Groq",
         429,
         openai(
@@ -197,10 +200,9 @@ RATE = [
             type="tokens",
             code="rate_limit_exceeded",
         ),
-        ModelRateLimitError,
-        {"retry_after": 338.688},
+        extra={"retry_after": 338.688},
     ),
-    Seen(
+    rate(
         "Groq, a request larger than the limit of a minute",
         413,
         openai(
@@ -209,24 +211,21 @@ RATE = [
             type="tokens",
             code="rate_limit_exceeded",
         ),
-        ModelRateLimitError,
     ),
-    Seen(
+    rate(
         "Gemini",
         429,
         [google(429, "RESOURCE_EXHAUSTED", f"{QUOTA} Please retry in 34.07s.", RETRY_INFO)],
-        ModelRateLimitError,
-        {"retry_after": 34.07},
+        extra={"retry_after": 34.07},
     ),
-    Seen(
+    rate(
         "Anthropic",
         429,
         anthropic("rate_limit_error", "This request would exceed your rate limit."),
-        ModelRateLimitError,
-        {"retry_after": 12},
+        extra={"retry_after": 12},
         headers={"retry-after": "12"},
     ),
-    Seen(
+    rate(
         "OpenRouter, of the provider behind it",
         429,
         routed(
@@ -235,22 +234,20 @@ RATE = [
             provider_name="ModelRun",
             retry_after_seconds=29,
         ),
-        ModelRateLimitError,
-        {"retry_after": 29},
+        extra={"retry_after": 29},
     ),
-    Seen(
+    rate(
         "in a stream",
         200,
         openai("Rate limit exceeded: free-models-per-min.", code=429),
-        ModelRateLimitError,
         in_stream=True,
     ),
-    Seen("a bare status", 429, None, ModelRateLimitError),
-    Seen("a web page", 429, page("Error 1015"), ModelRateLimitError),
+    rate("a bare status", 429, None),
+    rate("a web page", 429, page("Error 1015")),
 ]
 
 FILTER = [
-    Seen(
+    filtered(
         "OpenRouter",
         403,
         openai(
@@ -259,20 +256,18 @@ FILTER = [
             code=403,
             metadata={"reasons": ["violence"], "flagged_input": "She draws her"},
         ),
-        ModelBlockedError,
-        {"reason": "violence"},
+        extra={"reason": "violence"},
     ),
-    Seen(
+    filtered(
         "OpenAI",
         400,
         openai(
             "Invalid prompt: your prompt was flagged as potentially violating our usage policy.",
             code="invalid_prompt",
         ),
-        ModelBlockedError,
-        {"reason": "invalid_prompt"},
+        extra={"reason": "invalid_prompt"},
     ),
-    Seen(
+    filtered(
         "Azure",
         400,
         openai(
@@ -288,44 +283,34 @@ FILTER = [
                 },
             },
         ),
-        ModelBlockedError,
-        {"reason": "violence"},
+        extra={"reason": "violence"},
     ),
-    Seen(
+    filtered(
         "Anthropic",
         400,
         anthropic("invalid_request_error", "Output blocked by content filtering policy"),
-        ModelBlockedError,
     ),
-    Seen(
-        "DeepSeek",
-        400,
-        openai("Content Exists Risk", code="invalid_request_error"),
-        ModelBlockedError,
-    ),
-    Seen(
+    filtered("DeepSeek", 400, openai("Content Exists Risk", code="invalid_request_error")),
+    filtered(
         "DashScope",
         400,
         openai("Input data may contain inappropriate content.", code="data_inspection_failed"),
-        ModelBlockedError,
-        {"reason": "data_inspection_failed"},
+        extra={"reason": "data_inspection_failed"},
     ),
 ]
 
 REGION = [
-    Seen(
+    region(
         "Gemini",
         400,
         google(400, "FAILED_PRECONDITION", "User location is not supported for the API use."),
-        ModelRegionError,
     ),
-    Seen(
+    region(
         "OpenAI",
         403,
         openai(COUNTRY, code="unsupported_country_region_territory", type="request_forbidden"),
-        ModelRegionError,
     ),
-    Seen(
+    region(
         "OpenRouter, of the provider behind it",
         403,
         routed(
@@ -336,13 +321,12 @@ REGION = [
             },
             provider_name="OpenAI",
         ),
-        ModelRegionError,
     ),
-    Seen("Anthropic", 403, anthropic("forbidden", "Request not allowed"), ModelRegionError),
+    region("Anthropic", 403, anthropic("forbidden", "Request not allowed")),
 ]
 
 DATA_POLICY = [
-    Seen(
+    policy(
         "OpenRouter",
         404,
         openai(
@@ -350,24 +334,21 @@ DATA_POLICY = [
             "https://openrouter.ai/settings/privacy",
             code=404,
         ),
-        ModelDataPolicyError,
     ),
-    Seen(
+    policy(
         "OpenRouter, with guardrails",
         404,
         openai("No endpoints available matching your guardrail restrictions and data policy."),
-        ModelDataPolicyError,
     ),
-    Seen(
+    policy(
         "OpenRouter, with a list of providers",
         404,
         openai("No allowed providers are available for the selected model.", code=404),
-        ModelDataPolicyError,
     ),
 ]
 
 MISSING = [
-    Seen(
+    missing(
         "OpenAI",
         404,
         openai(
@@ -375,24 +356,21 @@ MISSING = [
             type="invalid_request_error",
             code="model_not_found",
         ),
-        ModelNotFoundError,
     ),
-    Seen(
+    missing(
         "OpenAI, a project",
         403,
         openai("Project `p` does not have access to model `o9`", code="model_not_found"),
-        ModelNotFoundError,
     ),
-    Seen("OpenRouter", 400, openai("a/b is not a valid model ID", code=400), ModelNotFoundError),
-    Seen(
+    missing("OpenRouter", 400, openai("a/b is not a valid model ID", code=400)),
+    missing(
         "OpenRouter, without servers",
         404,
         openai("No endpoints found for nousresearch/hermes-3:free.", code=404),
-        ModelNotFoundError,
     ),
-    Seen("Ollama", 404, openai('model "x" not found, try pulling it first'), ModelNotFoundError),
-    Seen("Ollama's own API", 404, {"error": "model 'x' not found"}, ModelNotFoundError),
-    Seen(
+    missing("Ollama", 404, openai('model "x" not found, try pulling it first')),
+    missing("Ollama's own API", 404, {"error": "model 'x' not found"}),
+    missing(
         "LM Studio",
         404,
         openai(
@@ -401,15 +379,13 @@ MISSING = [
             type="invalid_request_error",
             code="model_not_found",
         ),
-        ModelNotFoundError,
     ),
-    Seen(
+    missing(
         "LM Studio, as a bare text",
         400,
         {"error": "No models loaded. Please load a model in the developer page."},
-        ModelNotFoundError,
     ),
-    Seen(
+    missing(
         "vLLM",
         404,
         {
@@ -419,9 +395,8 @@ MISSING = [
             "param": None,
             "code": 404,
         },
-        ModelNotFoundError,
     ),
-    Seen(
+    missing(
         "Gemini",
         404,
         google(
@@ -430,59 +405,42 @@ MISSING = [
             "models/gemini-9 is not found for API version v1beta, or is not supported for "
             "generateContent.",
         ),
-        ModelNotFoundError,
     ),
-    Seen("Anthropic", 404, anthropic("not_found_error", "model: claude-9"), ModelNotFoundError),
-    Seen("DeepSeek", 400, openai("Model Not Exist", code="invalid_request"), ModelNotFoundError),
-    Seen(
+    missing("Anthropic", 404, anthropic("not_found_error", "model: claude-9")),
+    missing("DeepSeek", 400, openai("Model Not Exist", code="invalid_request")),
+    missing(
         "Mistral",
         400,
         {"object": "error", "message": "Invalid model: mistral-9", "type": "invalid_model"},
-        ModelNotFoundError,
     ),
-    Seen(
+    missing(
         "Groq, a model that is gone",
         400,
         openai("The model `m` has been decommissioned.", code="model_decommissioned"),
-        ModelNotFoundError,
     ),
-    Seen(
+    missing(
         "one-api",
         503,
         openai("No available channel for model x under group default", type="new_api_error"),
-        ModelNotFoundError,
     ),
 ]
 
 ADDRESS = [
-    Seen("FastAPI", 404, {"detail": "Not Found"}, ModelWrongAddressError),
-    Seen(
-        "llama.cpp",
-        404,
-        openai("File Not Found", code=404, type="not_found_error"),
-        ModelWrongAddressError,
-    ),
-    Seen("Ollama", 404, "404 page not found", ModelWrongAddressError),
-    Seen(
-        "LM Studio",
-        200,
-        {"error": "Unexpected endpoint or method. (POST /chat/completions)"},
-        ModelWrongAddressError,
-    ),
-    Seen("OpenAI", 404, openai("Invalid URL (POST /v1/v1/chat)"), ModelWrongAddressError),
-    Seen("a web server", 404, page("404 Not Found"), ModelWrongAddressError),
-    Seen("a web server, for POST", 405, page("405 Not Allowed"), ModelWrongAddressError),
-    Seen("nothing", 404, "", ModelWrongAddressError),
+    address("FastAPI", 404, {"detail": "Not Found"}),
+    address("llama.cpp", 404, openai("File Not Found", code=404, type="not_found_error")),
+    address("Ollama", 404, "404 page not found"),
+    address("LM Studio", 200, {"error": "Unexpected endpoint or method. (POST /chat/completions)"}),
+    address("OpenAI", 404, openai("Invalid URL (POST /v1/v1/chat)")),
+    address("a web server", 404, page("404 Not Found")),
+    address("a web server, for POST", 405, page("405 Not Allowed")),
+    address("nothing", 404, ""),
 ]
 
 KEY = [
-    Seen(
-        "OpenAI",
-        401,
-        openai("Incorrect API key provided: sk-the***self.", code="invalid_api_key"),
-        ModelAuthError,
+    key(
+        "OpenAI", 401, openai("Incorrect API key provided: sk-the***self.", code="invalid_api_key")
     ),
-    Seen(
+    key(
         "Gemini",
         400,
         google(
@@ -491,30 +449,27 @@ KEY = [
             "API key not valid. Please pass a valid API key.",
             {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "API_KEY_INVALID"},
         ),
-        ModelAuthError,
     ),
-    Seen(
+    key(
         "Gemini, another permission",
         403,
         google(403, "PERMISSION_DENIED", "Method doesn't allow unregistered callers."),
-        ModelAuthError,
     ),
-    Seen("Anthropic", 401, anthropic("authentication_error", "invalid x-api-key"), ModelAuthError),
-    Seen("OpenRouter", 401, openai("No auth credentials found", code=401), ModelAuthError),
-    Seen("OpenRouter, a deleted key", 401, openai("User not found.", code=401), ModelAuthError),
-    Seen(
+    key("Anthropic", 401, anthropic("authentication_error", "invalid x-api-key")),
+    key("OpenRouter", 401, openai("No auth credentials found", code=401)),
+    key("OpenRouter, a deleted key", 401, openai("User not found.", code=401)),
+    key(
         "xAI",
         400,
         {"code": "Client specified an invalid argument", "error": "Incorrect API key provided"},
-        ModelAuthError,
     ),
-    Seen("llama.cpp", 401, openai("Invalid API Key", type="authentication_error"), ModelAuthError),
-    Seen("vLLM", 401, {"error": "Unauthorized"}, ModelAuthError),
-    Seen("nothing", 403, None, ModelAuthError),
+    key("llama.cpp", 401, openai("Invalid API Key", type="authentication_error")),
+    key("vLLM", 401, {"error": "Unauthorized"}),
+    key("nothing", 403, None),
 ]
 
 OVERFLOW = [
-    Seen(
+    sized(
         "llama.cpp",
         400,
         openai(
@@ -525,10 +480,8 @@ OVERFLOW = [
             n_prompt_tokens=5000,
             n_ctx=4096,
         ),
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "llama.cpp, newer",
         400,
         openai(
@@ -537,16 +490,13 @@ OVERFLOW = [
             code=400,
             type="exceed_context_size_error",
         ),
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    overflow(
         "llama.cpp, amid the reply",
         500,
         openai("Context size has been exceeded.", code=500, type="server_error"),
-        ModelContextOverflowError,
     ),
-    Seen(
+    sized(
         "llama-cpp-python",
         400,
         openai(
@@ -557,18 +507,14 @@ OVERFLOW = [
             param="messages",
             code="context_length_exceeded",
         ),
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "llama-cpp-python, in a stream",
         200,
         openai("Requested tokens (5000) exceed context window of 4096", type="internal_error"),
-        ModelContextOverflowError,
-        SIZES,
         in_stream=True,
     ),
-    Seen(
+    sized(
         "OpenRouter",
         400,
         openai(
@@ -578,17 +524,13 @@ OVERFLOW = [
             code=400,
             metadata={"provider_name": "Chutes"},
         ),
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "OpenRouter, of the provider behind it",
         400,
         routed(400, json.dumps(openai("prompt is too long: 5000 tokens > 4096 maximum"))),
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "vLLM",
         400,
         {
@@ -599,10 +541,8 @@ OVERFLOW = [
             "param": None,
             "code": 400,
         },
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "vLLM, newer",
         400,
         openai(
@@ -613,10 +553,8 @@ OVERFLOW = [
             param="input_tokens",
             code=400,
         ),
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "vLLM, for a reply that is too long",
         400,
         {
@@ -625,20 +563,16 @@ OVERFLOW = [
             "maximum context length is 4096 tokens and your request has 4000 input tokens (1000 > "
             "4096 - 4000).",
         },
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "vLLM's engine",
         400,
         openai(
             "The decoder prompt (length 5000) is longer than the maximum model length of 4096. "
             "Make sure that `max_model_len` is no smaller than the number of text tokens."
         ),
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "LM Studio",
         400,
         {
@@ -646,17 +580,13 @@ OVERFLOW = [
             "the model is loaded with context length of only 4096 tokens, which is not enough. Try "
             "to load the model with a larger context length, or provide a shorter input"
         },
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "LM Studio, newer",
         400,
         {"error": "Cannot truncate prompt with n_keep (5000) >= n_ctx (4096)"},
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "LM Studio, newest",
         400,
         {
@@ -664,51 +594,35 @@ OVERFLOW = [
             "context length (n_keep: 5000>= n_ctx: 4096). Try to load the model with a larger "
             "context length."
         },
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
-        "Ollama",
-        400,
-        {"error": "prompt too long; exceeded max context length by 904 tokens"},
-        ModelContextOverflowError,
+    overflow(
+        "Ollama", 400, {"error": "prompt too long; exceeded max context length by 904 tokens"}
     ),
-    Seen(
+    overflow(
         "Ollama, embeddings",
         400,
         openai("the input length exceeds the context length", type="api_error"),
-        ModelContextOverflowError,
     ),
-    Seen(
-        "TabbyAPI",
-        400,
-        {"detail": "Prompt length 5000 is greater than max_seq_len 4096"},
-        ModelContextOverflowError,
-        SIZES,
-    ),
-    Seen(
+    sized("TabbyAPI", 400, {"detail": "Prompt length 5000 is greater than max_seq_len 4096"}),
+    sized(
         "TabbyAPI, with the reply",
         500,
         {"error": {"message": "Request length 4000 + 1000 is greater than max_seq_len 4096"}},
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    overflow(
         "KoboldCpp",
         500,
         {"detail": {"msg": "Prompt is too long for the context window.", "type": "bad_input"}},
-        ModelContextOverflowError,
     ),
-    Seen(
+    overflow(
         "OpenAI",
         400,
         openai(
             "Your input exceeds the context window of this model. Please adjust your input.",
             code="context_length_exceeded",
         ),
-        ModelContextOverflowError,
     ),
-    Seen(
+    sized(
         "OpenAI, by messages",
         400,
         openai(
@@ -716,27 +630,21 @@ OVERFLOW = [
             "5,000 tokens. Please reduce the length of the messages.",
             code="context_length_exceeded",
         ),
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "OpenAI, in earlier years",
         400,
         openai(
             "This model's maximum context length is 4096 tokens. However, your messages resulted "
             "in 5000 tokens."
         ),
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "Anthropic",
         400,
         anthropic("invalid_request_error", "prompt is too long: 5000 tokens > 4096 maximum"),
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "Anthropic, with the reply",
         400,
         anthropic(
@@ -744,16 +652,13 @@ OVERFLOW = [
             "input length and `max_tokens` exceed context limit: 4000 + 1000 > 4096, decrease "
             "input length or `max_tokens` and try again",
         ),
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    overflow(
         "Anthropic, in bytes",
         413,
         anthropic("request_too_large", "Request exceeds the maximum size"),
-        ModelContextOverflowError,
     ),
-    Seen(
+    sized(
         "Gemini",
         400,
         google(
@@ -761,10 +666,8 @@ OVERFLOW = [
             "INVALID_ARGUMENT",
             "The input token count (5000) exceeds the maximum number of tokens allowed (4096).",
         ),
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "Mistral",
         400,
         {
@@ -774,10 +677,8 @@ OVERFLOW = [
             "type": "invalid_request_prompt",
             "code": "3051",
         },
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "DeepSeek",
         400,
         openai(
@@ -787,10 +688,8 @@ OVERFLOW = [
             type="invalid_request_error",
             code="invalid_request_error",
         ),
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "xAI",
         400,
         {
@@ -798,10 +697,8 @@ OVERFLOW = [
             "error": "This model's maximum prompt length is 4096 but the request contains 5000 "
             "tokens.",
         },
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "SGLang",
         400,
         {
@@ -809,10 +706,8 @@ OVERFLOW = [
             "message": "The input (5000 tokens) is longer than the model's context length (4096 "
             "tokens).",
         },
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "Text Generation Inference",
         422,
         {
@@ -820,102 +715,80 @@ OVERFLOW = [
             "Given: 4000 `inputs` tokens and 1000 `max_new_tokens`",
             "error_type": "validation",
         },
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    sized(
         "Moonshot",
         400,
         openai("Invalid request: Your request exceeded model token limit: 4096 (requested: 5000)"),
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen(
+    overflow(
         "DashScope",
         400,
         openai("Range of input length should be [1, 4096]", code="invalid_parameter_error"),
-        ModelContextOverflowError,
-        {"window": 4096},
+        extra={"window": 4096},
     ),
-    Seen(
+    sized(
         "Cohere",
         400,
         {
             "message": "too many tokens: total number of tokens in the prompt cannot exceed 4096 - "
             "received 5000. Try using a shorter prompt."
         },
-        ModelContextOverflowError,
-        SIZES,
     ),
-    Seen("Cerebras", 413, None, ModelContextOverflowError),
+    overflow("Cerebras", 413, None),
 ]
 
 LOADING = [
-    Seen(
-        "llama.cpp",
-        503,
-        openai("Loading model", code=503, type="unavailable_error"),
-        ModelLoadingError,
-    ),
-    Seen("Ollama", 500, openai("llm server loading model", type="api_error"), ModelLoadingError),
-    Seen("LM Studio", 503, {"error": "Model is still loading. Please wait."}, ModelLoadingError),
-    Seen(
+    loading("llama.cpp", 503, openai("Loading model", code=503, type="unavailable_error")),
+    loading("Ollama", 500, openai("llm server loading model", type="api_error")),
+    loading("LM Studio", 503, {"error": "Model is still loading. Please wait."}),
+    loading(
         "Hugging Face",
         503,
         {"error": "Model meta-llama/x is currently loading", "estimated_time": 20.5},
-        ModelLoadingError,
     ),
 ]
 
 OVERLOADED = [
-    Seen(
+    overloaded(
         "KoboldCpp",
         503,
         {"detail": {"msg": "Server is busy; please try again later.", "type": "unavailable"}},
-        ModelOverloadedError,
     ),
-    Seen("Anthropic", 529, anthropic("overloaded_error", "Overloaded"), ModelOverloadedError),
-    Seen(
-        "Anthropic, in a stream",
-        200,
-        anthropic("overloaded_error", "Overloaded"),
-        ModelOverloadedError,
-        in_stream=True,
+    overloaded("Anthropic", 529, anthropic("overloaded_error", "Overloaded")),
+    overloaded(
+        "Anthropic, in a stream", 200, anthropic("overloaded_error", "Overloaded"), in_stream=True
     ),
-    Seen(
+    overloaded(
         "Gemini",
         503,
         google(503, "UNAVAILABLE", "The model is overloaded. Please try again later."),
-        ModelOverloadedError,
     ),
     Seen("Together", 503, openai("The server is overloaded or not ready yet."), ModelLoadingError),
-    Seen("a bare status", 503, None, ModelOverloadedError),
+    overloaded("a bare status", 503, None),
 ]
 
 SERVER = [
-    Seen("OpenAI", 500, openai("The server had an error.", type="server_error"), ModelServerError),
-    Seen(
+    server("OpenAI", 500, openai("The server had an error.", type="server_error")),
+    server(
         "Ollama",
         500,
         {"error": "model requires more system memory (5.3 GiB) than is available (4.4 GiB)"},
-        ModelServerError,
     ),
-    Seen(
+    server(
         "OpenRouter, in a stream",
         200,
         openai("Provider disconnected", code=502, metadata={"error_type": "provider_unavailable"}),
-        ModelServerError,
         in_stream=True,
     ),
-    Seen(
+    server(
         "Anthropic, in a stream",
         200,
         anthropic("api_error", "Internal server error"),
-        ModelServerError,
         in_stream=True,
     ),
-    Seen("a stream without a code", 200, {"error": "oops"}, ModelServerError, in_stream=True),
-    Seen("a web page", 500, page("Internal Server Error"), ModelServerError),
+    server("a stream without a code", 200, {"error": "oops"}, in_stream=True),
+    server("a web page", 500, page("Internal Server Error")),
 ]
 
 ELSEWHERE = [
@@ -952,29 +825,25 @@ ELSEWHERE = [
 ]
 
 REQUEST = [
-    Seen(
+    request(
         "OpenAI",
         400,
         openai("Unsupported parameter: 'top_k'", param="top_k", code="unsupported_parameter"),
-        ModelRequestError,
     ),
-    Seen(
+    request(
         "OpenRouter, without tools",
         404,
         openai("No endpoints found that support tool use.", code=404),
-        ModelRequestError,
     ),
-    Seen(
+    request(
         "a chat template",
         400,
         openai("Conversation roles must alternate user/assistant/user/assistant/..."),
-        ModelRequestError,
     ),
-    Seen(
+    request(
         "FastAPI",
         422,
         {"detail": [{"loc": ["body", "stop"], "msg": "Input should be a list", "input": "She"}]},
-        ModelRequestError,
     ),
 ]
 

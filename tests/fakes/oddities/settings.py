@@ -18,6 +18,7 @@ from tests.fakes.oddities.oddity import (
     Result,
 )
 from tests.fakes.oddities.wire_formats import FormatName
+from tests.fakes.provider_answers import openai
 from tests.fakes.scripted_server import Answer
 
 
@@ -30,8 +31,8 @@ def without(member: str, body: Any, status: int = 400) -> Refuse:
     return refuse
 
 
-def openai(message: str, **members: Any) -> Any:
-    return {"error": {"message": message, **members}}
+def invalid(message: str, **members: Any) -> Any:
+    return openai(message, type="invalid_request_error", **members)
 
 
 def left(*settings: SamplingField, for_good: bool = True) -> Result:
@@ -152,10 +153,9 @@ SETTINGS = [
         {"temperature": 0.7},
         without(
             "temperature",
-            openai(
+            invalid(
                 "Unsupported value: 'temperature' does not support 0.7 with this model. Only the "
                 "default (1) value is supported.",
-                type="invalid_request_error",
                 param="temperature",
                 code="unsupported_value",
             ),
@@ -166,13 +166,7 @@ SETTINGS = [
         "temperature-of-kimi",
         "Moonshot",
         {"temperature": 0.7},
-        without(
-            "temperature",
-            openai(
-                "invalid temperature: only 1 is allowed for this model",
-                type="invalid_request_error",
-            ),
-        ),
+        without("temperature", invalid("invalid temperature: only 1 is allowed for this model")),
         left("temperature", for_good=False),
     ),
     setting(
@@ -181,9 +175,8 @@ SETTINGS = [
         {"top_p": 0.9},
         without(
             "top_p",
-            openai(
+            invalid(
                 "Unsupported parameter: 'top_p' is not supported with this model.",
-                type="invalid_request_error",
                 param="top_p",
                 code="unsupported_parameter",
             ),
@@ -196,10 +189,9 @@ SETTINGS = [
         {"max_output_tokens": 900},
         without(
             "max_tokens",
-            openai(
+            invalid(
                 "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
                 "'max_completion_tokens' instead.",
-                type="invalid_request_error",
                 param="max_tokens",
                 code="unsupported_parameter",
             ),
@@ -210,13 +202,7 @@ SETTINGS = [
         "property-unsupported",
         "Groq",
         {"top_k": 40},
-        without(
-            "top_k",
-            openai(
-                "property 'top_k' is unsupported, did you mean 'top_p'?",
-                type="invalid_request_error",
-            ),
-        ),
+        without("top_k", invalid("property 'top_k' is unsupported, did you mean 'top_p'?")),
         left("top_k"),
     ),
     setting(
