@@ -24,14 +24,13 @@ from backend.campaigns.names.roster import Member, Roster
 from backend.chats.drafts import opens_scene
 from backend.enrichment.agent.duplicates import find_terms
 from backend.enrichment.cleaning import clean_paragraphs
-from backend.generation.adapters.demo import calls
+from backend.generation.adapters.demo import choose_chronicle_calls
 from backend.generation.adapters.openai.mapping import CallFragments
 from backend.generation.failures.causes import RULES
 from backend.generation.model import Prompt, PromptMessage, Tool, ToolCall
 from backend.generation.thoughts import KNOWN_MARKS
-from backend.generation.tools.calls import distinct_ids, read_calls
-from backend.generation.tools.structured_calls import StructuredReader
-from backend.generation.tools.written_calls import CallReader, FencedReader
+from backend.generation.tools.calls import assign_distinct_ids, read_calls
+from backend.generation.tools.written_calls import CallReader, FencedReader, StructuredReader
 from backend.lorebooks.activation.compiled import split_decorators
 from backend.memory.indexing.documents import split_into_chunks
 from backend.memory.search.query import compile_name, list_languages, load_words, remove_names
@@ -54,7 +53,7 @@ PACKAGES = sorted(
 MADE_AT_RUN_TIME: Mapping[str, Sequence[re.Pattern[str]]] = {
     "backend.generation.thoughts.__init__": [KNOWN_MARKS.text.any],
     "backend.memory.search.query.compile_name": [compile_name("Ann Bo")],
-    "backend.generation.failures.causes._rule": [rule.words for rule in RULES],
+    "backend.generation.failures.causes._make_rule": [rule.words for rule in RULES],
     "backend.generation.failures.provider_faults.remove_keys": [
         re.compile(r"(?<!\w)sk\-1(?!\w)", re.IGNORECASE)
     ],
@@ -172,7 +171,9 @@ def test_the_finder_looks_into_lists_classes_and_functions(tmp_path: Path) -> No
 
 def call_demo(text: str) -> object:
     lines = f"<new_lines>\n#1 Marlena: {text}\n</new_lines>"
-    return calls(Prompt([PromptMessage("user", lines)]), [Tool("create_chronicle_event", "", {})])
+    return choose_chronicle_calls(
+        Prompt([PromptMessage("user", lines)]), [Tool("create_chronicle_event", "", {})]
+    )
 
 
 def with_a_long_line(text: str) -> str:
@@ -193,11 +194,11 @@ def resolve_namesakes(text: str) -> object:
 
 def read_call_fragments(text: str) -> object:
     """Read a call whose arguments come two characters at a time, each with the name."""
-    calls = CallFragments(("roll",))
+    choose_chronicle_calls = CallFragments(("roll",))
     for at in range(0, len(text), 2):
         function = {"name": "roll", "arguments": text[at : at + 2]}
-        calls.add({"tool_calls": [{"index": 0, "function": function}]})
-    return calls.finish()
+        choose_chronicle_calls.add({"tool_calls": [{"index": 0, "function": function}]})
+    return choose_chronicle_calls.finish()
 
 
 def read_reply(reader: Callable[[], CallReader], size: int, text: str) -> object:
@@ -264,7 +265,7 @@ WORK: dict[str, tuple[Callable[[str], object], Callable[[int], str]]] = {
     "namesakes of a mention": (resolve_namesakes, repeat("a b c d e f g h \n")),
     "fragments of a call": (read_call_fragments, lambda n: '{"why": "' + "x" * n + '"}'),
     "calls with one id": (
-        lambda text: distinct_ids([ToolCall("a", "roll", {}) for _ in text.split()]),
+        lambda text: assign_distinct_ids([ToolCall("a", "roll", {}) for _ in text.split()]),
         repeat("call "),
     ),
 }

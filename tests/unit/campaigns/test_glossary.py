@@ -15,10 +15,10 @@ from backend.campaigns.glossary.coinages import (
     Familiar,
     find_coined,
     hides_names,
-    key_of,
+    make_term_key,
 )
 from backend.campaigns.glossary.tags import TAGS, find_tags
-from backend.campaigns.glossary.terms import glossary_lines
+from backend.campaigns.glossary.terms import render_glossary
 from backend.campaigns.ledger.items import Term
 from backend.generation.tokens import get_tokenizer
 
@@ -32,7 +32,7 @@ def _words(text: str) -> int:
 
 
 def _lines(*terms: Term, budget: int = 100) -> list[str]:
-    return glossary_lines(terms, count=_words, budget=budget)
+    return render_glossary(terms, count=_words, budget=budget)
 
 
 def test_approved_terms_are_explained_and_raw_ones_are_bare() -> None:
@@ -64,7 +64,7 @@ def test_no_more_is_counted_than_a_few_terms_that_do_not_fit() -> None:
         return 10
 
     terms = [_term(f"T{n}") for n in range(100)]
-    assert glossary_lines(terms, count=count, budget=20) == ["- T0", "- T1"]
+    assert render_glossary(terms, count=count, budget=20) == ["- T0", "- T1"]
     assert len(counted) == 7
 
 
@@ -92,7 +92,10 @@ def test_labelled_sentences_give_their_terms_and_little_else(file: str) -> None:
     familiar = _familiar("Jake", "Marlena")
     found = wanted = both = 0
     for _, text, terms in sentences:
-        said, labelled = set(map(key_of, _found(text, familiar))), set(map(key_of, terms))
+        said, labelled = (
+            set(map(make_term_key, _found(text, familiar))),
+            set(map(make_term_key, terms)),
+        )
         found, wanted, both = found + len(said), wanted + len(labelled), both + len(said & labelled)
     assert both / found >= LEAST
     assert both / wanted >= LEAST

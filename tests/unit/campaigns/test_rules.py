@@ -9,8 +9,13 @@ import pytest
 
 from backend.campaigns.ledger.changes import Operations, fold
 from backend.campaigns.play.guidance import render_guidance
-from backend.campaigns.rules.protocol import is_unsettled
-from backend.campaigns.rules.registry import DEFAULT_RULES, check_rules, find_rules, load_rules
+from backend.campaigns.rules.protocol import (
+    DEFAULT_RULES,
+    check_rules,
+    find_rules,
+    is_unsettled,
+    load_rules,
+)
 from backend.prompts import load_prompts
 from tests.support.logs import caught_logs
 from tests.support.play import JAKE, attributes, table_of, town, use

@@ -24,8 +24,8 @@ from PIL import Image
 from backend.characters.cards import model as limits
 from backend.characters.cards import text
 from backend.characters.cards.charx import resolve, unpack, unquote_in_slices
-from backend.characters.cards.model import CardAsset, DepthPrompt, ImportedCard, Limit
-from backend.characters.cards.png import with_texts
+from backend.characters.cards.model import CardAsset, CardImport, DepthPrompt, Limit
+from backend.characters.cards.png import replace_texts
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.text import check_structure
 from backend.characters.cards.writer import to_json
@@ -112,8 +112,10 @@ def test_lorebooks_and_chronicles_are_refused_as_cheaply(read: Callable[[bytes],
 
 
 HIDDEN = {
-    "a PNG's card between blanks": lambda: with_texts(picture(), {b"chara": b"a " * (SIZE // 2)}),
-    "a PNG's flood of strings": lambda: with_texts(
+    "a PNG's card between blanks": lambda: replace_texts(
+        picture(), {b"chara": b"a " * (SIZE // 2)}
+    ),
+    "a PNG's flood of strings": lambda: replace_texts(
         picture(), {b"chara": base64.b64encode(b"[" + b'"a",' * (SIZE // 6))}
     ),
     "a flood of YAML keys": lambda: b"x: {" + b"a," * (limits.YAML_BYTES.allowed // 2 - 10) + b"}",
@@ -160,7 +162,7 @@ CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
 DESCRIPTION = "{{char}} keeps the lighthouse. Naïve café — ☕ test of UTF-8."
 
 
-def read(name: str) -> ImportedCard:
+def read(name: str) -> CardImport:
     return read_card((CARDS / name).read_bytes())
 
 

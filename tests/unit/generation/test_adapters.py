@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.generation.adapters.gemini import request_body
+from backend.generation.adapters.gemini import build_request_body
 from backend.generation.adapters.openai.mapping import CallFragments
 from backend.generation.model import Prompt, PromptMessage, Role, ToolCall, ToolRound
 from backend.generation.sampling import Sampling
@@ -284,7 +284,7 @@ def test_a_call_is_handed_out_once() -> None:
 
 def turns(*messages: tuple[Role, str], rounds: tuple[ToolRound, ...] = ()) -> Any:
     prompt = Prompt([PromptMessage(role, text) for role, text in messages], rounds)
-    return request_body(prompt, Sampling(), thinks=False, show_thoughts=False)
+    return build_request_body(prompt, Sampling(), thinks=False, show_thoughts=False)
 
 
 def user(text: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from backend.errors import ValidationError
+from backend.generation.client.client import DONE, CharacterJoiner, EventReader, parse_json_bytes
 from backend.generation.client.network import (
     HOST_NAME,
     AddressRefusedError,
@@ -19,7 +20,6 @@ from backend.generation.client.network import (
     Resolver,
     runs_in_container,
 )
-from backend.generation.client.sse import DONE, CharacterJoiner, EventReader, parse_json_bytes
 from backend.generation.model import ModelUnavailableError
 from backend.settings import Settings
 

@@ -15,17 +15,18 @@ from backend.generation.client.client import ServerError
 from backend.generation.declined_answers import is_declined
 from backend.generation.failures.failures import (
     FailureSource,
-    answer_failure,
-    connection_failure,
+    convert_connection_error,
+    convert_server_error,
+    find_wait,
+    parse_wait,
     show_address,
 )
 from backend.generation.failures.provider_faults import (
     MAX_QUOTE_CHARS,
-    code_words,
+    find_code_words,
     read_fault,
     remove_keys,
 )
-from backend.generation.failures.retry_times import find_wait, wait_seconds
 from backend.generation.model import (
     ModelContextOverflowError,
     ModelError,
@@ -47,7 +48,7 @@ OWN = FailureSource(
 
 @pytest.mark.parametrize("seen", ANSWERS.values(), ids=ANSWERS)
 def test_an_answer_becomes_the_error_that_names_its_cause(seen: Seen) -> None:
-    error = answer_failure(
+    error = convert_server_error(
         ServerError(seen.status, seen.body, seen.headers, in_stream=seen.in_stream), OWN
     )
     assert type(error) is seen.kind
@@ -60,11 +61,11 @@ def test_a_body_that_ends_too_early_is_read_as_far_as_it_goes(seen: Seen) -> Non
     text = json.dumps(seen.body)
     for end in range(0, len(text), 7):
         answer = ServerError(seen.status, text[:end], seen.headers, in_stream=seen.in_stream)
-        assert isinstance(answer_failure(answer, OWN), ModelError)
+        assert isinstance(convert_server_error(answer, OWN), ModelError)
 
 
 def fail(status: int, body: Any, /, source: FailureSource = OWN, **headers: str) -> ModelError:
-    return answer_failure(ServerError(status, body, headers), source)
+    return convert_server_error(ServerError(status, body, headers), source)
 
 
 def test_the_detail_contains_the_answer_and_the_next_step() -> None:
@@ -101,7 +102,7 @@ def test_a_window_that_no_model_has_is_not_reported(number: Any) -> None:
     ("wait", "advice"), [("0", "Wait 1 s,"), ("34.2", "Wait 35 s,"), ("600", "Wait 10 minutes,")]
 )
 def test_a_rate_limit_says_how_long_to_wait(wait: str, advice: str) -> None:
-    error = answer_failure(ServerError(429, None, {"retry-after": wait}), OWN)
+    error = convert_server_error(ServerError(429, None, {"retry-after": wait}), OWN)
     assert advice in error.detail
     assert error.headers["Retry-After"]
 
@@ -129,7 +130,7 @@ SHARED = FailureSource(who="The server", base_url="http://10.0.0.7/v1", secrets=
     ("error", "hidden"),
     [
         (fail(401, openai("Invalid API key"), SHARED), "Invalid API key"),
-        (connection_failure(ConnectionRefusedError(), SHARED), "http://10.0.0.7/v1"),
+        (convert_connection_error(ConnectionRefusedError(), SHARED), "http://10.0.0.7/v1"),
         (fail(302, "", SHARED, location="https://inner.example/"), "inner.example"),
     ],
     ids=["words", "address", "redirect"],
@@ -186,19 +187,19 @@ WRONG_VERSION.reason = "WRONG_VERSION_NUMBER"
 def test_a_broken_connection_names_the_address_and_the_cause(
     error: BaseException, detail: str
 ) -> None:
-    failure = connection_failure(error, OWN)
+    failure = convert_connection_error(error, OWN)
     assert type(failure) is ModelUnavailableError
     assert failure.detail == detail
 
 
 def test_an_address_without_a_scheme_is_said_to_lack_it() -> None:
-    failure = connection_failure(UnsupportedProtocol(), OWN)
+    failure = convert_connection_error(UnsupportedProtocol(), OWN)
     assert type(failure) is ModelWrongAddressError
     assert failure.detail == "The address must begin with http:// or https://."
 
 
 def test_an_unknown_fault_names_its_type() -> None:
-    assert connection_failure(ZeroDivisionError("secret"), OWN).detail == (
+    assert convert_connection_error(ZeroDivisionError("secret"), OWN).detail == (
         "The server does not respond (ZeroDivisionError)."
     )
 
@@ -333,7 +334,7 @@ def test_control_characters_are_removed() -> None:
 
 
 def test_only_code_words_pass_for_code_words() -> None:
-    words = code_words(
+    words = find_code_words(
         "INVALID_ARGUMENT",
         "generation_config.stop[0]",
         "INVALID_ARGUMENT",
@@ -373,7 +374,7 @@ def test_a_body_that_never_ends_is_read_for_a_while() -> None:
     ("2001-01-01T00:00:00Z", 0),
 ])  # fmt: skip
 def test_a_wait_is_read_in_every_notation(value: object, seconds: float | None) -> None:
-    assert wait_seconds(value) == seconds
+    assert parse_wait(value) == seconds
 
 
 @pytest.mark.parametrize("form", ["date", "seconds", "milliseconds", "time"])
@@ -385,7 +386,7 @@ def test_a_moment_is_counted_from_now(form: str) -> None:
         "milliseconds": str(round(moment.timestamp() * 1000)),
         "time": moment.isoformat(),
     }[form]
-    assert wait_seconds(value) == pytest.approx(3600, abs=60)
+    assert parse_wait(value) == pytest.approx(3600, abs=60)
 
 
 @pytest.mark.parametrize(

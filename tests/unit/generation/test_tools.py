@@ -20,17 +20,19 @@ from backend.generation.sampling import Sampling
 from backend.generation.tools.calls import (
     MAX_ARGUMENTS,
     MAX_CALLS,
-    TOO_LONG,
-    distinct_ids,
+    TOO_LONG_PROBLEM,
+    assign_distinct_ids,
+    make_ids_distinct,
     read_calls,
-    with_distinct_ids,
 )
-from backend.generation.tools.structured_calls import (
+from backend.generation.tools.written_calls import (
+    CallReader,
+    FencedReader,
     StructuredReader,
-    answer_schema,
-    structured_prompt,
+    build_answer_schema,
+    build_fenced_prompt,
+    build_structured_prompt,
 )
-from backend.generation.tools.written_calls import CallReader, FencedReader, fenced_prompt
 
 HIT: dict[str, Any] = {"target": "Anna", "damage": "1d2+2"}
 TEXT = json.dumps(HIT)
@@ -126,7 +128,7 @@ def test_arguments_that_cannot_be_read_are_a_problem(arguments: object) -> None:
 
 @pytest.mark.parametrize("arguments", [json.dumps("x" * MAX_ARGUMENTS), {"a": "x" * MAX_ARGUMENTS}])
 def test_arguments_have_a_largest_size(arguments: object) -> None:
-    assert arguments_of(arguments) == [TOO_LONG]
+    assert arguments_of(arguments) == [TOO_LONG_PROBLEM]
 
 
 @given(
@@ -171,18 +173,18 @@ def calls_with(*ids: str) -> list[ToolCall]:
 
 
 def test_calls_with_one_id_get_ids_of_their_own() -> None:
-    ids = [call.id for call in distinct_ids(calls_with("a", "a", "b", "a"))]
+    ids = [call.id for call in assign_distinct_ids(calls_with("a", "a", "b", "a"))]
     assert ids[0] == "a"
     assert ids[2] == "b"
     assert len(set(ids)) == 4
     # One that a call of the server's has by chance is not used again.
-    assert len({call.id for call in distinct_ids(calls_with(*ids, *ids))}) == 8
+    assert len({call.id for call in assign_distinct_ids(calls_with(*ids, *ids))}) == 8
 
 
 def test_the_ids_of_a_prompt_s_rounds_are_distinct_and_stay_the_same() -> None:
     rounds = [ToolRound(calls_with("a", "a"), [1, 2]), ToolRound(calls_with("a", "b"), [3, 4])]
-    first = with_distinct_ids(rounds[:1])
-    both = with_distinct_ids(rounds)
+    first = make_ids_distinct(rounds[:1])
+    both = make_ids_distinct(rounds)
     assert [call.id for call in first[0].calls] == [call.id for call in both[0].calls]
     assert len({call.id for each in both for call in each.calls}) == 4
     assert [list(each.results) for each in both] == [[1, 2], [3, 4]]
@@ -245,7 +247,7 @@ def test_calls_with_one_id_go_back_to_anthropic_with_ids_of_their_own() -> None:
     rounds = [ToolRound(calls_with("x", "x"), [1, 2]), ToolRound(calls_with("x"), [3])]
     prompt = Prompt([PromptMessage("user", "I duck.")], rounds)
 
-    sent = anthropic.request_body(
+    sent = anthropic.build_request_body(
         prompt, Sampling(), start="", max_output_tokens=99, is_adaptive=False
     )
 
@@ -272,9 +274,9 @@ def test_arguments_from_gemini_are_read_in_every_form(args: object) -> None:
 def test_an_id_that_several_calls_have_does_not_go_back_to_gemini() -> None:
     calls = gemini_calls(*({"name": "roll", "args": HIT, "id": each} for each in ("x", "x", "y")))
     prompt = Prompt([PromptMessage("user", "I duck.")], [ToolRound(calls, [1, 2, 3])])
-    asked, answered = gemini.request_body(prompt, Sampling(), thinks=False, show_thoughts=False)[
-        "contents"
-    ][1:]
+    asked, answered = gemini.build_request_body(
+        prompt, Sampling(), thinks=False, show_thoughts=False
+    )["contents"][1:]
     for turn, member in ((asked, "functionCall"), (answered, "functionResponse")):
         assert [part[member].get("id") for part in turn["parts"]] == [None, None, "y"]
 
@@ -284,7 +286,10 @@ def test_an_endless_answer_keeps_a_bounded_part_for_the_next_request() -> None:
     for index in range(anthropic.MAX_BLOCKS + 500):
         block = {"type": "thinking", "thinking": ""}
         reader.read_event({"type": "content_block_start", "index": index, "content_block": block})
-    signed = {"type": "signature_delta", "signature": "x" * (anthropic.MAX_SIGNATURE // 4)}
+    signed = {
+        "type": "signature_delta",
+        "signature": "x" * (anthropic.MAX_SIGNATURE_CHARACTERS // 4),
+    }
     for _ in range(50):
         reader.read_event({"type": "content_block_delta", "index": 0, "delta": signed})
     reader.close()
@@ -295,7 +300,7 @@ def test_an_endless_answer_keeps_a_bounded_part_for_the_next_request() -> None:
     assert isinstance(piece, ToolCall)
     thoughts = piece.vendor_state["thoughts"]
     assert len(thoughts) == anthropic.MAX_BLOCKS
-    assert len(thoughts[0]["signature"]) < 2 * anthropic.MAX_SIGNATURE
+    assert len(thoughts[0]["signature"]) < 2 * anthropic.MAX_SIGNATURE_CHARACTERS
 
 
 Cuts = list[int]
@@ -516,7 +521,7 @@ def test_calls_have_a_largest_size(reader: Callable[[], CallReader], text: str) 
     fits, too_long = text.format("x" * 60_000), text.format("x" * MAX_ARGUMENTS)
     assert read(reader(), fits) == ("Yes.", [ROLLED])
     cut = parts(too_long, range(0, 66_000, 1_000))
-    assert read(reader(), *cut) == ("Yes.", [("", {}, TOO_LONG)])
+    assert read(reader(), *cut) == ("Yes.", [("", {}, TOO_LONG_PROBLEM)])
 
 
 def test_more_calls_than_there_may_be_are_passed_over() -> None:
@@ -541,16 +546,17 @@ PROMPT = Prompt(
 
 
 def test_the_schema_of_an_answer_ties_arguments_to_their_tool() -> None:
-    schema = answer_schema([ROLL])
+    schema = build_answer_schema([ROLL])
     (call,) = schema["properties"]["calls"]["items"]["anyOf"]
     assert list(schema["properties"]) == ["narration", "calls"]
     assert call["properties"]["tool"]["enum"] == ["roll"]
     assert call["properties"]["arguments"] == ROLL.parameters
-    assert list(answer_schema([])["properties"]) == ["narration"]
+    assert list(build_answer_schema([])["properties"]) == ["narration"]
 
 
 @pytest.mark.parametrize(
-    ("render", "reader"), [(structured_prompt, StructuredReader), (fenced_prompt, FencedReader)]
+    ("render", "reader"),
+    [(build_structured_prompt, StructuredReader), (build_fenced_prompt, FencedReader)],
 )
 def test_rounds_are_rendered_in_the_form_of_written_calls(
     render: Callable[..., Prompt], reader: Callable[[], CallReader]
@@ -568,7 +574,7 @@ def test_rounds_are_rendered_in_the_form_of_written_calls(
     assert prompt.rounds == ()
 
 
-@pytest.mark.parametrize("render", [structured_prompt, fenced_prompt])
+@pytest.mark.parametrize("render", [build_structured_prompt, build_fenced_prompt])
 def test_the_model_is_told_if_no_tools_can_be_called(render: Callable[..., Prompt]) -> None:
     instructions = render(PROMPT, []).messages[1].text
     assert "No tools can be called" in instructions

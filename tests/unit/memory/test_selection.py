@@ -25,12 +25,6 @@ from backend.memory.indexing.sources import MemoryItem, OriginMessage
 from backend.memory.search.features import Candidate, Scores, SignalHits, gather
 from backend.memory.search.query import Signal
 from backend.memory.search.ranking import (
-    RankingThresholds,
-    compute_thresholds,
-    rank,
-    select_relevant,
-)
-from backend.memory.search.selection import (
     ALMOST_EMPTY_SHARE,
     DENSE_HITS,
     EVENT_BOOST,
@@ -39,12 +33,16 @@ from backend.memory.search.selection import (
     MAX_EVENT_LINES,
     TOKENS_PER_LINE,
     TOKENS_PER_WORD,
+    RankingThresholds,
     add_few,
     add_origin_lines,
+    compute_thresholds,
     deepen_queries,
     estimate_tokens,
     find_nearest,
     merge_nearest,
+    rank,
+    select_relevant,
     split_hits,
 )
 from tests.unit.memory.test_ranking import CHAT, OWNER, hit

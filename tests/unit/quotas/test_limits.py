@@ -8,12 +8,14 @@ from uuid import UUID
 
 import pytest
 
-from backend.quotas.definitions import UPLOAD_BYTES, UPLOADS, QuotaExceededError
 from backend.quotas.limits import (
     CHECK_INTERVAL_SECONDS,
     MIN_FREE_BYTES,
+    UPLOAD_BYTES,
+    UPLOADS,
     ConcurrencyLimit,
     FreeRoom,
+    QuotaExceededError,
     RateLimit,
 )
 

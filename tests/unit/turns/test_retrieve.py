@@ -11,7 +11,7 @@ import pytest
 from backend.chats.schemas import AuthorsNote
 from backend.chronicles.events import EventFields
 from backend.chronicles.repository import StoryEvent
-from backend.context.layout import History, PromptItem
+from backend.context.assembly import History, PromptItem
 from backend.context.macros import MacroBudget, MacroContext, Variables
 from backend.core.reasons import FoundIn, Reason, render_reasons
 from backend.lorebooks.activation.outcome import ActiveEntry, ScanOutcome, SkippedEntry

@@ -27,10 +27,9 @@ from backend.accounts.keys.keyring import (
     wrap_derivation_key,
 )
 from backend.accounts.models import User
-from backend.vault.envelopes import EnvelopePlace, unwrap
 from backend.vault.root import RootKeys, Wrapped, add_root_key, load_root_keys
 from backend.vault.sealing import Column, Sealer, derive, digest, unseal_under
-from backend.vault.slots import LentKind, PasswordKdf, unwrap_lent, wrap_lent
+from backend.vault.slots import EnvelopePlace, LentKind, PasswordKdf, unwrap, unwrap_lent, wrap_lent
 
 KEY, USER_KEY, SECRET = (bytes(range(first, first + 32)) for first in (0, 32, 64))
 USER = UUID("00112233-4455-6677-8899-aabbccddeeff")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from backend.generation.tokens import best_tokenizer, get_tokenizer
+from backend.generation.tokens import choose_tokenizer, get_tokenizer
 from backend.memory.embedding import registry
 from backend.memory.embedding.catalogue import list_models, use_model
 from backend.memory.embedding.local import LocalEmbedder
@@ -168,7 +168,7 @@ def test_blank_texts_and_half_emoji_are_replaced(text: str, sent: str) -> None:
 
 @pytest.mark.parametrize("text", ["The ferry waits. ", "渡し船が待っている。", "🛶", "zzzz", "\n"])
 def test_a_long_text_is_cut_to_the_limit_and_not_much_below(text: str) -> None:
-    tokenizer = get_tokenizer(best_tokenizer("gemma3"))
+    tokenizer = get_tokenizer(choose_tokenizer("gemma3"))
     cut = prepare_text(text * 20_000 + "end", longest=200)
     assert (text * 20_000).startswith(cut) or cut == "."
     assert tokenizer.count(cut) <= 200
