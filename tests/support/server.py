@@ -82,6 +82,36 @@ class Account:
         items: list[dict[str, Any]] = page["items"]
         return items
 
+    # Paths of the following methods begin after `/api/v1`. They fail unless the answer has `status`.
+
+    async def get(self, path: str, **query: Any) -> dict[str, Any]:
+        return _object(await self.ask("GET", path, params=query))
+
+    async def post(
+        self, path: str, body: Any = None, status: int = 200, **query: Any
+    ) -> dict[str, Any]:
+        return _object(await self.ask("POST", path, json=body, params=query), status)
+
+    async def put(
+        self, path: str, body: Any = None, status: int = 200, **query: Any
+    ) -> dict[str, Any]:
+        return _object(await self.ask("PUT", path, json=body, params=query), status)
+
+    async def patch(self, path: str, body: Any) -> dict[str, Any]:
+        return _object(await self.ask("PATCH", path, json=body))
+
+    async def delete(self, path: str, status: int = 204) -> dict[str, Any]:
+        return _object(await self.ask("DELETE", path), status)
+
+    async def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send a request whose answer may have any status."""
+        return await self.client.request(method, f"/api/v1{path}", **options)
+
+    def stream(
+        self, method: str, path: str, **options: Any
+    ) -> contextlib.AbstractAsyncContextManager[httpx.Response]:
+        return self.client.stream(method, f"/api/v1{path}", **options)
+
 
 @dataclass
 class Running:
@@ -273,6 +303,12 @@ def ok(response: httpx.Response, status: int = 200) -> Any:
     """Return the body of a response; fail unless it has this status."""
     assert response.status_code == status, response.text
     return response.json() if response.content else None
+
+
+def _object(response: httpx.Response, status: int = 200) -> dict[str, Any]:
+    """Return the JSON object of a response, or an empty one if there is no content."""
+    found: dict[str, Any] | None = ok(response, status)
+    return found or {}
 
 
 def problem(response: httpx.Response, status: int, slug: str) -> dict[str, Any]:

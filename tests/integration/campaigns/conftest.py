@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.campaigns.seagate import Table
-from tests.support.server import Account, ok
+from tests.support.server import Account
 from tests.support.shared import ada, server, shared_url
 
 __all__ = ["ada", "server", "shared_url", "table"]
@@ -14,4 +14,4 @@ __all__ = ["ada", "server", "shared_url", "table"]
 @pytest.fixture
 async def table(ada: Account) -> Table:
     body = {"name": "Seagate", "day": 5, "time_of_day": "morning", "brief": {"city": "Seagate"}}
-    return Table(ada, ok(await ada.client.post("/api/v1/campaigns", json=body), 201))
+    return Table(ada, await ada.post("/campaigns", body, 201))

@@ -145,8 +145,7 @@ class Play:
         await self.at_rest()
 
     async def scene(self) -> dict[str, Any]:
-        scene: dict[str, Any] = await self.table.get(f"/scenes/{self.scene_id}")
-        return scene
+        return await self.table.get(f"/scenes/{self.scene_id}")
 
     async def summary(self) -> str:
         return str((await self.scene())["summary"])
@@ -160,7 +159,7 @@ class Play:
         return [each for each in page["items"] if each["actor"] == "compactor"]
 
     async def runs(self, kind: str = "scene") -> list[dict[str, Any]]:
-        found = ok(await self.ada.client.get(f"{API}/chats/{self.chat}/enrichment"))["items"]
+        found = (await self.ada.get(f"/chats/{self.chat}/enrichment"))["items"]
         return [each for each in found if each["kind"] == kind]
 
     async def end(self, number: int, **body: Any) -> str:
@@ -178,8 +177,8 @@ class Play:
     async def prompt(self, **query: Any) -> dict[str, Any]:
         """What the next turn would be told."""
         asked = {"text": "Well?", "prompt": "true", **query}
-        found = await self.ada.client.get(f"{API}/chats/{self.chat}/context", params=asked)
-        context: dict[str, Any] = ok(found)
+        found = await self.ada.get(f"/chats/{self.chat}/context", **asked)
+        context: dict[str, Any] = found
         return context
 
 

@@ -17,7 +17,6 @@ from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL_ID
 from tests.integration.campaigns.seagate import Table
 from tests.integration.enrichment.storytelling import (
-    API,
     Storyteller,
     asked,
     at_rest,
@@ -76,8 +75,8 @@ class Session:
 
     async def summary(self, viewpoint: str | None = None) -> dict[str, Any]:
         query = {"viewpoint": viewpoint} if viewpoint else {}
-        answer = await self.ada.client.get(f"{API}/chats/{self.chat}/summary", params=query)
-        found: dict[str, Any] = ok(answer)
+        answer = await self.ada.get(f"/chats/{self.chat}/summary", **query)
+        found: dict[str, Any] = answer
         return found
 
     async def previously(self, viewpoint: str) -> list[str]:
@@ -166,11 +165,11 @@ async def test_without_hidden_information_there_is_one_for_the_game_master(
 async def test_summaries_are_read_written_and_dropped_by_audience(session: Session) -> None:
     await session.begin(hidden_information=True)
     await session.play(range(1, 9), r2=[session.jake])
-    path = f"{API}/chats/{session.chat}/summary"
+    path = f"/chats/{session.chat}/summary"
 
     async def put(text: str, **query: str) -> dict[str, Any]:
-        answer = await session.ada.client.put(path, params=query, json={"text": text})
-        return ok(answer)  # type: ignore[no-any-return]
+        answer = await session.ada.ask("PUT", path, params=query, json={"text": text})
+        return ok(answer)
 
     mine = await put("Jake palmed a key.", viewpoint=session.jake)
     assert (mine["audience"], mine["edited"]) == ([session.jake], True)
@@ -179,17 +178,15 @@ async def test_summaries_are_read_written_and_dropped_by_audience(session: Sessi
     await put("They met.", viewpoint="public")
     assert await session.previously(session.kim) == ["They met."]
     assert await session.previously("gm") == ["Told up to 8."]
-    listed = ok(
-        await session.ada.client.get(f"{API}/chats/{session.chat}/summaries?viewpoint=public")
-    )["items"]
+    listed = (await session.ada.get(f"/chats/{session.chat}/summaries?viewpoint=public"))["items"]
     assert [each["text"] for each in listed] == ["They met."]
-    drop = await session.ada.client.delete(path, params={"viewpoint": session.jake})
+    drop = await session.ada.ask("DELETE", path, params={"viewpoint": session.jake})
     ok(drop, 204)
     assert await session.previously(session.jake) == ["They met."]
     for query in ({"viewpoint": "nobody"}, {"viewpoint": session.table.campaign["id"]}):
         for method in ("GET", "PUT", "DELETE"):
             body = {"text": "No."} if method == "PUT" else None
-            answer = await session.ada.client.request(method, path, params=query, json=body)
+            answer = await session.ada.ask(method, path, params=query, json=body)
             problem(answer, 422, "validation-failed")
 
 
@@ -201,10 +198,8 @@ async def test_a_message_that_is_kept_from_some_is_in_no_summary_of_theirs(
     lines = await session.ada.messages(session.chat)
 
     async def limit(place: int, audience: Any) -> None:
-        changed = await session.ada.client.patch(
-            f"{API}/messages/{lines[place]['id']}", json={"audience": audience}
-        )
-        ok(changed)
+        changed = await session.ada.patch(f"/messages/{lines[place]['id']}", {"audience": audience})
+        changed
 
     await limit(0, [session.kim])
     assert await session.previously("public") == []
@@ -232,7 +227,7 @@ async def test_the_tables_go_down_and_up_with_their_summaries(
         lines = await seed(server, ada, chat, ["One.", "Two."])
         sealer, database = (await identity_of(server, ada)).sealer, server.parts.database
         put = {"text": "So far.", "through_message_id": str(lines[0].id)}
-        ok(await ada.client.put(f"{API}/chats/{chat}/summary", json=put))
+        await ada.put(f"/chats/{chat}/summary", put)
         # As a version before summaries had audiences has written it.
         last = lines[1].id
         row = ChatSummary(
@@ -249,7 +244,7 @@ async def test_the_tables_go_down_and_up_with_their_summaries(
 
         await migrate.downgrade(database, "2026_11_6")
         await migrate.upgrade(database)
-        found = ok(await ada.client.get(f"{API}/chats/{chat}/summary"))
+        found = await ada.get(f"/chats/{chat}/summary")
         assert (found["text"], found["audience"], found["revision"]) == ("It rained.", "public", 1)
         before = await stored()
         async with database.write() as writing:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backend.campaigns.state import situation_reader as reader
-from tests.support.server import Account, ok, problem
+from tests.support.server import Account, problem
 
 pytestmark = [pytest.mark.anyio]
 
@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.anyio]
 @pytest.fixture
 async def path(ada: Account) -> str:
     """A campaign's path."""
-    made = ok(await ada.client.post("/api/v1/campaigns", json={"name": "Seagate"}), 201)
-    return f"/api/v1/campaigns/{made['id']}"
+    made = await ada.post("/campaigns", {"name": "Seagate"}, 201)
+    return f"/campaigns/{made['id']}"
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,14 @@ async def test_attributes_are_bounded(
     ada: Account, path: str, attributes: dict[str, Any], said: str
 ) -> None:
     body = {"kind": "npc", "name": "Holt"}
-    holt = ok(await ada.client.post(f"{path}/entities", json=body), 201)
-    before = ok(await ada.client.get(path))["version"]
+    holt = await ada.post(f"{path}/entities", body, 201)
+    before = (await ada.get(path))["version"]
     for answer in (
-        await ada.client.post(f"{path}/entities", json=body | {"attributes": attributes}),
-        await ada.client.patch(f"{path}/entities/{holt['id']}", json={"attributes": attributes}),
+        await ada.ask("POST", f"{path}/entities", json=body | {"attributes": attributes}),
+        await ada.ask("PATCH", f"{path}/entities/{holt['id']}", json={"attributes": attributes}),
     ):
         assert said in problem(answer, 422, "validation-failed")["detail"]
-    assert ok(await ada.client.get(path))["version"] == before
+    assert (await ada.get(path))["version"] == before
 
 
 async def test_attributes_may_hold_things_with_members_of_their_own(
@@ -49,16 +49,16 @@ async def test_attributes_may_hold_things_with_members_of_their_own(
 ) -> None:
     attributes = {"inventory": [{"name": "rope", "feet": 50}, "fork"], "luck": 0.5, "cursed": True}
     body = {"kind": "npc", "name": "Holt", "attributes": attributes}
-    holt = ok(await ada.client.post(f"{path}/entities", json=body), 201)
+    holt = await ada.post(f"{path}/entities", body, 201)
     assert holt["attributes"] == attributes
 
 
 async def test_flags_are_bounded(ada: Account, path: str) -> None:
     flags = {f"flag {number}": True for number in range(201)}
-    refused = problem(await ada.client.patch(path, json={"flags": flags}), 422, "validation-failed")
+    refused = problem(await ada.ask("PATCH", path, json={"flags": flags}), 422, "validation-failed")
     assert "length <= 200 - at `$.flags`" in refused["detail"]
     flags.popitem()
-    assert ok(await ada.client.patch(path, json={"flags": flags}))["flags"] == flags
+    assert (await ada.patch(path, {"flags": flags}))["flags"] == flags
 
 
 async def test_the_state_shows_who_is_near_and_counts_the_others(
@@ -67,7 +67,7 @@ async def test_the_state_shows_who_is_near_and_counts_the_others(
     monkeypatch.setattr(reader, "MAX_ENTITIES", 4)
 
     async def add(**fields: Any) -> str:
-        return str(ok(await ada.client.post(f"{path}/entities", json=fields), 201)["id"])
+        return str((await ada.post(f"{path}/entities", fields, 201))["id"])
 
     shop, hills = [await add(kind="location", name=name) for name in ("Shop", "Hills")]
     await add(kind="npc", name="Marlena", location_id=shop)
@@ -75,7 +75,7 @@ async def test_the_state_shows_who_is_near_and_counts_the_others(
     await add(kind="pc", name="Jake", location_id=shop)
     for name in ("Aldous", "Bettany"):
         await add(kind="npc", name=name, location_id=hills)
-    ok(await ada.client.patch(f"{path}/entities/{holt}", json={"status": "asleep"}))
-    state = ok(await ada.client.get(f"{path}/state"))
+    await ada.patch(f"{path}/entities/{holt}", {"status": "asleep"})
+    state = await ada.get(f"{path}/state")
     assert [one["name"] for one in state["entities"]] == ["Shop", "Marlena", "Holt", "Jake"]
     assert state["more"] == {"entities": 3, "threads": 0, "clocks": 0, "echoes": 0}

@@ -11,7 +11,6 @@ from backend.enrichment.outbox import CHAPTER
 from backend.jobs.models import Job
 from tests.fakes.openai_server import error, reply
 from tests.integration.campaigns.recorder import (
-    API,
     Play,
     Recorder,
     model,
@@ -32,7 +31,7 @@ async def _few_scenes(play: Play, model: Recorder) -> None:
     model.reset()
     model.task = "chapter"
     await play.table.change("", settings={"chapter_scenes": 3})
-    ok(await play.table.ask("DELETE", f"/scenes/{play.scene_id}"), 204)
+    await play.table.delete(f"/scenes/{play.scene_id}")
 
 
 async def scene_ids(play: Play) -> list[str]:
@@ -110,7 +109,7 @@ async def test_a_chapter_goes_with_its_messages_and_comes_back(play: Play, model
     await play.turn("", regenerate_of=second)
     assert await play.chapters() == []
     for message in (second, other):
-        ok(await play.ada.client.post(f"{API}/messages/{message}/activate"))
+        await play.ada.post(f"/messages/{message}/activate")
     assert [each["title"] for each in await play.chapters()] == ["The break-in"]
 
 
@@ -118,9 +117,9 @@ async def test_a_fork_tells_the_chapter_too(play: Play) -> None:
     for number in range(1, 5):
         await play.end(number)
     last = (await play.ada.messages(play.chat))[-1]
-    path, body = f"{API}/chats/{play.chat}/fork", {"message_id": last["id"]}
-    fork = ok(await play.ada.client.post(path, json=body), 201)
-    ok(await play.ada.client.delete(f"{API}/chats/{play.chat}"), 204)
+    path, body = f"/chats/{play.chat}/fork", {"message_id": last["id"]}
+    fork = await play.ada.post(path, body, 201)
+    await play.ada.delete(f"/chats/{play.chat}")
     play.chat = fork["id"]
     assert len(await play.chapters()) == 1
     assert "They stole the ledger." in sections(await play.prompt())["chapters"]
@@ -132,7 +131,7 @@ async def test_a_chapter_that_its_user_took_back_is_not_made_again(play: Play, w
         await play.end(number)
     [chapter] = await play.chapters()
     if way == "DELETE":
-        ok(await play.table.ask("DELETE", f"/chapters/{chapter['id']}"), 204)
+        await play.table.delete(f"/chapters/{chapter['id']}")
     else:
         change = (await play.changes())[0]
         ok(await play.table.ask("POST", f"/changes/{change['id']}/undo"))
@@ -159,7 +158,7 @@ async def test_a_scene_that_is_for_fewer_takes_its_chapter_along(play: Play) -> 
     said = await play.end(1)
     for number in range(2, 5):
         await play.end(number)
-    ok(await play.ada.client.patch(f"{API}/messages/{said}", json={"audience": "gm"}))
+    await play.ada.patch(f"/messages/{said}", {"audience": "gm"})
     assert [each["audience"] for each in await play.chapters()] == ["gm"]
     assert "chapters" not in sections(await play.prompt(viewpoint="public"))
     assert "chapters" in sections(await play.prompt())

@@ -21,11 +21,11 @@ from backend.turns.models import Turn
 from tests.fakes.game_master import CarelessGameMaster
 from tests.fakes.openai_server import API_KEY, MODEL
 from tests.fakes.scripted_server import Gate
-from tests.integration.turns.following import TURN, check_tree, follow, is_over, turn_under_way
+from tests.integration.turns.following import check_tree, follow, is_over, turn_under_way
 from tests.integration.turns.playing import Game, new_game
 from tests.integration.turns.seeding import identity_of
 from tests.support.folding import check_fold
-from tests.support.server import Account, Event, Running, ok, read_events, running
+from tests.support.server import Account, Event, Running, read_events, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -70,19 +70,19 @@ class Evening:
         provider = {"kind": "openai", "slug": "mine", "api_key": API_KEY}
         provider |= {"base_url": self.master.url}
         models = [{"name": MODEL, "tool_support": "native"}]
-        path = "/api/v1/providers"
-        ok(await account.client.post(path, json={**provider, "models": models}), 201)
+        path = "/providers"
+        await account.post(path, {**provider, "models": models}, 201)
         self.game = await new_game(account, rules="blades")
         settings = {"hidden_information": True, "compaction_interval": 3, "memory_interval": 3}
-        ok(await account.client.patch(self.game.path, json={"settings": settings}))
+        await account.patch(self.game.path, {"settings": settings})
         people = [
             await self.game.add("entities", kind=kind, name=name)
             for kind, name in (("pc", "Jake"), ("npc", "Marlena"), ("npc", "Holt"))
         ]
         self.jake, self.marlena, self.holt = (each["id"] for each in people)
-        path = f"/api/v1/chats/{self.game.chat}/settings"
+        path = f"/chats/{self.game.chat}/settings"
         chat = {"chronicle_enabled": True, "model": f"mine/{MODEL}"}
-        ok(await account.client.patch(path, json=chat))
+        await account.patch(path, chat)
 
     @property
     def account(self) -> Account:
@@ -131,12 +131,12 @@ class Evening:
         self.master.gate = Gate()
         events = list[Event]()
         body = {"option": option}
-        path = f"{TURN}/{turn_id}/choice"
-        async with self.game.client.stream("POST", path, json=body) as response:
+        path = f"/turns/{turn_id}/choice"
+        async with self.game.account.stream("POST", path, json=body) as response:
             async for event in read_events(response):
                 events.append(event)
                 if event.name == at:
-                    ok(await self.game.client.post(f"{TURN}/{turn_id}/stop"), 202)
+                    await self.game.account.post(f"/turns/{turn_id}/stop", status=202)
         self.open_gate()
         assert events[-1].data["state"] == "stopped"
         return events
@@ -198,7 +198,7 @@ class Evening:
                     events,
                 ):
                     await self.until_told(events)
-                    ok(await self.game.client.post(f"{TURN}/{turn_id}/stop"), 202)
+                    await self.game.account.post(f"/turns/{turn_id}/stop", status=202)
                     assert [each async for each in events][-1].data["state"] == "stopped"
                 self.open_gate()
             case _:
@@ -266,6 +266,6 @@ async def test_an_evening_of_twenty_turns_leaves_a_consistent_world(evening: Eve
     await check_tree(evening.server.parts.database, game.chat)
     for viewpoint in ("public", evening.holt):
         asked = {"text": f"Where is the {SECRET}?", "prompt": "true", "viewpoint": viewpoint}
-        path = f"/api/v1/chats/{game.chat}/context"
-        prompt = ok(await game.client.get(path, params=asked))["prompt"]
+        path = f"/chats/{game.chat}/context"
+        prompt = (await game.account.get(path, **asked))["prompt"]
         assert not [each for each in prompt if f"Psst: the {SECRET}" in each["text"]]

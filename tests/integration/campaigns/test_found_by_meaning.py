@@ -14,7 +14,6 @@ from backend.jobs.models import Job
 from tests.integration.campaigns.seagate import Table
 from tests.integration.turns.seeding import identity_of
 from tests.support.memory import (
-    API,
     MODEL_FOLDER,
     points_of,
     preview,
@@ -51,7 +50,7 @@ async def table(ada: Account) -> Table:
 
 async def new_table(account: Account) -> Table:
     body = {"name": "Seagate", "day": 5}
-    return Table(account, ok(await account.client.post(f"{API}/campaigns", json=body), 201))
+    return Table(account, await account.post("/campaigns", body, 201))
 
 
 async def session_of(table: Table) -> str:
@@ -104,7 +103,7 @@ async def test_items_are_found_by_their_words_while_they_count(
     ok(await table.ask("POST", f"/changes/{change['id']}/undo"))
     await settled(server)
     assert said(await found(table, "frostfall"), "Frostfall")
-    ok(await table.ask("DELETE", f"/entities/{holt['id']}"), 204)
+    await table.delete(f"/entities/{holt['id']}")
     assert await found(table, "bloodhound") == []
     assert await found(table, "frostfall") == [": The harbour freezes in Frostfall."]
 
@@ -157,7 +156,7 @@ async def test_scenes_that_are_over_and_chapters_are_found(table: Table, server:
     }  # fmt: skip
     await table.change(f"/scenes/{over['id']}", status="open")
     assert await found(table, "spark") == []
-    ok(await table.ask("DELETE", f"/chapters/{secret['id']}"), 204)
+    await table.delete(f"/chapters/{secret['id']}")
     assert await found(table, "windmill") == []
     await settled(server)
     await reconcile(server)
@@ -216,7 +215,7 @@ async def test_the_nightly_comparison_finds_nothing_to_mend_and_a_deleted_campai
     await reconcile(server)
     await settled(server)
     assert await campaign_points() == before
-    ok(await table.ask("DELETE", ""), 204)
+    await table.delete()
     await settled(server)
     assert await campaign_points() == {}
 
@@ -247,7 +246,7 @@ async def test_a_search_from_a_viewpoint_finds_what_that_one_may_know(
     assert len(await found(table, "vault", viewpoint=jake, chat_id=chat)) == 2
     for query in ({"viewpoint": "nobody"}, {"viewpoint": jake, "chat_id": plain},
                   {"viewpoint": chat}):  # fmt: skip
-        answer = await table.account.client.get(f"{API}/search", params={"q": "vault", **query})
+        answer = await table.account.ask("GET", "/search", params={"q": "vault", **query})
         problem(answer, 422, "validation-failed")
 
 

@@ -27,7 +27,7 @@ from tests.fakes.scripted_server import Answer, Request
 from tests.integration.campaigns.seagate import Table, seagate
 from tests.integration.turns.seeding import identity_of
 from tests.support.memory import working
-from tests.support.server import Account, Running, ok, problem, running
+from tests.support.server import Account, Running, problem, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -146,13 +146,12 @@ class Play:
 
     async def run(self) -> dict[str, Any] | None:
         """The last run that read a reply, as the API shows it."""
-        runs = ok(await self.ada.client.get(f"{API}/chats/{self.chat}/enrichment"))["items"]
+        runs = (await self.ada.get(f"/chats/{self.chat}/enrichment"))["items"]
         return next((each for each in runs if each["kind"] == "glossary"), None)
 
     async def decide(self, term: str, **patch: Any) -> dict[str, Any]:
         item = (await self.terms())[term]
-        decided: dict[str, Any] = await self.table.change(f"/glossary/{item['id']}", **patch)
-        return decided
+        return await self.table.change(f"/glossary/{item['id']}", **patch)
 
     async def known_to(self, viewpoint: Viewpoint) -> set[str]:
         """The terms that a prompt of this viewpoint may have."""
@@ -165,10 +164,8 @@ class Play:
 
     async def section(self) -> dict[str, Any] | None:
         """The glossary of the prompt that the next turn would have."""
-        answer = await self.ada.client.get(
-            f"{API}/chats/{self.chat}/context", params={"text": "Well?", "prompt": "true"}
-        )
-        items = ok(answer)["items"]
+        answer = await self.ada.get(f"/chats/{self.chat}/context", text="Well?", prompt="true")
+        items = answer["items"]
         return next((each for each in items if each["kind"] == "glossary"), None)
 
 
@@ -176,7 +173,7 @@ class Play:
 async def play(server: Running, ada: Account, table: Table) -> Play:
     character = await ada.new_character(name="Mara", description="She keeps the Quiet Library.")
     chat = await ada.new_chat(campaign_id=table.campaign["id"], character_ids=[character["id"]])
-    await ada.client.patch(f"{API}/chats/{chat['id']}/settings", json={"chronicle_enabled": True})
+    await ada.ask("PATCH", f"/chats/{chat['id']}/settings", json={"chronicle_enabled": True})
     return Play(server, ada, table, chat["id"])
 
 
@@ -193,10 +190,10 @@ async def test_what_a_reply_coins_is_defined_and_proposed(play: Play, model: Glo
     [request] = model.asked
     assert candidates(request) == ["Skyglass", "Dunmere"]
     assert "touched the Skyglass" in request.body["messages"][1]["content"]
-    runs = ok(await play.ada.client.get(f"{API}/chats/{play.chat}/enrichment"))["items"]
+    runs = (await play.ada.get(f"/chats/{play.chat}/enrichment"))["items"]
     run = next(each for each in runs if each["kind"] == "glossary")
     assert (run["state"], run["why"], run["prompt_tokens"]) == ("done", "Skyglass, Dunmere", 100)
-    undo = await play.ada.client.post(f"{API}/enrichment/runs/{run['id']}/undo")
+    undo = await play.ada.ask("POST", f"/enrichment/runs/{run['id']}/undo")
     problem(undo, 409, "nothing-to-undo")
     assert await play.section() is None
 
@@ -212,7 +209,7 @@ async def test_names_and_words_of_the_card_are_not_proposed(
     await play.turn()
     assert await play.terms() == {}
     assert model.asked == []
-    runs = ok(await play.ada.client.get(f"{API}/chats/{play.chat}/enrichment"))["items"]
+    runs = (await play.ada.get(f"/chats/{play.chat}/enrichment"))["items"]
     assert {each["kind"] for each in runs} == {"turn"}
 
 
@@ -248,7 +245,7 @@ async def test_a_rejected_term_is_never_proposed_again_whatever_is_swiped(
 async def test_a_deleted_proposal_may_be_proposed_again(play: Play) -> None:
     await play.turn()
     item = (await play.terms())["Skyglass"]
-    ok(await play.table.ask("DELETE", f"/glossary/{item['id']}"), 204)
+    await play.table.delete(f"/glossary/{item['id']}")
     assert set(await play.terms()) == {"Dunmere"}
     await play.turn()
     assert set(await play.terms()) == {"Skyglass", "Dunmere"}
@@ -263,7 +260,7 @@ async def test_another_swipe_takes_its_terms_back_and_the_first_one_brings_them_
     await play.turn("", regenerate_of=first)
     assert await play.terms() == {}
     assert await play.section() is None
-    ok(await play.ada.client.post(f"{API}/messages/{first}/activate"))
+    await play.ada.post(f"/messages/{first}/activate")
     assert (await play.terms())["Skyglass"]["status"] == "approved"
     section = await play.section()
     assert section is not None
@@ -280,7 +277,7 @@ async def test_approved_and_bare_terms_stand_in_the_next_prompt(
     said = await play.turn("I ask about it.")
     system = model.requests[0].body["messages"][0]["content"]
     assert "\n- Dunmere\n- Skyglass: A mirror that fell." in system
-    stored = ok(await play.ada.client.get(f"{API}/messages/{said}/context"))
+    stored = await play.ada.get(f"/messages/{said}/context")
     section = next(each for each in stored["items"] if each["kind"] == "glossary")
     assert (section["place"], section["reason"]) == ("head", "glossary, 2 terms")
     kinds = [each["kind"] for each in stored["items"] if each["place"] == "head"]
@@ -350,8 +347,8 @@ async def test_consent_that_is_withdrawn_while_the_model_reads_leaves_nothing(
     async with model.thinking() as is_reached:
         await ada.turn(play.chat, text="I wait.")
         await asyncio.wait_for(is_reached.wait(), 30)
-        path = f"{API}/chats/{play.chat}/settings"
-        ok(await ada.client.patch(path, json={"chronicle_enabled": False}))
+        path = f"/chats/{play.chat}/settings"
+        await ada.patch(path, {"chronicle_enabled": False})
     await play.read()
     assert await play.terms() == {}
 
@@ -359,7 +356,7 @@ async def test_consent_that_is_withdrawn_while_the_model_reads_leaves_nothing(
 async def test_without_consent_nothing_is_read_or_written(
     play: Play, model: Glossarist, ada: Account
 ) -> None:
-    await ada.client.patch(f"{API}/chats/{play.chat}/settings", json={"chronicle_enabled": False})
+    await ada.ask("PATCH", f"/chats/{play.chat}/settings", json={"chronicle_enabled": False})
     await play.turn()
     assert await play.terms() == {}
     assert len(model.requests) == 1
@@ -411,8 +408,8 @@ async def test_chats_of_one_campaign_share_its_glossary(
     play: Play, model: Glossarist, server: Running, ada: Account, table: Table
 ) -> None:
     chat = await ada.new_chat(campaign_id=table.campaign["id"])
-    path = f"{API}/chats/{chat['id']}/settings"
-    ok(await ada.client.patch(path, json={"chronicle_enabled": True}))
+    path = f"/chats/{chat['id']}/settings"
+    await ada.patch(path, {"chronicle_enabled": True})
     other = Play(server, ada, table, chat["id"])
     async with model.thinking() as is_reached:
         await ada.turn(play.chat, text="Go on.")
@@ -448,7 +445,7 @@ async def test_story_text_can_close_no_tag_of_the_prompt(play: Play, model: Glos
 
 async def test_the_demo_model_defines_by_the_sentence(play: Play, ada: Account) -> None:
     settings = {"enrichment": {"model": "demo"}}
-    ok(await ada.client.patch(f"{API}/chats/{play.chat}/settings", json=settings))
+    await ada.patch(f"/chats/{play.chat}/settings", settings)
     await play.turn()
     terms = await play.terms()
     assert set(terms) == {"Skyglass", "Dunmere"}
@@ -511,8 +508,8 @@ async def test_known_people_are_no_newcomers(play: Play, model: Glossarist) -> N
 
 
 async def test_without_consent_no_tag_is_found(play: Play, model: Glossarist) -> None:
-    path = f"{API}/chats/{play.chat}/settings"
-    ok(await play.ada.client.patch(path, json={"chronicle_enabled": False}))
+    path = f"/chats/{play.chat}/settings"
+    await play.ada.patch(path, {"chronicle_enabled": False})
     model.tells, model.confirms = FINDS, ["ITEM_ACQUIRED"]
     await play.turn()
     assert model.asked == []

@@ -99,7 +99,7 @@ async def test_rounds_that_would_be_lost_are_summed_up_first(
     assert teller.summed_up
     for message in await ada.messages(chat):
         if message["role"] == "assistant":
-            context = ok(await ada.client.get(f"/api/v1/messages/{message['id']}/context"))
+            context = await ada.get(f"/messages/{message['id']}/context")
             history = context["history"] or {"first": 0}
             told = [item["reasons"][0]["count"] for item in summaries_in(context)]
             assert history["first"] <= sum(told)

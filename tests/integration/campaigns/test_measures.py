@@ -23,7 +23,7 @@ from tests.fakes.openai_server import MODEL_ID, OpenAIServer, error, reply, usag
 from tests.fakes.scripted_server import Answer, Request
 from tests.integration.campaigns.seagate import Table
 from tests.support.memory import working
-from tests.support.server import Account, Running, ok, problem, running
+from tests.support.server import Account, Running, problem, running
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
@@ -221,8 +221,8 @@ async def test_a_plain_chat_notes_nothing_and_a_stranger_sees_nothing(
     async with server.parts.database.read() as session:
         query = select(Turn.path_tokens).where(Turn.chat_id == UUID(chat["id"]))
         assert list(await session.scalars(query)) == [None]
-    path = f"/api/v1/campaigns/{new_id()}/memory"
-    problem(await ada.client.get(path), 404, "campaign-not-found")
+    path = f"/campaigns/{new_id()}/memory"
+    problem(await ada.ask("GET", path), 404, "campaign-not-found")
 
 
 async def test_runs_outlive_their_campaign(server: Running, ada: Account, table: Table) -> None:
@@ -240,6 +240,6 @@ async def test_runs_outlive_their_campaign(server: Running, ada: Account, table:
             to_position=1,
         )
         session.add(run)
-    ok(await table.ask("DELETE", ""), 204)
+    await table.delete()
     async with server.parts.database.read() as session:
         assert (await session.get_one(EnrichmentRun, run.id)).campaign_id is None

@@ -18,7 +18,7 @@ from backend.chats.models import Chat, Message
 from tests.integration.campaigns.seagate import Table
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.play import choose_die, commit_to, engage, use
-from tests.support.server import Account, Running, ok
+from tests.support.server import Account, Running
 
 pytestmark = pytest.mark.anyio
 API = "/api/v1"
@@ -57,20 +57,19 @@ class Evening:
             return await commit_table(session, identity.sealer, campaign, played, reply, message.id)
 
     async def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = await self.table.get("/state")
-        return state
+        return await self.table.get("/state")
 
     async def story(self) -> list[str]:
         """What the chronicle tells that counts."""
-        [chronicle] = ok(await self.ada.client.get(f"{API}/chronicles"))["items"]
-        page = ok(await self.ada.client.get(f"{API}/chronicles/{chronicle['id']}/events"))
+        [chronicle] = (await self.ada.get("/chronicles"))["items"]
+        page = await self.ada.get(f"/chronicles/{chronicle['id']}/events")
         return [each["summary"] for each in page["items"] if each["is_current"]]
 
 
 @pytest.fixture
 async def evening(server: Running, ada: Account) -> Evening:
     body = {"name": "Duskwall", "rules": "blades"}
-    table = Table(ada, ok(await ada.client.post(f"{API}/campaigns", json=body), 201))
+    table = Table(ada, await ada.post("/campaigns", body, 201))
     await table.change("", attributes={"dice": [6, 4, 2, 1]})
     await table.add("entities", kind="pc", name="Jake", attributes={"stress": 1})
     await table.add("clocks", name="The Watch", segments=4, filled=3, consequence="They come.")
@@ -109,7 +108,7 @@ async def test_a_turn_is_written_with_its_reply_and_goes_with_it(evening: Evenin
     }
     assert after["precarity"]["score"] == 3
     assert await evening.story() == ["The Watch: They come."]
-    await evening.ada.client.delete(f"{API}/messages/{reply.id}")
+    await evening.ada.ask("DELETE", f"/messages/{reply.id}")
     undone = await evening.state()
     told = ("attributes", "entities", "clocks", "echoes", "precarity")
     for name in told:
@@ -138,7 +137,7 @@ async def test_what_a_user_locked_or_deleted_meanwhile_is_left_out(evening: Even
 @pytest.mark.every_database
 async def test_what_a_hidden_reply_makes_is_hidden_as_well(evening: Evening) -> None:
     lines = await seed(evening.server, evening.ada, evening.chat, ["I pick it.", "Click."])
-    ok(await evening.ada.client.patch(f"{API}/messages/{lines[-1].id}", json={"audience": "gm"}))
+    await evening.ada.patch(f"/messages/{lines[-1].id}", {"audience": "gm"})
     played = await evening.begin()
     assert played is not None
     asked = {"facts": [{"text": "Jake has the key.", "about": "Jake"}]}
@@ -147,8 +146,8 @@ async def test_what_a_hidden_reply_makes_is_hidden_as_well(evening: Evening) -> 
     facts = (await evening.table.get("/facts"))["items"]
     assert [each["audience"] for each in facts] == ["gm"]
     assert {each["audience"] for each in (await evening.state())["echoes"]} == {"gm"}
-    [chronicle] = ok(await evening.ada.client.get(f"{API}/chronicles"))["items"]
-    page = ok(await evening.ada.client.get(f"{API}/chronicles/{chronicle['id']}/events"))
+    [chronicle] = (await evening.ada.get("/chronicles"))["items"]
+    page = await evening.ada.get(f"/chronicles/{chronicle['id']}/events")
     assert [each["audience"] for each in page["items"]] == ["gm"]
 
 

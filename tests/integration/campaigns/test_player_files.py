@@ -12,7 +12,6 @@ from tests.fakes.openai_server import DONE, OpenAIServer, chunk, stream
 from tests.integration.campaigns.seagate import Table
 from tests.support.compacting import Compactor, Evening, evening, model
 from tests.support.memory import (
-    API,
     embedding,
     preview,
     remembering,
@@ -135,7 +134,7 @@ async def plant(table: Table, told: Markers, place: str, jake: str, audience: An
             "glossary", term=told.word(term), definition=text(meaning), status=status, **more
         )
     gone = await table.add("facts", text=text("deleted"), **more)
-    ok(await table.ask("DELETE", f"/facts/{gone['id']}"), 204)
+    await table.delete(f"/facts/{gone['id']}")
     before = await table.add("facts", text=text("before"), **more)
     await table.change(f"/facts/{before['id']}", text="A fact that was put right.")
 
@@ -145,7 +144,7 @@ async def plant_events(account: Account, path: str, told: Markers, audience: Any
 
     async def event(**fields: Any) -> str:
         body = {"audience": audience, **fields}
-        return str(ok(await account.client.post(f"{path}/events", json=body), 201)["id"])
+        return str((await account.post(f"{path}/events", body, 201))["id"])
 
     await event(
         summary=told.text("event"), day=5, time=told.text("event time"),
@@ -154,7 +153,7 @@ async def plant_events(account: Account, path: str, told: Markers, audience: Any
     )  # fmt: skip
     old = await event(summary=told.text("old event"))
     later = {"superseded_by": await event(summary="The ledger is back.")}
-    ok(await account.client.patch(f"{path}/events/{old}", json=later))
+    await account.patch(f"{path}/events/{old}", later)
 
 
 async def plant_lines(there: Evening, told: Markers, model: Compactor, audience: Any) -> None:
@@ -173,8 +172,8 @@ async def plant_lines(there: Evening, told: Markers, model: Compactor, audience:
     await take_turn(account, chat, regenerate_of=swiped, viewpoint=viewpoint)
     await take_turn(account, chat, text=told.text("hidden line"), **for_them)
     hidden = (await account.messages(chat))[-2]
-    path = f"{API}/messages/{hidden['id']}"
-    ok(await account.client.patch(path, json={"hidden": True}))
+    path = f"/messages/{hidden['id']}"
+    await account.patch(path, {"hidden": True})
     await there.compacted()
 
 
@@ -193,7 +192,7 @@ async def test_a_players_file_contains_no_text_that_the_players_prompts_do_not_c
 ) -> None:
     settings = {"summaries": False, "tools": False}
     body = {"name": "Seagate", "day": 5, "rules": "blades", "settings": settings}
-    table = Table(ada, ok(await ada.client.post(f"{API}/campaigns", json=body), 201))
+    table = Table(ada, await ada.post("/campaigns", body, 201))
     shop = (await table.add("entities", kind="location", name="The Salty Sigil"))["id"]
     public, jakes = Markers("pq"), Markers("jqx")
     jake = (
@@ -221,12 +220,12 @@ async def test_a_players_file_contains_no_text_that_the_players_prompts_do_not_c
     )
     there = await evening(server, table)
     chat = there.chat
-    ok(await ada.client.patch(f"{API}/chats/{chat}", json={"title": public.text("chat title")}))
-    chronicle = ok(await ada.client.get(f"{API}/chats/{chat}/settings"))["chronicle_id"]
+    await ada.patch(f"/chats/{chat}", {"title": public.text("chat title")})
+    chronicle = (await ada.get(f"/chats/{chat}/settings"))["chronicle_id"]
     seen: dict[str, list[Any]] = {}
     for viewpoint, told, audience in (("public", public, "public"), (jake, jakes, [jake])):
         await plant(table, told, shop, jake, audience)
-        await plant_events(ada, f"{API}/chronicles/{chronicle}", told, audience)
+        await plant_events(ada, f"/chronicles/{chronicle}", told, audience)
         await set_chat(ada, chat, memory={"min_relevance": 0}, names=True)
         await settled(server)
         asked = len(model.requests)
@@ -254,7 +253,7 @@ async def test_a_players_file_contains_no_text_that_the_players_prompts_do_not_c
             assert told.found(whole) == set(told.by_source)
         for form in files.values():
             upload = {"file": ("player.zip", zipped(form), "application/zip")}
-            ok(await ada.client.post(f"{API}/campaigns/import", files=upload), 201)
+            ok(await ada.ask("POST", "/campaigns/import", files=upload), 201)
         if viewpoint == "public":
             assert jakes.found(files) == set()
         state = await table.get("/state", viewpoint=viewpoint)

@@ -21,8 +21,8 @@ async def _last(ada: Account, chat_id: str) -> dict[str, Any]:
 
 async def _context(ada: Account, chat_id: str) -> dict[str, Any]:
     reply = await _last(ada, chat_id)
-    answer = await ada.client.get(f"/api/v1/messages/{reply['id']}/context")
-    context: dict[str, Any] = ok(answer)
+    answer = await ada.get(f"/messages/{reply['id']}/context")
+    context: dict[str, Any] = answer
     return context
 
 
@@ -70,10 +70,7 @@ async def test_another_swipe_has_the_block_that_its_line_had(ada: Account, table
     swipe = await _last(ada, chat["id"])
     assert swipe["id"] != reply["id"]
     assert swipe["injected_context"] == reply["injected_context"]
-    fork = ok(
-        await ada.client.post(f"/api/v1/chats/{chat['id']}/fork", json={"message_id": swipe["id"]}),
-        201,
-    )
+    fork = await ada.post(f"/chats/{chat['id']}/fork", {"message_id": swipe["id"]}, 201)
     assert (await _last(ada, fork["id"]))["injected_context"] == swipe["injected_context"]
     await ada.turn(fork["id"], text="I look around")
     assert (await _last(ada, fork["id"]))["injected_context"].startswith("[Day 5")
@@ -170,7 +167,7 @@ async def test_what_follows_from_a_reply_goes_with_it(ada: Account, table: Table
         "validation-failed",
     )
 
-    ok(await ada.client.post(f"/api/v1/messages/{reply['id']}/activate", json={}))
+    await ada.post(f"/messages/{reply['id']}/activate", {})
     assert (await table.get(f"/entities/{ids['jake']}"))["location_id"] == ids["hills"]
     assert (await table.get("/clocks"))["items"][0]["id"] == clock
     elsewhere = await ada.new_chat()
@@ -198,11 +195,10 @@ PYTHON = re.compile(r"\b(True|False|None)\b|\{'|\['|UUID\(")
 
 @pytest.mark.parametrize("tools", [True, False])
 async def test_each_item_stands_once_in_a_prompt_and_in_words(ada: Account, tools: bool) -> None:
-    made = await ada.client.post(
-        "/api/v1/campaigns",
-        json={"name": "Seagate", "rules": "blades", "settings": {"tools": tools}},
+    made = await ada.post(
+        "/campaigns", {"name": "Seagate", "rules": "blades", "settings": {"tools": tools}}, 201
     )
-    table = Table(ada, ok(made, 201))
+    table = Table(ada, made)
     await table.change(
         "",
         attributes={"heat": 4, "wanted": 1, "dice": [6, 1]},
@@ -238,7 +234,7 @@ async def test_each_item_stands_once_in_a_prompt_and_in_words(ada: Account, tool
     line = "I tell Marlena of the drowned bell, the Watch and the broken mirror."
     for viewpoint, hidden in (("gm", 1), ("public", 0)):
         asked: dict[str, Any] = {"text": line, "prompt": True, "viewpoint": viewpoint}
-        answer = ok(await ada.client.get(f"/api/v1/chats/{chat}/context", params=asked))
+        answer = await ada.get(f"/chats/{chat}/context", **asked)
         told = "\n".join(each["text"] for each in answer["prompt"])
         assert {each: told.count(each) for each in once} == dict.fromkeys(once, 1)
         assert {each: told.count(each) for each in secret} == dict.fromkeys(secret, hidden)

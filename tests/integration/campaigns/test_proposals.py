@@ -65,8 +65,7 @@ class Compacted:
         return await self.table.ask("POST", f"/proposals/{proposal['id']}/{how}", **more)
 
     async def entity(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self.table.get(f"/entities/{self.people[name]}")
-        return found
+        return await self.table.get(f"/entities/{self.people[name]}")
 
 
 @pytest.fixture
@@ -148,14 +147,14 @@ async def test_a_proposal_that_has_come_true_is_gone_while_it_is(story: Compacte
     assert await story.open() == []
     await story.table.change(path, status="alive")
     assert len(await story.open()) == 1
-    ok(await story.table.ask("DELETE", path), 204)
+    await story.table.delete(path)
     assert await story.open() == []
 
 
 async def test_what_is_gone_can_not_be_changed(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     [proposal] = await story.open()
-    ok(await story.table.ask("DELETE", f"/entities/{story.people['marlena']}"), 204)
+    await story.table.delete(f"/entities/{story.people['marlena']}")
     problem(await story.decide(proposal, "accept"), 409, "proposal-target-gone")
     ok(await story.decide(proposal, "refuse"))
 
@@ -170,7 +169,7 @@ async def test_a_proposal_and_what_came_of_it_follow_their_message(story: Compac
     assert await story.open() == []
     assert (await story.entity("marlena"))["status"] == "active"
     problem(await story.decide(gone, "accept"), 409, "proposal-not-told")
-    ok(await story.table.account.client.post(f"{API}/messages/{first}/activate"))
+    await story.table.account.post(f"/messages/{first}/activate")
     assert [each["id"] for each in await story.open()] == [gone["id"]]
     assert (await story.entity("marlena"))["status"] == "dead"
 
@@ -178,17 +177,15 @@ async def test_a_proposal_and_what_came_of_it_follow_their_message(story: Compac
 @pytest.mark.every_database
 async def test_a_fork_shows_a_proposal_too_and_keeps_it(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
-    client = story.table.account.client
-    fork = ok(
-        await client.post(f"{API}/chats/{story.chat}/fork", json={"message_id": story.line}), 201
-    )
+    account = story.table.account
+    fork = await account.post(f"/chats/{story.chat}/fork", {"message_id": story.line}, 201)
     [proposal] = await story.open()
     assert proposal["chat_id"] == story.chat
-    ok(await client.delete(f"{API}/chats/{story.chat}"), 204)
+    await account.delete(f"/chats/{story.chat}")
     [proposal] = await story.open()
     assert proposal["chat_id"] == fork["id"]
     ok(await story.decide(proposal, "accept"))
-    ok(await client.delete(f"{API}/chats/{fork['id']}"), 204)
+    await account.delete(f"/chats/{fork['id']}")
     assert await story.open() == await story.open(state="accepted") == []
 
 
@@ -196,16 +193,14 @@ async def test_what_is_accepted_counts_while_any_copy_of_its_line_is_told(
     story: Compacted,
 ) -> None:
     await story.draft("marlena", status="dead")
-    client = story.table.account.client
-    fork = ok(
-        await client.post(f"{API}/chats/{story.chat}/fork", json={"message_id": story.line}), 201
-    )
+    account = story.table.account
+    fork = await account.post(f"/chats/{story.chat}/fork", {"message_id": story.line}, 201)
     [proposal] = await story.open()
     ok(await story.decide(proposal, "accept"))
-    ok(await client.delete(f"{API}/messages/{story.line}"))
+    await account.delete(f"/messages/{story.line}", 200)
     assert (await story.entity("marlena"))["status"] == "dead"
     copy = (await story.table.account.messages(fork["id"]))[-1]
-    ok(await client.delete(f"{API}/messages/{copy['id']}"))
+    await account.delete(f"/messages/{copy['id']}", 200)
     assert (await story.entity("marlena"))["status"] == "active"
     assert await story.open(state="accepted") == []
 
@@ -286,13 +281,13 @@ async def test_a_reference_that_is_not_clear_is_asked_about_until_it_is_said(
     assert await story.open() == []
     await story.table.change(path, location_id=story.people["jake"])
     assert [each["id"] for each in await story.open()] == [marlena["id"]]
-    ok(await story.table.ask("DELETE", path), 204)
+    await story.table.delete(path)
     assert await story.open() == []
 
 
 async def test_who_was_deleted_comes_back_only_if_the_user_wants(story: Compacted) -> None:
     bob = await story.table.add("entities", kind="npc", name="Bob", role="Cook")
-    ok(await story.table.ask("DELETE", f"/entities/{bob['id']}"), 204)
+    await story.table.delete(f"/entities/{bob['id']}")
     again = {
         "kind": "entity",
         "item_id": new_id(),
@@ -330,8 +325,8 @@ async def test_a_viewpoint_sees_no_proposal_about_what_it_may_not_know(story: Co
 
 async def test_a_line_that_is_limited_later_takes_its_proposals_along(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
-    client = story.table.account.client
-    ok(await client.patch(f"{API}/messages/{story.line}", json={"audience": "gm"}))
+    account = story.table.account
+    await account.patch(f"/messages/{story.line}", {"audience": "gm"})
     assert await story.open(viewpoint="public") == []
     assert len(await story.open()) == 1
 

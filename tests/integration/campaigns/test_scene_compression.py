@@ -12,7 +12,6 @@ from backend.enrichment.outbox import SCENE
 from backend.jobs.models import Job
 from tests.fakes.openai_server import called, error, reply
 from tests.integration.campaigns.recorder import (
-    API,
     Play,
     Recorder,
     fresh,
@@ -91,10 +90,8 @@ async def test_at_its_end_what_is_left_is_compressed_and_the_prompt_has_it(
     scene = await play.scene()
     assert (scene["status"], scene["summary"]) == ("closed", "They broke in and got away.")
     assert (await play.changes())[0]["message_id"] == said
-    context = await play.ada.client.get(
-        f"{API}/chats/{play.chat}/context", params={"text": "Well?", "prompt": "true"}
-    )
-    texts = [each["text"] for each in ok(context)["items"] if "LAST SCENES" in (each["text"] or "")]
+    context = await play.ada.get(f"/chats/{play.chat}/context", text="Well?", prompt="true")
+    texts = [each["text"] for each in context["items"] if "LAST SCENES" in (each["text"] or "")]
     assert len(texts) == 1
     assert "- The counting house: They broke in and got away.\n  - They ran." in texts[0]
 
@@ -123,7 +120,7 @@ async def test_what_a_user_took_back_does_not_come_again(play: Play, model: Reco
             path = f"/changes/{change['id']}/undo"
             ok(await play.table.ask("POST", path))
     [key] = (await play.table.get("/threads"))["items"]
-    ok(await play.table.ask("DELETE", f"/threads/{key['id']}"), 204)
+    await play.table.delete(f"/threads/{key['id']}")
     assert await play.summary() == ""
     await play.close()
     assert len(model.asked) == 2
@@ -150,10 +147,10 @@ async def test_on_another_branch_what_followed_is_taken_back(play: Play, model: 
     model.kept = {"summary": "They fled.", "key_moments": [], "seeds": [{"title": "A witness"}]}
     other = await play.turn("", regenerate_of=last)
     assert (await play.summary(), await play.threads()) == ("They fled.", ["A witness"])
-    ok(await play.ada.client.post(f"{API}/messages/{last}/activate"))
+    await play.ada.post(f"/messages/{last}/activate")
     assert (await play.summary(), await play.threads()) == ("They broke in.", [DEBT["title"]])
-    ok(await play.ada.client.request("DELETE", f"{API}/messages/{last}"))
-    ok(await play.ada.client.request("DELETE", f"{API}/messages/{other}"))
+    await play.ada.delete(f"/messages/{last}", 200)
+    await play.ada.delete(f"/messages/{other}", 200)
     assert (await play.summary(), await play.threads()) == ("", [])
     assert (await play.scene())["beats"] == 2
 
@@ -176,7 +173,7 @@ async def test_what_moves_while_the_model_works_is_read_again(play: Play, model:
     async with model.thinking() as is_reached:
         ok(await play.table.ask("POST", f"/scenes/{play.scene_id}/close"))
         await is_reached.wait()
-        ok(await play.ada.client.patch(f"{API}/messages/{line['id']}", json={"hidden": True}))
+        await play.ada.patch(f"/messages/{line['id']}", {"hidden": True})
     await play.at_rest()
     assert [len(lines_of(asked)) for asked in model.asked] == [2, 1]
     assert [each["state"] for each in await play.runs()] == ["done", "failed"]
@@ -260,7 +257,7 @@ async def test_what_is_for_some_alone_is_compressed_for_them_at_the_end(
     model.kept["seeds"] = [DEBT]
     await play.turn()
     secret = await play.turn()
-    ok(await play.ada.client.patch(f"{API}/messages/{secret}", json={"audience": "gm"}))
+    await play.ada.patch(f"/messages/{secret}", {"audience": "gm"})
     await play.turn()
     assert model.asked == []
     await play.close()
@@ -268,10 +265,10 @@ async def test_what_is_for_some_alone_is_compressed_for_them_at_the_end(
     [thread] = (await play.table.get("/threads"))["items"]
     assert thread["audience"] == "gm"
     preview = {"text": "Well?", "prompt": "true", "viewpoint": "public"}
-    context = await play.ada.client.get(f"{API}/chats/{play.chat}/context", params=preview)
+    context = await play.ada.ask("GET", f"/chats/{play.chat}/context", params=preview)
     assert "They broke in" not in context.text
     preview["viewpoint"] = "gm"
-    context = await play.ada.client.get(f"{API}/chats/{play.chat}/context", params=preview)
+    context = await play.ada.ask("GET", f"/chats/{play.chat}/context", params=preview)
     assert "They broke in" in context.text
 
 
@@ -325,7 +322,7 @@ async def test_what_a_scene_changed_is_written_where_the_ledger_has_it_not(
         "A number is set to what it is now.",
         "Jake, Marlena, The Salty Sigil.",
     ]
-    ok(await play.ada.client.request("DELETE", f"{API}/messages/{said}"))
+    await play.ada.delete(f"/messages/{said}", 200)
     assert (await play.table.get(f"/entities/{town['marlena']}"))["status"] == "active"
     assert (await play.table.get(f"/entities/{town['jake']}"))["attributes"]["hp"] == 13
 
@@ -380,7 +377,7 @@ async def test_what_the_game_master_alone_knows_changes_nothing_that_all_know(
     town = await seagate(play.table)
     model.kept["changes"] = [delta("Marlena", "status", "a traitor")]
     said = await play.turn("Marlena winks.")
-    ok(await play.ada.client.patch(f"{API}/messages/{said}", json={"audience": "gm"}))
+    await play.ada.patch(f"/messages/{said}", {"audience": "gm"})
     await play.close()
     assert (await play.table.get(f"/entities/{town['marlena']}"))["status"] == "active"
     [run] = await play.runs()
@@ -415,10 +412,10 @@ async def test_a_message_that_is_for_fewer_takes_its_scene_and_threads_along(
     said = await play.turn("Now.")
     await play.table.ask("POST", f"/scenes/{later['id']}/close")
     await play.at_rest()
-    ok(await play.ada.client.patch(f"{API}/messages/{said}", json={"audience": "gm"}))
+    await play.ada.patch(f"/messages/{said}", {"audience": "gm"})
     assert (await play.table.get(f"/scenes/{later['id']}"))["audience"] == "gm"
     assert (await play.scene())["audience"] == "public"
     assert [each["audience"] for each in (await play.table.get("/threads"))["items"]] == ["public"]
-    ok(await play.ada.client.patch(f"{API}/messages/{before}", json={"audience": "gm"}))
+    await play.ada.patch(f"/messages/{before}", {"audience": "gm"})
     assert (await play.scene())["audience"] == "gm"
     assert [each["audience"] for each in (await play.table.get("/threads"))["items"]] == ["gm"]

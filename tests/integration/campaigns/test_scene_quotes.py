@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.integration.campaigns.recorder import (
-    API,
     Play,
     Recorder,
     fresh,
@@ -17,7 +16,6 @@ from tests.integration.campaigns.recorder import (
     short_waits,
 )
 from tests.integration.campaigns.seagate import seagate
-from tests.support.server import ok
 
 __all__ = ["fresh", "model", "play", "server", "short_waits"]
 
@@ -77,7 +75,7 @@ async def test_what_is_known_is_not_told_twice_nor_what_the_user_took_back(
     await play.close()
     assert sorted(await facts(play)) == [PROMISE, SAYING]
     assert len((await play.table.get("/facts"))["items"]) == 2
-    ok(await play.table.ask("DELETE", f"/facts/{(await facts(play))[SAYING]['id']}"), 204)
+    await play.table.delete(f"/facts/{(await facts(play))[SAYING]['id']}")
     later = await play.table.add("scenes", title="The roof")
     play.scene_id = later["id"]
     await play.turn(SAYING)
@@ -94,7 +92,7 @@ async def test_it_goes_with_its_line_alone(play: Play, model: Recorder) -> None:
     await play.turn("", regenerate_of=said)
     assert list(await facts(play)) == [PROMISE]
     first = (await play.ada.messages(play.chat))[0]
-    ok(await play.ada.client.patch(f"{API}/messages/{first['id']}", json={"text": "Nothing."}))
+    await play.ada.patch(f"/messages/{first['id']}", {"text": "Nothing."})
     assert await facts(play) == {}
 
 
@@ -108,9 +106,9 @@ async def test_it_is_for_those_who_may_know_its_line(play: Play, model: Recorder
     assert (found[PROMISE]["audience"], found[SAYING]["audience"]) == ("gm", "public")
     line = (await play.ada.messages(play.chat))[2]
     assert line["text"] == SAYING
-    ok(await play.ada.client.patch(f"{API}/messages/{said}", json={"audience": "gm"}))
+    await play.ada.patch(f"/messages/{said}", {"audience": "gm"})
     assert (await facts(play))[SAYING]["audience"] == "public"
-    ok(await play.ada.client.patch(f"{API}/messages/{line['id']}", json={"audience": "gm"}))
+    await play.ada.patch(f"/messages/{line['id']}", {"audience": "gm"})
     assert (await facts(play))[SAYING]["audience"] == "gm"
     assert secret
 

@@ -29,8 +29,7 @@ class Play:
         return str(events[0].data["reply_id"])
 
     async def scene(self) -> dict[str, Any]:
-        scene: dict[str, Any] = await self.table.get(f"/scenes/{self.scene_id}")
-        return scene
+        return await self.table.get(f"/scenes/{self.scene_id}")
 
     async def beats(self) -> int:
         return int((await self.scene())["beats"])
@@ -64,12 +63,12 @@ async def test_beats_follow_the_story(play: Play) -> None:
     second = await play.turn()
     third = await play.turn("", regenerate_of=second)
     assert await play.beats() == 2
-    ok(await play.ada.client.post(f"{API}/messages/{second}/activate"))
+    await play.ada.post(f"/messages/{second}/activate")
     assert await play.beats() == 2
-    ok(await play.ada.client.request("DELETE", f"{API}/messages/{second}"))
-    ok(await play.ada.client.request("DELETE", f"{API}/messages/{third}"))
+    await play.ada.delete(f"/messages/{second}", 200)
+    await play.ada.delete(f"/messages/{third}", 200)
     assert await play.beats() == 1
-    ok(await play.ada.client.request("DELETE", f"{API}/messages/{first}"))
+    await play.ada.delete(f"/messages/{first}", 200)
     assert await play.beats() == 0
 
 
@@ -106,7 +105,7 @@ async def test_a_scene_can_be_over_while_a_message_is_told(play: Play) -> None:
     assert (await play.close(message_id=said))["status"] == "closed"
     await play.turn("", regenerate_of=said)
     assert (await play.scene())["status"] == "open"
-    ok(await play.ada.client.post(f"{API}/messages/{said}/activate"))
+    await play.ada.post(f"/messages/{said}/activate")
     assert (await play.scene())["status"] == "closed"
 
 
@@ -172,7 +171,7 @@ async def test_the_story_follows_the_player_out_of_an_open_scene(
     )
     assert (await table.get("/state"))["scene"]["id"] == entered["id"]
 
-    ok(await ada.client.delete(f"{API}/messages/{said}"))
+    await ada.delete(f"/messages/{said}", 200)
     assert [each["status"] for each in await _scenes(table)] == ["open"]
     assert "**Sunfall Hills**" in await _block(table, chat)
     moved = next(
@@ -188,7 +187,7 @@ async def test_the_story_follows_the_player_out_of_an_open_scene(
 async def test_a_scene_stays_for_those_who_stay_in_it(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     mara = await table.add("entities", kind="pc", name="Mara", location_id=ids["shop"])
-    persona = ok(await ada.client.post(f"{API}/personas", json={"name": "mara"}), 201)
+    persona = await ada.post("/personas", {"name": "mara"}, 201)
     chats = [
         (await ada.new_chat(campaign_id=table.campaign["id"], persona_id=who))["id"]
         for who in (None, persona["id"])
@@ -228,8 +227,8 @@ async def test_a_scene_that_a_user_opens_elsewhere_takes_the_players_along(
 @pytest.mark.every_database
 async def test_a_first_scene_opens_by_itself_once_the_story_has_a_place(ada: Account) -> None:
     for rules in ("freeform", "blades", "dnd"):
-        made = await ada.client.post(f"{API}/campaigns", json={"name": "Seagate", "rules": rules})
-        table = Table(ada, ok(made, 201))
+        made = await ada.post("/campaigns", {"name": "Seagate", "rules": rules}, 201)
+        table = Table(ada, made)
         chat = (await ada.new_chat(campaign_id=table.campaign["id"]))["id"]
         await ada.turn(chat, text="Where am I?")
         assert await _scenes(table) == []
@@ -246,9 +245,9 @@ async def test_a_first_scene_opens_by_itself_once_the_story_has_a_place(ada: Acc
         [second] = await _scenes(table)
         assert (second["id"] != first["id"], second["beats"]) == (True, 1)
         leaf = (await ada.messages(chat))[-1]["id"]
-        fork = ok(await ada.client.post(f"{API}/chats/{chat}/fork", json={"message_id": leaf}), 201)
+        fork = await ada.post(f"/chats/{chat}/fork", {"message_id": leaf}, 201)
         await ada.turn(fork["id"], text="On.")
         assert [(each["id"], each["beats"]) for each in await _scenes(table)] == [(second["id"], 2)]
-        ok(await ada.client.delete(f"{API}/chats/{fork['id']}"), 204)
-        ok(await ada.client.post(f"{API}/messages/{said}/activate"))
+        await ada.delete(f"/chats/{fork['id']}")
+        await ada.post(f"/messages/{said}/activate")
         assert [(each["id"], each["beats"]) for each in await _scenes(table)] == [(first["id"], 1)]

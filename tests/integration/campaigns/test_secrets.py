@@ -19,7 +19,7 @@ from backend.memory.indexing.outbox import RECONCILE
 from tests.fakes.parrot_server import ParrotServer, secret_word, secrets_in
 from tests.integration.campaigns.seagate import Table
 from tests.support.chronicling import opt_in
-from tests.support.memory import API, embedding, preview, remembering, search, set_chat, take_turn
+from tests.support.memory import embedding, preview, remembering, search, set_chat, take_turn
 from tests.support.models import asking
 from tests.support.server import Account, Running, ok
 from tests.support.shared import ada, shared_url
@@ -177,20 +177,20 @@ class Trial:
             await self.ada.turn(self.chat, impersonate=True, viewpoint=viewpoint)
             self.look(viewpoint, "impersonation", self.prompts_since(start))
             start = len(self.model.prompts)
-            lines = await self.ada.client.post(
-                f"{API}/chats/{self.chat}/suggestions", json={"viewpoint": viewpoint, "count": 2}
+            lines = await self.ada.ask(
+                "POST", f"/chats/{self.chat}/suggestions", json={"viewpoint": viewpoint, "count": 2}
             )
             self.look(viewpoint, "suggestions", self.prompts_since(start), lines.json())
         for form in ("json", "vault"):
-            answer = await self.ada.client.get(
-                f"{self.table.path}/export", params={"format": form, "viewpoint": viewpoint}
+            answer = await self.ada.ask(
+                "GET", f"{self.table.path}/export", params={"format": form, "viewpoint": viewpoint}
             )
             assert answer.status_code == 200, answer.text
             with zipfile.ZipFile(io.BytesIO(answer.content)) as file:
                 texts = [file.read(name).decode() for name in file.namelist()]
             self.look(viewpoint, f"export as {form}", *texts, file.namelist())
-        answer = await self.ada.client.get(
-            f"{API}/chats/{self.chat}/summary", params={"viewpoint": viewpoint}
+        answer = await self.ada.ask(
+            "GET", f"/chats/{self.chat}/summary", params={"viewpoint": viewpoint}
         )
         self.look(viewpoint, "summary", answer.json())
 
@@ -222,15 +222,15 @@ class Trial:
         self.model.knows.append(f"Rook {number}")
         kind, fields = sources[number // 2 % len(sources)]
         if kind == "events":
-            path = f"{API}/chronicles/{self.chronicle}/events"
-            ok(await self.ada.client.post(path, json={**fields, **more}), 201)
+            path = f"/chronicles/{self.chronicle}/events"
+            await self.ada.post(path, {**fields, **more}, 201)
         else:
             await self.table.add(kind, **fields, **more)
 
     async def kinds(self) -> set[str]:
         """Which kinds of work after a reply have written something."""
-        path = f"{API}/chats/{self.chat}/enrichment"
-        runs = ok(await self.ada.client.get(path, params={"limit": 500}))["items"]
+        path = f"/chats/{self.chat}/enrichment"
+        runs = (await self.ada.get(path, limit=500))["items"]
         return {run["kind"] for run in runs if run["significant"]}
 
 
@@ -238,7 +238,7 @@ class Trial:
 async def trial(ada: Account, server: Running, model: ParrotServer) -> Trial:
     settings = {"hidden_information": True, "approve_terms": True, "scene_beats": 5}
     body = {"name": "Seagate", "day": 1, "settings": settings}
-    campaign = ok(await ada.client.post(f"{API}/campaigns", json=body), 201)
+    campaign = await ada.post("/campaigns", body, 201)
     trial = Trial(server, model, Table(ada, campaign))
     await trial.begin()
     return trial
@@ -294,7 +294,7 @@ async def test_a_message_that_is_limited_takes_along_what_was_made_of_it(trial: 
     trial.known[secret_word(0)] = "gm"
     for line in lines[-2:]:
         limited = {"audience": "gm"}
-        ok(await trial.ada.client.patch(f"{API}/messages/{line['id']}", json=limited))
+        await trial.ada.patch(f"/messages/{line['id']}", limited)
     await trial.settled()
     for viewpoint in trial.viewpoints:
         await trial.watch_closely(viewpoint)

@@ -11,7 +11,6 @@ import pytest
 
 from tests.integration.campaigns.seagate import Table, seagate
 from tests.support.memory import (
-    API,
     preview,
     remembering,
     search,
@@ -67,14 +66,12 @@ def names_in(world: dict[str, Any]) -> dict[str, str]:
 
 
 async def fork(account: Account, chat: str, message_id: str, **body: Any) -> dict[str, Any]:
-    path, body = f"{API}/chats/{chat}/fork", {"message_id": message_id, **body}
-    made: dict[str, Any] = ok(await account.client.post(path, json=body), 201)
-    return made
+    path, body = f"/chats/{chat}/fork", {"message_id": message_id, **body}
+    return await account.post(path, body, 201)
 
 
 async def settings_of(account: Account, chat: str) -> dict[str, Any]:
-    settings: dict[str, Any] = ok(await account.client.get(f"{API}/chats/{chat}/settings"))
-    return settings
+    return await account.get(f"/chats/{chat}/settings")
 
 
 @dataclass
@@ -95,7 +92,7 @@ async def fill(table: Table, ids: dict[str, str]) -> None:
     ids["gone"] = (await table.add("entities", kind="npc", name="Gone"))["id"]
     await table.add("facts", text="The ledger is forged.", about_id=marlena, audience=[jake])
     await table.add("facts", text="Only Gone knew of the moths.", audience=[ids["gone"]])
-    ok(await table.ask("DELETE", f"/entities/{ids['gone']}"), 204)
+    await table.delete(f"/entities/{ids['gone']}")
     await table.add("relations", from_id=marlena, to_id=jake, score=60, audience="gm")
     clock = await table.add("clocks", name="The tide", linked_id=shop, audience=[jake, marlena])
     await table.add("threads", title="The debt", giver_id=marlena, clock_id=clock["id"])
@@ -111,7 +108,7 @@ async def fill(table: Table, ids: dict[str, str]) -> None:
 async def play(ada: Account) -> Evening:
     settings = {"hidden_information": True, "glossary_tokens": 77}
     body = {"name": "Seagate", "day": 5, "rules": "blades", "settings": settings}
-    table = Table(ada, ok(await ada.client.post(f"{API}/campaigns", json=body), 201))
+    table = Table(ada, await ada.post("/campaigns", body, 201))
     ids = await seagate(table)
     await fill(table, ids)
     jake, chat = ids["jake"], (await ada.new_chat(campaign_id=table.campaign["id"]))["id"]
@@ -128,7 +125,7 @@ async def play(ada: Account) -> Evening:
     chronicle = (await settings_of(ada, chat))["chronicle_id"]
     for summary, source in zip(EVENTS, replies, strict=True):
         event = {"summary": summary, "audience": [jake], "source_message_ids": [source]}
-        ok(await ada.client.post(f"{API}/chronicles/{chronicle}/events", json=event), 201)
+        await ada.post(f"/chronicles/{chronicle}/events", event, 201)
     await set_chat(ada, chat, viewpoint=jake)
     at_second = await world_of(table)
     replies.append(await take_turn(ada, chat, text="I pay.", viewpoint="gm"))
@@ -142,8 +139,8 @@ EVENTS = ["The tide rose.", "Jake whispered."]
 
 
 async def events_of(account: Account, chat: str) -> list[dict[str, Any]]:
-    path = f"{API}/chronicles/{(await settings_of(account, chat))['chronicle_id']}/events"
-    events: list[dict[str, Any]] = ok(await account.client.get(path))["items"]
+    path = f"/chronicles/{(await settings_of(account, chat))['chronicle_id']}/events"
+    events: list[dict[str, Any]] = (await account.get(path))["items"]
     return events
 
 
@@ -154,7 +151,7 @@ async def test_a_fork_takes_a_copy_of_the_world_as_it_was_at_its_message(server:
 
         copy = await fork(ada, evening.chat, evening.replies[1], world="copy", title="What if")
         assert copy["campaign_id"] not in {None, evening.table.campaign["id"]}
-        other = Table(ada, ok(await ada.client.get(f"{API}/campaigns/{copy['campaign_id']}")))
+        other = Table(ada, await ada.get(f"/campaigns/{copy['campaign_id']}"))
         world = await world_of(other)
         # All is there, under ids of its own, and names its own.
         assert not set(names_in(world)) & set(names_in(at_second))
@@ -187,7 +184,7 @@ async def test_each_story_changes_its_own_world_alone(server: Running) -> None:
         # The swipe that was left behind is another story, with another world.
         await take_turn(ada, evening.chat, regenerate_of=evening.replies[2], viewpoint="gm")
         copy = await fork(ada, evening.chat, evening.replies[2], world="copy")
-        other = Table(ada, ok(await ada.client.get(f"{API}/campaigns/{copy['campaign_id']}")))
+        other = Table(ada, await ada.get(f"/campaigns/{copy['campaign_id']}"))
         people = (await other.get("/entities", limit=100))["items"]
         [jake] = [each for each in people if each["name"] == "Jake"]
         assert jake["attributes"]["hp"] == 1
@@ -201,14 +198,14 @@ async def test_each_story_changes_its_own_world_alone(server: Running) -> None:
         await settled(server)
         found = await search(ada, "obsidian pier", campaign_id=copy["campaign_id"])
         assert "They met at the obsidian pier." in json.dumps(found)
-        ok(await ada.client.delete(f"{API}/chats/{evening.chat}"), 204)
+        await ada.delete(f"/chats/{evening.chat}")
         assert {each["summary"] for each in await events_of(ada, copy["id"])} == set(EVENTS)
 
 
 async def test_a_world_is_shared_unless_a_copy_is_asked_for(server: Running) -> None:
     async with server.account() as ada:
-        made = await ada.client.post(f"{API}/campaigns", json={"name": "Seagate"})
-        table = Table(ada, ok(made, 201))
+        made = await ada.post("/campaigns", {"name": "Seagate"}, 201)
+        table = Table(ada, made)
         chat = (await ada.new_chat(campaign_id=table.campaign["id"]))["id"]
         reply_id = await take_turn(ada, chat, text="I come in.")
         for body in ({}, {"world": "shared"}):
@@ -216,12 +213,12 @@ async def test_a_world_is_shared_unless_a_copy_is_asked_for(server: Running) -> 
             assert copy["campaign_id"] == table.campaign["id"]
         plain = (await ada.new_chat())["id"]
         line = await take_turn(ada, plain, text="Hello.")
-        before = ok(await ada.client.get(f"{API}/chats"))
+        before = await ada.get("/chats")
         for where, message_id, world in (
             (plain, line, "copy"), (chat, line, "copy"), (chat, reply_id, "both"),
         ):  # fmt: skip
             body = {"message_id": message_id, "world": world}
-            answer = await ada.client.post(f"{API}/chats/{where}/fork", json=body)
+            answer = await ada.ask("POST", f"/chats/{where}/fork", json=body)
             problem(answer, 422, "validation-failed")
-        assert ok(await ada.client.get(f"{API}/chats")) == before
-        assert len(ok(await ada.client.get(f"{API}/campaigns"))["items"]) == 1
+        assert (await ada.get("/chats")) == before
+        assert len((await ada.get("/campaigns"))["items"]) == 1

@@ -64,28 +64,25 @@ def previous_in(request: Request) -> str:
 
 
 async def set_chat(ada: Account, chat: str, **body: Any) -> None:
-    ok(await ada.client.patch(f"{API}/chats/{chat}/settings", json=body))
+    await ada.patch(f"/chats/{chat}/settings", body)
 
 
 async def summary_of(ada: Account, chat: str) -> dict[str, Any] | None:
     """The current summary; None where there is none."""
-    answer = await ada.client.get(f"{API}/chats/{chat}/summary")
+    answer = await ada.ask("GET", f"/chats/{chat}/summary")
     if answer.status_code == 404:
         assert answer.json()["type"].endswith(":summary-not-found")
         return None
-    return ok(answer)  # type: ignore[no-any-return]
+    return ok(answer)
 
 
 async def put_summary(ada: Account, chat: str, text: str, **body: Any) -> dict[str, Any]:
-    answer = await ada.client.put(f"{API}/chats/{chat}/summary", json={"text": text, **body})
-    return ok(answer)  # type: ignore[no-any-return]
+    return await ada.put(f"/chats/{chat}/summary", {"text": text, **body})
 
 
 async def preview(ada: Account, chat: str, text: str = "Well?") -> dict[str, Any]:
     query = {"prompt": "true", "text": text}
-    return ok(  # type: ignore[no-any-return]
-        await ada.client.get(f"{API}/chats/{chat}/context", params=query)
-    )
+    return await ada.get(f"/chats/{chat}/context", **query)
 
 
 def summaries_in(context: dict[str, Any]) -> list[dict[str, Any]]:

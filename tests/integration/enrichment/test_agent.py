@@ -15,8 +15,8 @@ from sqlalchemy import select
 from backend.lorebooks.models import Lorebook
 from tests.integration.turns.seeding import identity_of
 from tests.support.lore import opened_book
-from tests.support.memory import API, link, new_book, settled
-from tests.support.server import Running, ok, problem
+from tests.support.memory import link, new_book, settled
+from tests.support.server import Running, problem
 from tests.support.studying import (
     FINISH,
     Call,
@@ -88,9 +88,9 @@ async def chronicle_lore(study: Study) -> list[tuple[str, str, list[str]]]:
 
 async def new_event(study: Study, summary: str, **fields: Any) -> str:
     """An event that the user writes."""
-    path = f"{API}/chronicles/{study.chronicle_id}/events"
-    made = await study.account.client.post(path, json={"summary": summary, **fields})
-    event_id: str = ok(made, 201)["id"]
+    path = f"/chronicles/{study.chronicle_id}/events"
+    made = await study.account.post(path, {"summary": summary, **fields}, 201)
+    event_id: str = made["id"]
     return event_id
 
 
@@ -221,7 +221,7 @@ async def test_a_new_fact_supersedes_what_it_contradicts(study: Study, model: Ve
     assert changed.before is not None
     assert changed.before["superseded_by"] is None
     run, _ = (await study.runs())[-1]
-    ok(await study.account.client.post(f"{API}/enrichment/runs/{run.id}/undo"))
+    await study.account.post(f"/enrichment/runs/{run.id}/undo")
     assert await study.summaries() == ["The gate of Morrow was locked."]
 
 
@@ -237,7 +237,7 @@ async def test_within_a_run_a_later_fact_supersedes_an_earlier_one(study: Study)
     ]
     run, detail = (await study.runs())[-1]
     assert [each.what for each in detail.effects] == ["event_created", "event_created"]
-    ok(await study.account.client.post(f"{API}/enrichment/runs/{run.id}/undo"))
+    await study.account.post(f"/enrichment/runs/{run.id}/undo")
     assert await study.events() == []
 
 
@@ -276,8 +276,8 @@ async def test_the_users_own_events_are_superseded_but_never_changed(study: Stud
 
 
 async def pin(study: Study, event_id: str) -> None:
-    path = f"{API}/chronicles/{study.chronicle_id}/events/{event_id}"
-    ok(await study.account.client.patch(path, json={"pinned": True}))
+    path = f"/chronicles/{study.chronicle_id}/events/{event_id}"
+    await study.account.patch(path, {"pinned": True})
 
 
 async def test_what_the_user_pinned_is_neither_changed_nor_superseded(study: Study) -> None:
@@ -346,10 +346,10 @@ async def test_what_is_superseded_while_the_agent_reads_stays_so(study: Study) -
         await study.enqueue()
         await hold.is_reached.wait()
         by = await new_event(study, "Somebody filled in the well.")
-        path = f"{API}/chronicles/{study.chronicle_id}/events/{poisoned.id}"
-        ok(await study.account.client.patch(path, json={"superseded_by": by}))
+        path = f"/chronicles/{study.chronicle_id}/events/{poisoned.id}"
+        await study.account.patch(path, {"superseded_by": by})
     await study.idle()
-    assert ok(await study.account.client.get(path))["superseded_by"] == by
+    assert (await study.account.get(path))["superseded_by"] == by
     assert sorted(await study.summaries()) == [
         "Mara cleaned the well of Morrow.",
         "Somebody filled in the well.",
@@ -479,11 +479,7 @@ async def test_the_users_lore_is_changed_only_where_they_allow_it(
     await link(study.account, study.chat_id, book)
     await settled(study.server)
     if may_edit:
-        ok(
-            await study.account.client.patch(
-                f"{API}/me/settings", json={"enrichment": {"may_edit_lore": True}}
-            )
-        )
+        await study.account.patch("/me/settings", {"enrichment": {"may_edit_lore": True}})
     await study.tell("Tell me about Morrow, the drowned village.", "It has a lamp.")
     model.script(
         model.decides(),
@@ -529,8 +525,8 @@ async def test_ids_of_rows_never_reach_the_model(study: Study, model: Vendor) ->
 
 
 async def test_a_model_that_is_not_there_cannot_be_set(study: Study) -> None:
-    client = study.account.client
+    account = study.account
     change = {"enrichment": {"model": "gemini/none"}}
-    for path in f"{API}/chats/{study.chat_id}/settings", f"{API}/me/settings":
-        problem(await client.patch(path, json=change), 422, "unknown-model")
-        ok(await client.patch(path, json={"enrichment": {"model": "demo"}}))
+    for path in f"/chats/{study.chat_id}/settings", "/me/settings":
+        problem(await account.ask("PATCH", path, json=change), 422, "unknown-model")
+        await account.patch(path, {"enrichment": {"model": "demo"}})

@@ -8,8 +8,8 @@ import pytest
 
 from tests.integration.campaigns.conftest import table
 from tests.integration.campaigns.seagate import Table
-from tests.support.compacting import API, Call, Compactor, Evening, evening, model, npc, server
-from tests.support.server import Running, ok
+from tests.support.compacting import Call, Compactor, Evening, evening, model, npc, server
+from tests.support.server import Running
 
 __all__ = ["model", "server", "table"]
 
@@ -170,7 +170,7 @@ async def test_an_evening_leaves_notes_and_going_back_leaves_those_of_then(
     assert sorted({number for number, _ in came_from}) == sorted(TOLD)
 
     [thirteenth] = [each for each, number in lines.items() if number == 13]
-    ok(await play.ada.client.request("DELETE", f"{API}/messages/{thirteenth}"))
+    await play.ada.delete(f"/messages/{thirteenth}", 200)
     told = await notes(play)
     assert (told["Inspector Holt"]["status"], told["Inspector Holt"]["disposition"]) == (
         "active",
@@ -181,8 +181,8 @@ async def test_an_evening_leaves_notes_and_going_back_leaves_those_of_then(
     assert not any(each["done"] for each in told["The stolen ledger"]["objectives"])
     assert told["The watch closes in"]["filled"] == 1
     assert told["Jake"]["attributes"]["inventory"] == ["a lantern"]
-    [chronicle] = ok(await play.ada.client.get(f"{API}/chronicles"))["items"]
-    events = ok(await play.ada.client.get(f"{API}/chronicles/{chronicle['id']}/events"))
+    [chronicle] = (await play.ada.get("/chronicles"))["items"]
+    events = await play.ada.get(f"/chronicles/{chronicle['id']}/events")
     assert [each for each in events["items"] if each["counts"]] == []
 
     await play.turn(ELSEWHERE)

@@ -20,7 +20,6 @@ from tests.fakes.openai_server import error
 from tests.integration.campaigns.conftest import table
 from tests.integration.campaigns.seagate import Table, seagate
 from tests.support.compacting import (
-    API,
     Call,
     Compactor,
     Evening,
@@ -181,9 +180,9 @@ async def test_all_tools_keep_what_they_are_for(play: Evening, model: Compactor)
     assert facts["She owes 40 crowns."]["about_id"] == town["marlena"]
     assert (await play.table.get(f"/clocks/{clock['id']}"))["filled"] == 3
     assert fact["id"] == facts["The gate is shut."]["id"]
-    [chronicle] = ok(await play.ada.client.get(f"{API}/chronicles"))["items"]
-    path = f"{API}/chronicles/{chronicle['id']}/events"
-    events = ok(await play.ada.client.get(path))["items"]
+    [chronicle] = (await play.ada.get("/chronicles"))["items"]
+    path = f"/chronicles/{chronicle['id']}/events"
+    events = (await play.ada.get(path))["items"]
     assert [each["summary"] for each in events] == ["Jake found the key."]
     versions = {each["version"] for each in await play.changes()}
     assert len(versions) == 1
@@ -216,12 +215,10 @@ async def test_by_hand_it_says_what_was_queued_and_what_is_wrong(
     await refused(404, "chat-not-found", chat_id=str(uuid4()))
     other = await ada.new_chat()
     await refused(422, "validation-failed", chat_id=other["id"])
-    path = f"{API}/chats/{play.chat}/settings"
-    ok(await ada.client.patch(path, json={"chronicle_enabled": False}))
+    path = f"/chats/{play.chat}/settings"
+    await ada.patch(path, {"chronicle_enabled": False})
     await refused(409, "chronicle-not-enabled", chat_id=play.chat)
-    missing = await ada.client.post(
-        f"{API}/campaigns/{uuid4()}/compact", json={"chat_id": play.chat}
-    )
+    missing = await ada.ask("POST", f"/campaigns/{uuid4()}/compact", json={"chat_id": play.chat})
     problem(missing, 404, "campaign-not-found")
 
 
@@ -230,9 +227,9 @@ async def test_a_campaign_is_not_compacted_from_someone_elses_chat(
 ) -> None:
     async with server.account(f"eve-{uuid4().hex[:8]}") as eve:
         body = {"chat_id": play.chat}
-        own = ok(await eve.client.post(f"{API}/campaigns", json={"name": "Mine"}), 201)
-        path = f"{API}/campaigns/{own['id']}/compact"
-        problem(await eve.client.post(path, json=body), 404, "chat-not-found")
+        own = await eve.post("/campaigns", {"name": "Mine"}, 201)
+        path = f"/campaigns/{own['id']}/compact"
+        problem(await eve.ask("POST", path, json=body), 404, "chat-not-found")
 
 
 async def test_at_a_scenes_end_what_it_told_is_read(play: Evening, model: Compactor) -> None:
@@ -248,15 +245,15 @@ async def test_at_a_scenes_end_what_it_told_is_read(play: Evening, model: Compac
 async def test_without_consent_nothing_is_read_nor_what_was_said_before_it(
     play: Evening, model: Compactor, ada: Account
 ) -> None:
-    path = f"{API}/chats/{play.chat}/settings"
-    ok(await ada.client.patch(path, json={"chronicle_enabled": False}))
+    path = f"/chats/{play.chat}/settings"
+    await ada.patch(path, {"chronicle_enabled": False})
     await play.table.change("", settings={"compaction_interval": 1})
     scene = await play.table.add("scenes", title="The stairs")
     await play.turn("This is between us.")
     ok(await play.table.ask("POST", f"/scenes/{scene['id']}/close"))
     await play.at_rest()
     assert model.asked == []
-    ok(await ada.client.patch(path, json={"chronicle_enabled": True}))
+    await ada.patch(path, {"chronicle_enabled": True})
     await play.turn("This may be read.")
     [asked] = model.asked
     assert lines_of(asked) == ["This may be read.", "So it is."]
@@ -271,8 +268,8 @@ async def test_consent_that_is_withdrawn_while_the_model_reads_leaves_nothing(
     async with model.thinking() as is_reached:
         await play.compact()
         await is_reached.wait()
-        path = f"{API}/chats/{play.chat}/settings"
-        ok(await ada.client.patch(path, json={"chronicle_enabled": False}))
+        path = f"/chats/{play.chat}/settings"
+        await ada.patch(path, {"chronicle_enabled": False})
     await play.at_rest()
     assert await play.changes() == []
 
@@ -400,7 +397,7 @@ async def test_an_item_that_is_deleted_while_the_model_works_costs_one_call_and_
         await play.compact()
         await is_reached.wait()
         for kind, item in (("threads", thread), ("facts", fact)):
-            ok(await play.table.ask("DELETE", f"/{kind}/{item['id']}"), 204)
+            await play.table.delete(f"/{kind}/{item['id']}")
     await play.at_rest()
 
     assert len(model.asked) == 1
@@ -417,7 +414,7 @@ async def test_a_chat_that_is_deleted_while_the_model_works_does_not_make_it_fre
     play: Evening, model: Compactor
 ) -> None:
     async def spent() -> int:
-        items = ok(await play.ada.client.get(f"{API}/me/usage"))["items"]
+        items = (await play.ada.get("/me/usage"))["items"]
         [used] = [each["used"] for each in items if each["quota"] == "tokens_per_day"]
         return int(used)
 
@@ -428,7 +425,7 @@ async def test_a_chat_that_is_deleted_while_the_model_works_does_not_make_it_fre
     async with model.thinking() as is_reached:
         await play.compact()
         await is_reached.wait()
-        ok(await play.ada.client.delete(f"{API}/chats/{play.chat}"), 204)
+        await play.ada.delete(f"/chats/{play.chat}")
     await play.at_rest()
     assert await spent() == before + 110
 
@@ -618,12 +615,12 @@ async def test_another_swipe_takes_back_what_followed_and_is_read_itself(
     holt = await play.entity("Inspector Holt")
     assert holt is not None
     assert holt["status"] == "well"
-    ok(await play.ada.client.post(f"{API}/messages/{last}/activate"))
+    await play.ada.post(f"/messages/{last}/activate")
     holt = await play.entity("Inspector Holt")
     assert holt is not None
     assert holt["status"] == "wounded"
     assert (await play.compact())["messages"] == 0
-    ok(await play.ada.client.post(f"{API}/messages/{other}/activate"))
+    await play.ada.post(f"/messages/{other}/activate")
     assert (await play.compact())["messages"] == 0
 
 
@@ -658,16 +655,16 @@ async def test_what_a_fork_has_copied_counts_as_read(play: Evening, model: Compa
     await play.turn("Holt falls down the stairs.")
     last = await play.turn("The debt is due.")
     await play.compacted()
-    path = f"{API}/chats/{play.chat}/fork"
-    fork = ok(await play.ada.client.post(path, json={"message_id": last}), 201)
-    settings = f"{API}/chats/{fork['id']}/settings"
-    ok(await play.ada.client.patch(settings, json={"chronicle_enabled": True}))
+    path = f"/chats/{play.chat}/fork"
+    fork = await play.ada.post(path, {"message_id": last}, 201)
+    settings = f"/chats/{fork['id']}/settings"
+    await play.ada.patch(settings, {"chronicle_enabled": True})
     other = Evening(play.server, play.table, fork["id"])
     assert (await other.compact())["messages"] == 0
     await other.turn("Holt falls again.")
     await other.compacted()
     assert lines_of(model.asked[-1]) == ["Holt falls again.", "So it is."]
-    ok(await play.ada.client.request("DELETE", f"{API}/chats/{play.chat}"), 204)
+    await play.ada.delete(f"/chats/{play.chat}")
     assert [each["title"] for each in await play.items("threads")] == ["The debt"]
 
 
@@ -703,7 +700,7 @@ async def test_what_moves_while_the_model_reads_is_read_again(
     async with model.thinking() as is_reached:
         await play.compact()
         await is_reached.wait()
-        ok(await play.ada.client.patch(f"{API}/messages/{line['id']}", json={"hidden": True}))
+        await play.ada.patch(f"/messages/{line['id']}", {"hidden": True})
     await play.at_rest()
     assert [len(lines_of(asked)) for asked in model.asked] == [2, 1]
     assert [each["state"] for each in await play.runs()] == ["done", "failed"]
@@ -728,7 +725,7 @@ async def test_each_audience_is_read_by_itself_and_keeps_what_it_reads(
         lines = await play.ada.messages(play.chat)
         for message in (lines[-2]["id"], reply_id):
             body = {"audience": audience}
-            ok(await play.ada.client.patch(f"{API}/messages/{message}", json=body))
+            await play.ada.patch(f"/messages/{message}", body)
     await play.compacted()
     asked = {lines_of(each)[0]: each for each in model.asked}
     assert asked.keys() == {"A public line.", "The heron waits.", "A whisper."}
@@ -754,7 +751,7 @@ async def test_a_message_that_becomes_secret_takes_back_what_it_told_everyone(
     await play.turn("Holt falls down the stairs.")
     await play.compacted()
     line = (await play.ada.messages(play.chat))[0]
-    ok(await play.ada.client.patch(f"{API}/messages/{line['id']}", json={"audience": "gm"}))
+    await play.ada.patch(f"/messages/{line['id']}", {"audience": "gm"})
     assert await play.entity("Inspector Holt") is None
     await play.compacted()
     holt = await play.entity("Inspector Holt")
@@ -776,7 +773,7 @@ async def test_what_comes_from_several_messages_is_read_again_without_the_secret
     assert await play.entity("Inspector Holt") is not None
     model.finds = {}
     line = (await play.ada.messages(play.chat))[0]
-    ok(await play.ada.client.patch(f"{API}/messages/{line['id']}", json={"audience": "gm"}))
+    await play.ada.patch(f"/messages/{line['id']}", {"audience": "gm"})
     assert await play.entity("Inspector Holt") is None
     await play.compacted()
     assert [len(lines_of(asked)) for asked in model.asked] == [4, 1, 3]
@@ -790,12 +787,12 @@ async def test_a_run_can_be_undone(play: Evening, model: Compactor) -> None:
     await play.compacted()
     [run] = await play.runs()
     assert run["can_undo"]
-    view = ok(await play.ada.client.post(f"{API}/enrichment/runs/{run['id']}/undo"))
+    view = await play.ada.post(f"/enrichment/runs/{run['id']}/undo")
     assert {each["what"] for each in view["undone"]} == {"item_changed", "event_created"}
     assert await play.entity("Inspector Holt") is None
-    [chronicle] = ok(await play.ada.client.get(f"{API}/chronicles"))["items"]
-    path = f"{API}/chronicles/{chronicle['id']}/events"
-    assert ok(await play.ada.client.get(path))["items"] == []
+    [chronicle] = (await play.ada.get("/chronicles"))["items"]
+    path = f"/chronicles/{chronicle['id']}/events"
+    assert (await play.ada.get(path))["items"] == []
     [run] = await play.runs()
     assert run["state"] == "undone"
     assert (await play.compact())["messages"] == 0
@@ -835,10 +832,10 @@ async def test_what_neither_the_summary_nor_the_state_tells_stays(
     play: Evening, model: Compactor, ada: Account
 ) -> None:
     await play.table.change("", settings={"memory_interval": 1, "summaries": False})
-    path = f"{API}/chats/{play.chat}/settings"
-    ok(await ada.client.patch(path, json={"chronicle_enabled": False}))
+    path = f"/chats/{play.chat}/settings"
+    await ada.patch(path, {"chronicle_enabled": False})
     await play.turn("Before they agreed.")
-    ok(await ada.client.patch(path, json={"chronicle_enabled": True}))
+    await ada.patch(path, {"chronicle_enabled": True})
     await play.turn("Round 0.")
     await play.turn("Round 1.")
     await play.compacted()
@@ -938,11 +935,8 @@ async def test_a_user_without_a_persona_is_the_only_player_character(
         campaign_id=play.table.campaign["id"], character_ids=[greeter["id"]]
     )
     assert (await play.ada.messages(opened["id"]))[0]["text"] == "Good morning, Jake."
-    persona = ok(
-        await play.ada.client.post(f"{API}/personas", json={"name": "Robin", "description": ""}),
-        201,
-    )
-    ok(await play.ada.client.patch(f"{API}/chats/{play.chat}", json={"persona_id": persona["id"]}))
+    persona = await play.ada.post("/personas", {"name": "Robin", "description": ""}, 201)
+    await play.ada.patch(f"/chats/{play.chat}", {"persona_id": persona["id"]})
     assert "decide for Robin" in str(await play.prompt())
 
 
@@ -966,8 +960,8 @@ async def test_an_answer_that_declines_is_a_failure_and_is_asked_for_again(
     for kind in (COMPACTION, TURN, SUMMARY, GLOSSARY):
         await play.at_rest(kind=kind)
     assert model.declines == set()
-    path = f"{API}/chats/{play.chat}/enrichment"
-    runs = ok(await play.ada.client.get(path, params={"limit": 50}))["items"][::-1]
+    path = f"/chats/{play.chat}/enrichment"
+    runs = (await play.ada.get(path, limit=50))["items"][::-1]
     for kind in ("compaction", "turn", "summary", "glossary"):
         states = [(each["state"], each["error"]) for each in runs if each["kind"] == kind]
         assert states[0] == ("failed", "model-declined"), kind
@@ -979,7 +973,7 @@ async def test_an_answer_that_declines_is_a_failure_and_is_asked_for_again(
     )
     assert await play.entity("Inspector Holt") is not None
     assert [each["summary"] for each in await play.events()] == ["Holt fell."]
-    summary = ok(await play.ada.client.get(f"{API}/chats/{play.chat}/summary"))
+    summary = await play.ada.get(f"/chats/{play.chat}/summary")
     assert summary["text"] == "So it went."
 
 

@@ -26,8 +26,8 @@ from backend.jobs.worker import Worker
 from tests.fakes.openai_server import MODEL_ID, reply, usage
 from tests.fakes.scripted_server import Answer
 from tests.integration.turns.seeding import identity_of
-from tests.support.memory import API, settled
-from tests.support.server import ROOT, ok, problem
+from tests.support.memory import settled
+from tests.support.server import ROOT, problem
 from tests.support.studying import (
     FINISH,
     Call,
@@ -89,18 +89,16 @@ def kill(worker: Worker) -> None:
 
 
 def path_of(study: Study) -> str:
-    return f"{API}/chronicles/{study.chronicle_id}/rebuild"
+    return f"/chronicles/{study.chronicle_id}/rebuild"
 
 
 async def start(study: Study, **body: Any) -> dict[str, Any]:
     wanted = {"chat_id": study.chat_id, **body}
-    job: dict[str, Any] = ok(await study.account.client.post(path_of(study), json=wanted), 202)
-    return job
+    return await study.account.post(path_of(study), wanted, 202)
 
 
 async def latest(study: Study) -> dict[str, Any]:
-    job: dict[str, Any] = ok(await study.account.client.get(path_of(study)))
-    return job
+    return await study.account.get(path_of(study))
 
 
 async def over(study: Study) -> dict[str, Any]:
@@ -177,11 +175,11 @@ async def runs(study: Study) -> list[tuple[str, str]]:
 async def test_the_agents_events_are_replaced_and_all_others_stay(study: Study) -> None:
     await long_story(study)
     _, boat, _ = await study.events()
-    events = f"{API}/chronicles/{study.chronicle_id}/events"
-    client = study.account.client
-    ok(await client.patch(f"{events}/{boat.id}", json={"summary": "Mara sold her old boat."}))
+    events = f"/chronicles/{study.chronicle_id}/events"
+    account = study.account
+    await account.patch(f"{events}/{boat.id}", {"summary": "Mara sold her old boat."})
     own = {"summary": "Winter came.", "source_message_ids": [str(boat.sources[0].id)]}
-    ok(await client.post(events, json=own), 201)
+    await account.post(events, own, 201)
     study.model.script(*anew(study.model))
     job = await start(study)
     assert (job["kind"], job["state"]) == (REBUILD, "queued")
@@ -213,19 +211,19 @@ async def test_a_rebuild_is_undone_run_by_run_and_what_it_replaced_comes_back(
     await start(study)
     async with rebuilder(study):
         await over(study)
-    client = study.account.client
-    listed = ok(await client.get(f"{API}/chats/{study.chat_id}/enrichment"))["items"]
+    account = study.account
+    listed = (await account.get(f"/chats/{study.chat_id}/enrichment"))["items"]
     turns = [run for run in listed if run["kind"] == "turn"]
-    undo = f"{API}/enrichment/runs/{{}}/undo"
+    undo = "/enrichment/runs/{}/undo"
     # What a rebuild replaced is not there to be taken back.
-    answer = problem(await client.post(undo.format(turns[0]["id"])), 409, "run-replaced")
+    answer = problem(await account.ask("POST", undo.format(turns[0]["id"])), 409, "run-replaced")
     rebuilds = [run for run in listed if run["kind"] == "rebuild"]
     assert answer["run_id"] == rebuilds[0]["id"]
     for run in rebuilds:
-        assert ok(await client.post(undo.format(run["id"])))["kept"] == []
+        assert (await account.post(undo.format(run["id"])))["kept"] == []
     assert [(each.id, each.fields, each.sources) for each in await study.events()] == before
     for run in turns:
-        assert ok(await client.post(undo.format(run["id"])))["kept"] == []
+        assert (await account.post(undo.format(run["id"])))["kept"] == []
     assert await study.events() == []
 
 
@@ -233,9 +231,9 @@ async def test_a_dry_run_tells_what_it_takes_and_asks_nobody(small: Study) -> No
     study = small
     await long_story(study)
     asked = len(study.model.server.requests)
-    client = study.account.client
+    account = study.account
     body = {"chat_id": study.chat_id}
-    estimate = ok(await client.post(path_of(study), json=body, params={"dry_run": "true"}))
+    estimate = await account.post(path_of(study), body, dry_run="true")
     assert (estimate["messages"], estimate["batches"]) == (LINES + 1, 3)
     assert (estimate["events_to_replace"], estimate["entries_to_replace"]) == (3, 0)
     assert estimate["calls"] == {"least": 3, "most": 18}
@@ -243,10 +241,10 @@ async def test_a_dry_run_tells_what_it_takes_and_asks_nobody(small: Study) -> No
     assert 0 < estimate["prompt_tokens"]["least"] < estimate["prompt_tokens"]["most"]
     assert 0 < estimate["completion_tokens"]["least"] < estimate["completion_tokens"]["most"]
     part = {**body, "from_position": 24, "to_position": 43}
-    half = ok(await client.post(path_of(study), json=part, params={"dry_run": "true"}))
+    half = await account.post(path_of(study), part, dry_run="true")
     assert (half["messages"], half["batches"], half["events_to_replace"]) == (20, 1, 1)
     assert len(study.model.server.requests) == asked
-    problem(await client.get(path_of(study)), 404, "rebuild-not-found")
+    problem(await account.ask("GET", path_of(study)), 404, "rebuild-not-found")
     assert len(await study.events()) == 3
     # The prompts that were really sent are about as long as was said.
     study.model.script(*(study.model.decides(significant=False) for _ in range(3)))
@@ -277,26 +275,26 @@ async def test_what_is_not_asked_for_is_left_as_it_is(small: Study) -> None:
 async def test_a_rebuild_that_may_not_be_is_refused_with_its_reason(small: Study) -> None:
     study = small
     await study.tell("I light the lamp.", "The lamp shines.")
-    client, path = study.account.client, path_of(study)
+    account, path = study.account, path_of(study)
     body = {"chat_id": study.chat_id}
     await start(study)
-    again = problem(await client.post(path, json=body), 409, "rebuild-under-way")
+    again = problem(await account.ask("POST", path, json=body), 409, "rebuild-under-way")
     assert again["job_id"] == (await latest(study))["id"]
     problem(
-        await client.post(path, json={**body, "from_position": 5, "to_position": 4}),
+        await account.ask("POST", path, json={**body, "from_position": 5, "to_position": 4}),
         422,
         "validation-failed",
     )
-    problem(await client.post(path, json={**body, "text": "x"}), 422, "validation-failed")
-    other = ok(await client.post(f"{API}/chronicles", json={"name": "Another one"}), 201)
+    problem(await account.ask("POST", path, json={**body, "text": "x"}), 422, "validation-failed")
+    other = await account.post("/chronicles", {"name": "Another one"}, 201)
     problem(
-        await client.post(f"{API}/chronicles/{other['id']}/rebuild", json=body),
+        await account.ask("POST", f"/chronicles/{other['id']}/rebuild", json=body),
         422,
         "chat-has-other-chronicle",
     )
     await study.settings(chronicle_enabled=False)
     for query in ({}, {"dry_run": "true"}):
-        answer = await client.post(path, json=body, params=query)
+        answer = await account.ask("POST", path, json=body, params=query)
         problem(answer, 409, "chronicle-not-enabled")
     assert study.model.server.requests == []
 
@@ -308,7 +306,7 @@ async def test_stopped_what_is_done_stays_and_the_rest_is_as_it_was(study: Study
     hold = study.model.server.hold = Hold(after=2)
     async with rebuilder(study) as worker:
         await hold.is_reached.wait()
-        stopped = ok(await study.account.client.post(f"{API}/jobs/{job['id']}/stop"), 202)
+        stopped = await study.account.post(f"/jobs/{job['id']}/stop", status=202)
         study.model.server.hold = None
         hold.is_opened.set()
 
@@ -380,8 +378,8 @@ async def test_lines_that_are_left_while_they_are_read_are_read_anew(study: Stud
     await start(study)
     async with model.thinking() as hold, rebuilder(study) as worker:
         await hold.is_reached.wait()
-        path = f"{API}/messages/{last.id}"
-        ok(await study.account.client.delete(path))
+        path = f"/messages/{last.id}"
+        await study.account.delete(path, 200)
         model.server.hold = None
         hold.is_opened.set()
         await over(study)
@@ -487,15 +485,15 @@ async def test_what_never_gets_an_answer_is_passed_over(small: Study, problem: s
 
 async def entries(study: Study) -> dict[str, dict[str, Any]]:
     """The entries of the chronicle's lorebook, by their titles."""
-    client = study.account.client
-    books = ok(await client.get(f"{API}/lorebooks"))["items"]
+    account = study.account
+    books = (await account.get("/lorebooks"))["items"]
     [own] = [each for each in books if each.get("chronicle_id") == str(study.chronicle_id)]
-    items = ok(await client.get(f"{API}/lorebooks/{own['id']}/entries"))["items"]
+    items = (await account.get(f"/lorebooks/{own['id']}/entries"))["items"]
     return {each["title"]: {**each, "lorebook_id": own["id"]} for each in items}
 
 
 async def test_the_agents_own_entries_are_replaced_and_changed_ones_stay(study: Study) -> None:
-    model, client = study.model, study.account.client
+    model, account = study.model, study.account
     await study.tell("I sail to Morrow on the Gull.", "Morrow lies in the north, says the Gull.")
     model.script(
         *found(model, entry("Morrow", "A harbour."), entry("Gull", "A ship."), event("X sailed."))
@@ -503,8 +501,8 @@ async def test_the_agents_own_entries_are_replaced_and_changed_ones_stay(study: 
     await study.read()
     await settled(study.server)
     gull = (await entries(study))["Gull"]
-    path = f"{API}/lorebooks/{gull['lorebook_id']}/entries/{gull['id']}"
-    ok(await client.patch(path, json={"content": "A fast ship."}))
+    path = f"/lorebooks/{gull['lorebook_id']}/entries/{gull['id']}"
+    await account.patch(path, {"content": "A fast ship."})
     model.script(
         *found(
             model,
@@ -520,28 +518,28 @@ async def test_the_agents_own_entries_are_replaced_and_changed_ones_stay(study: 
     assert now_there == {"Morrow": "A harbour in the north.", "Gull": "A fast ship."}
     [run] = [
         each
-        for each in ok(await client.get(f"{API}/chats/{study.chat_id}/enrichment"))["items"]
+        for each in (await account.get(f"/chats/{study.chat_id}/enrichment"))["items"]
         if each["kind"] == "rebuild"
     ]
-    assert ok(await client.post(f"{API}/enrichment/runs/{run['id']}/undo"))["kept"] == []
+    assert (await account.post(f"/enrichment/runs/{run['id']}/undo"))["kept"] == []
     back = {title: each["content"] for title, each in (await entries(study)).items()}
     assert back == {"Morrow": "A harbour.", "Gull": "A fast ship."}
 
 
 async def test_other_branches_and_other_chats_keep_their_events(study: Study) -> None:
-    model, client = study.model, study.account.client
+    model, account = study.model, study.account
     *_, last = await study.tell("I light the lamp.", "The lamp shines.")
     model.script(*found(model, event("The lamp was lit.", "#3")))
     await study.read()
-    path = f"{API}/messages/{last.id}"
-    ok(await client.delete(path))
+    path = f"/messages/{last.id}"
+    await account.delete(path, 200)
     assert await study.summaries() == []
     await study.tell("The lamp is broken.")
     # Another chat of the same chronicle.
     character = await study.account.new_character()
     other = await study.account.new_chat(character_ids=[character["id"]])
     settings = {"chronicle_enabled": True, "chronicle_id": str(study.chronicle_id)}
-    ok(await client.patch(f"{API}/chats/{other['id']}/settings", json=settings))
+    await account.patch(f"/chats/{other['id']}/settings", settings)
     first, study.chat_id = study.chat_id, other["id"]
     await study.tell("I sail.", "You sail to Morrow.")
     model.script(*found(model, event("Ada sailed to Morrow.", "#3")))
@@ -552,16 +550,14 @@ async def test_other_branches_and_other_chats_keep_their_events(study: Study) ->
     async with rebuilder(study):
         await over(study)
     assert sorted(await study.summaries()) == ["Ada sailed to Morrow.", "The lamp broke."]
-    page = await client.get(
-        f"{API}/chronicles/{study.chronicle_id}/events", params={"current": "false"}
-    )
-    assert "The lamp was lit." in {each["summary"] for each in ok(page)["items"]}
+    page = await account.get(f"/chronicles/{study.chronicle_id}/events", current="false")
+    assert "The lamp was lit." in {each["summary"] for each in page["items"]}
 
 
 async def test_a_sealed_account_waits_until_its_user_is_there(small: Study) -> None:
     study = small
     await study.tell("I light the lamp.", "The lamp shines.")
-    ok(await study.account.client.patch(f"{API}/me", json={"key_mode": "sealed"}))
+    await study.account.patch("/me", {"key_mode": "sealed"})
     job = await start(study)
     assert job["state"] == "waiting_key"
     async with study.server.parts.database.read() as session:

@@ -12,8 +12,7 @@ from sqlalchemy import update
 from backend.enrichment.outbox import TURN
 from backend.jobs.models import Job
 from tests.fakes.openai_server import MODEL_ID
-from tests.support.memory import API
-from tests.support.server import ok, problem
+from tests.support.server import problem
 from tests.support.studying import FINISH, Study, Vendor, entry, event, studying, vendor
 
 pytestmark = pytest.mark.anyio
@@ -34,9 +33,9 @@ async def study(database_url: str, tmp_path: Path, model: Vendor) -> AsyncGenera
 async def test_a_run_tells_what_it_read_wrote_was_refused_and_took(
     study: Study, model: Vendor
 ) -> None:
-    path = f"{API}/chats/{study.chat_id}/enrichment"
+    path = f"/chats/{study.chat_id}/enrichment"
     lines = await study.tell("I light the lamp.", "The lamp of Morrow shines.")
-    before = ok(await study.account.client.get(path))
+    before = await study.account.get(path)
     assert (before["enabled"], before["pending"], before["items"]) == (True, 2, [])
     assert (before["chronicle_id"], before["model"]) == (str(study.chronicle_id), MODEL_ID)
     assert (before["tokens_today"], before["tokens_per_day"]) == (0, 2_000_000)
@@ -50,10 +49,10 @@ async def test_a_run_tells_what_it_read_wrote_was_refused_and_took(
         ),
     )
     await study.read()
-    after = ok(await study.account.client.get(path))
+    after = await study.account.get(path)
     assert (after["pending"], after["job"], after["tokens_today"]) == (0, None, 330)
     [run] = after["items"]
-    assert run == ok(await study.account.client.get(f"{API}/enrichment/runs/{run['id']}"))
+    assert run == (await study.account.get(f"/enrichment/runs/{run['id']}"))
     assert (run["kind"], run["state"], run["model"], run["error"]) == (
         "turn",
         "done",
@@ -85,12 +84,12 @@ async def test_a_run_tells_what_it_read_wrote_was_refused_and_took(
 
 
 async def test_what_waits_and_what_failed_are_told(study: Study, model: Vendor) -> None:
-    path = f"{API}/chats/{study.chat_id}/enrichment"
+    path = f"/chats/{study.chat_id}/enrichment"
     await study.tell("I light the lamp.", "The lamp shines.")
     model.script(model.fails(503))
     await study.enqueue()
     await study.idle()
-    view = ok(await study.account.client.get(path))
+    view = await study.account.get(path)
     assert (view["pending"], view["job"]["kind"], view["job"]["state"]) == (
         2,
         "enrichment.turn",
@@ -103,7 +102,7 @@ async def test_what_waits_and_what_failed_are_told(study: Study, model: Vendor) 
         "The provider is overloaded",
     )
     problem(
-        await study.account.client.post(f"{API}/enrichment/runs/{run['id']}/undo"),
+        await study.account.ask("POST", f"/enrichment/runs/{run['id']}/undo"),
         409,
         "nothing-to-undo",
     )
@@ -111,13 +110,13 @@ async def test_what_waits_and_what_failed_are_told(study: Study, model: Vendor) 
 
 @pytest.mark.every_database
 async def test_a_job_that_gave_up_is_shown_while_lines_wait(study: Study, model: Vendor) -> None:
-    path = f"{API}/chats/{study.chat_id}/enrichment"
+    path = f"/chats/{study.chat_id}/enrichment"
     await study.tell("I light the lamp.", "The lamp shines.")
     model.script(model.fails(401))
     await study.read()
     async with study.server.parts.database.write() as session:
         await session.execute(update(Job).where(Job.kind == TURN).values(state="dead"))
-    view = ok(await study.account.client.get(path))
+    view = await study.account.get(path)
     assert (view["pending"], view["job"]["state"], view["job"]["error"]) == (
         2,
         "dead",
@@ -126,26 +125,26 @@ async def test_a_job_that_gave_up_is_shown_while_lines_wait(study: Study, model:
     assert view["items"][0]["error"] == "model-key-refused"
     model.script(model.decides(significant=False))
     await study.read()
-    view = ok(await study.account.client.get(path))
+    view = await study.account.get(path)
     assert (view["pending"], view["job"]) == (0, None)
 
 
 @pytest.mark.every_database
 async def test_runs_are_listed_newest_first_page_by_page(study: Study, model: Vendor) -> None:
-    path = f"{API}/chats/{study.chat_id}/enrichment"
+    path = f"/chats/{study.chat_id}/enrichment"
     for number in range(3):
         await study.tell(f"Round {number}.", "On we go.")
         model.script(model.decides(significant=False, why=f"Nothing in round {number}."))
         await study.read()
-    first = ok(await study.account.client.get(path, params={"limit": 2}))
+    first = await study.account.get(path, limit=2)
     assert [run["why"][-2:] for run in first["items"]] == ["2.", "1."]
     assert [run["can_undo"] for run in first["items"]] == [False, False]
-    rest = ok(await study.account.client.get(path, params={"limit": 2, "after": first["next"]}))
+    rest = await study.account.get(path, limit=2, after=first["next"])
     assert ([run["why"][-2:] for run in rest["items"]], rest["next"]) == (["0."], None)
-    problem(await study.account.client.get(path, params={"limit": 0}), 422, "validation-failed")
+    problem(await study.account.ask("GET", path, params={"limit": 0}), 422, "validation-failed")
     run_id = rest["items"][0]["id"]
     problem(
-        await study.account.client.post(f"{API}/enrichment/runs/{run_id}/undo"),
+        await study.account.ask("POST", f"/enrichment/runs/{run_id}/undo"),
         409,
         "nothing-to-undo",
     )
@@ -154,5 +153,5 @@ async def test_runs_are_listed_newest_first_page_by_page(study: Study, model: Ve
 async def test_without_consent_nothing_waits(study: Study) -> None:
     await study.settings(chronicle_enabled=False)
     await study.tell("I light the lamp.", "The lamp shines.")
-    view = ok(await study.account.client.get(f"{API}/chats/{study.chat_id}/enrichment"))
+    view = await study.account.get(f"/chats/{study.chat_id}/enrichment")
     assert (view["enabled"], view["pending"], view["job"]) == (False, 0, None)

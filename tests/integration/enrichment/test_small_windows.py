@@ -22,7 +22,7 @@ from tests.integration.enrichment.storytelling import (
     summary_of,
 )
 from tests.integration.turns.seeding import seed
-from tests.support.server import Account, Running, ok, running
+from tests.support.server import Account, Running, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -69,7 +69,7 @@ async def talekeeper(
 
 
 async def window_of_reader(ada: Account) -> int:
-    models = ok(await ada.client.get("/api/v1/models"))["items"]
+    models = (await ada.get("/models"))["items"]
     return int(next(each["context_window"] for each in models if each["id"] == f"openai/{READER}"))
 
 

@@ -11,9 +11,9 @@ import pytest
 from backend.enrichment.outbox import TURN
 from tests.integration.campaigns.conftest import table
 from tests.integration.campaigns.seagate import Table
-from tests.support.compacting import API, Call, Compactor, Evening, evening, model, server
+from tests.support.compacting import Call, Compactor, Evening, evening, model, server
 from tests.support.memory import settled
-from tests.support.server import Running, ok
+from tests.support.server import Running
 
 __all__ = ["model", "server", "table"]
 
@@ -92,7 +92,7 @@ async def test_events_have_the_day_of_their_message_and_not_the_day_on_which_the
     days = [line for line in timeline.splitlines() if line.startswith("## ")]
     assert days == ["## Day 2", "## Day 5", "## Day 6", "## Day 7"]
     run = (await play.runs())[0]
-    ok(await play.ada.client.post(f"{API}/enrichment/runs/{run['id']}/undo", json={}))
+    await play.ada.post(f"/enrichment/runs/{run['id']}/undo", {})
     assert await times(play) == early
 
 
@@ -105,14 +105,14 @@ async def test_memories_of_a_campaign_carry_the_day_of_the_story(
         await play.turn(f"It rains on roof number {number}, on and on without an end.")
     fact = await play.table.add("facts", text="The brass compass points to the islands.")
     await settled(server)
-    path = f"{API}/chats/{play.chat}/settings"
-    ok(await play.ada.client.patch(path, json={"budgets": {"history": 200}}))
+    path = f"/chats/{play.chat}/settings"
+    await play.ada.patch(path, {"budgets": {"history": 200}})
     prompt = str(await play.prompt("Who hid the brass compass of the lighthouse?"))
     assert "[Day 5] " in prompt
     assert "The lighthouse keeper hid the brass compass." in prompt
     assert "2026]" not in prompt
     query = {"q": "Who hid the brass compass?", "chat_id": play.chat}
-    found = ok(await play.ada.client.get(f"{API}/search", params=query))["items"]
+    found = (await play.ada.get("/search", **query))["items"]
     days = {each["source_id"]: each["story_time"] for each in found}
     lines = await play.ada.messages(play.chat)
     assert days[lines[0]["id"]] == "Day 5"

@@ -20,7 +20,6 @@ from backend.jobs import running as running_jobs
 from tests.fakes.openai_server import MODEL_ID, error, reply, usage
 from tests.fakes.scripted_server import Answer, Gate, Silence
 from tests.integration.enrichment.storytelling import (
-    API,
     Storyteller,
     asked,
     at_rest,
@@ -35,7 +34,7 @@ from tests.integration.enrichment.storytelling import (
     summary_of,
 )
 from tests.integration.turns.seeding import identity_of, seed
-from tests.support.server import Account, Running, ok, running
+from tests.support.server import Account, Running, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -143,7 +142,7 @@ async def test_a_chat_that_scrolls_on_never_has_a_gap(
     through: list[int] = []
     for number in range(30):
         reply_id = await say(ada, chat, f"{number}: {TICK}")
-        context = ok(await ada.client.get(f"{API}/messages/{reply_id}/context"))
+        context = await ada.get(f"/messages/{reply_id}/context")
         firsts.append(context["history"]["first"])
         through.append(-1)
         if found := summaries_in(context):
@@ -169,7 +168,7 @@ async def test_of_a_tiny_history_no_summary_is_asked_for_at_each_turn(
     await set_chat(ada, chat, budgets={"history": history})
     for _ in range(12):
         reply_id = await say(ada, chat)
-        context = ok(await ada.client.get(f"{API}/messages/{reply_id}/context"))
+        context = await ada.get(f"/messages/{reply_id}/context")
         if found := summaries_in(context):
             through = int(found[0]["reason"].removeprefix("summary through message "))
             assert through >= context["history"]["first"]
@@ -190,7 +189,7 @@ async def test_a_reply_that_went_on_is_not_told_by_the_summary_through_it(
     await say(ada, chat, "", **{"continue": True})
     assert (await summary_of(ada, chat) or {})["text"] == "Early."
     body = {"message_id": last}
-    fork = ok(await ada.client.post(f"{API}/chats/{chat}/fork", json=body), 201)["id"]
+    fork = (await ada.post(f"/chats/{chat}/fork", body, 201))["id"]
     assert (await summary_of(ada, fork) or {})["text"] == "Early."
     await put_summary(ada, chat, "Later.", through_message_id=last)
     assert (await summary_of(ada, chat) or {})["text"] == "Later."
@@ -201,12 +200,12 @@ async def test_a_stored_prompt_keeps_the_summary_as_it_was(ada: Account, chat: s
     first = await say(ada, chat)
     await put_summary(ada, chat, "As it was.", through_message_id=first)
     told = await say(ada, chat)
-    before = ok(await ada.client.get(f"{API}/messages/{told}/context"))
+    before = await ada.get(f"/messages/{told}/context")
     assert before["prompt"][0]["text"].endswith("PREVIOUSLY\nAs it was.")
     await put_summary(ada, chat, "As it is.")
-    assert ok(await ada.client.get(f"{API}/messages/{told}/context")) == before
-    ok(await ada.client.delete(f"{API}/chats/{chat}/summary"), 204)
-    assert ok(await ada.client.get(f"{API}/messages/{told}/context")) == before
+    assert (await ada.get(f"/messages/{told}/context")) == before
+    await ada.delete(f"/chats/{chat}/summary")
+    assert (await ada.get(f"/messages/{told}/context")) == before
 
 
 async def test_nothing_is_summed_up_while_all_of_it_fits(
@@ -233,14 +232,14 @@ async def test_a_path_that_is_left_takes_its_summary_along(ada: Account, chat: s
         return found["text"] if found else None
 
     assert await text() == "Late."
-    ok(await ada.client.patch(f"{API}/messages/{lines[5]['id']}", json={"text": "No."}))
+    await ada.patch(f"/messages/{lines[5]['id']}", {"text": "No."})
     assert await text() == "Early."
     assert "Early." in (await preview(ada, chat))["prompt"][0]["text"]
-    ok(await ada.client.post(f"{API}/messages/{lines[6]['id']}/activate", json={}))
+    await ada.post(f"/messages/{lines[6]['id']}/activate", {})
     assert await text() == "Late."
-    ok(await ada.client.delete(f"{API}/messages/{lines[4]['id']}"))
+    await ada.delete(f"/messages/{lines[4]['id']}", 200)
     assert await text() == "Early."
-    ok(await ada.client.delete(f"{API}/messages/{lines[1]['id']}"))
+    await ada.delete(f"/messages/{lines[1]['id']}", 200)
     assert await text() is None
 
 
@@ -278,7 +277,7 @@ async def test_what_a_user_wrote_is_kept_and_built_upon(
     assert "Mara lies." in previous_in(teller.summed_up[0])
     first_new = numbers_in(teller.summed_up[0])[0]
     assert first_new == before["through_position"] + 2
-    items = ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))["items"]
+    items = (await ada.get(f"/chats/{chat}/summaries"))["items"]
     assert [each["edited"] for each in items[:2]] == [False, True]
     assert items[1]["text"] == edited["text"]
     assert [each["is_used"] for each in items[:2]] == [True, False]
@@ -344,7 +343,7 @@ async def test_lines_that_the_filter_never_lets_through_are_passed_over_with_a_n
     assert summary is not None
     assert summary["text"] == f"Before.\n[... {count} messages omitted ...]"
     assert (summary["edited"], summary["model"], summary["is_used"]) == (False, None, True)
-    page = ok(await ada.client.get(f"{API}/chats/{chat}/enrichment"))
+    page = await ada.get(f"/chats/{chat}/enrichment")
     (run,) = page["items"]
     assert (run["state"], run["error"], run["calls"]) == ("failed", problem, 3)
     assert run["note"].startswith("The model returned nothing")
@@ -405,15 +404,15 @@ async def test_a_long_past_is_summed_up_in_steps_that_build_on_each_other(
     await at_rest(server, chat)
     requests = teller.summed_up
     assert len(requests) >= 3
-    items = ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))["items"]
+    items = (await ada.get(f"/chats/{chat}/summaries"))["items"]
     assert len(items) == len(requests)
     assert [number for each in requests for number in numbers_in(each)] == list(
         range(1, items[0]["through_position"] + 2)
     )
     for one, other in pairwise(requests):
         assert previous_in(other) == f"Told up to {numbers_in(one)[-1]}."
-    page = ok(await ada.client.get(f"{API}/chats/{chat}/summaries", params={"limit": 2}))
-    rest = ok(await ada.client.get(f"{API}/chats/{chat}/summaries", params={"after": page["next"]}))
+    page = await ada.get(f"/chats/{chat}/summaries", limit=2)
+    rest = await ada.get(f"/chats/{chat}/summaries", after=page["next"])
     assert [*page["items"], *rest["items"]] == items
     context = await preview(ada, chat)
     assert context["history"]["first"] <= items[0]["through_position"] + 1
@@ -449,7 +448,7 @@ async def test_a_job_that_is_broken_off_goes_on_where_it_was(
         ):
             await at_rest(server, chat)
             assert previous_in(teller.summed_up[0]) == "Two."
-            items = ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))["items"]
+            items = (await ada.get(f"/chats/{chat}/summaries"))["items"]
             assert [each["text"] for each in items[::-1][:2]] == ["One.", "Two."]
             assert numbers_in(teller.summed_up[0])[0] == items[::-1][1]["through_position"] + 2
             context = await preview(ada, chat)
@@ -471,7 +470,7 @@ async def test_a_path_that_changes_while_the_model_writes_is_looked_at_again(
 
     await until(is_asked)
     lines = await ada.messages(chat, limit=100)
-    ok(await ada.client.patch(f"{API}/messages/{lines[3]['id']}", json={"text": "No."}))
+    await ada.patch(f"/messages/{lines[3]['id']}", {"text": "No."})
     await seed(server, ada, chat, [f"anew {number}: {TICK}" for number in range(40)])
     gate.opened.set()
     await at_rest(server, chat)
@@ -503,18 +502,18 @@ async def test_a_summary_that_was_edited_while_the_model_wrote_is_not_passed_ove
     gate.opened.set()
     await at_rest(server, chat)
     assert [previous_in(each) for each in teller.summed_up] == ["First word.", "Last word."]
-    items = ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))["items"]
+    items = (await ada.get(f"/chats/{chat}/summaries"))["items"]
     assert [each["text"] for each in items][1:] == ["Last word."]
     assert items[0]["text"].startswith("Told up to")
 
 
 async def _hide(ada: Account, message_id: str, *, hidden: bool) -> None:
-    ok(await ada.client.patch(f"{API}/messages/{message_id}", json={"hidden": hidden}))
+    await ada.patch(f"/messages/{message_id}", {"hidden": hidden})
 
 
 async def _texts(ada: Account, chat: str) -> list[str]:
     """Of the summaries along the active path, the deepest first."""
-    page = ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))
+    page = await ada.get(f"/chats/{chat}/summaries")
     return [each["text"] for each in page["items"]]
 
 
@@ -553,7 +552,7 @@ async def test_what_a_shown_message_makes_stale_goes_on_every_branch_but_not_wha
     await write(lines[3], "Through it.")
     await write(lines[4], "A person's.", edited=True)
     await write(lines[6], "Below.")
-    ok(await ada.client.patch(f"{API}/messages/{lines[6]}", json={"text": "No."}))
+    await ada.patch(f"/messages/{lines[6]}", {"text": "No."})
     branch = (await ada.messages(chat))[-1]["id"]
     await write(branch, "On a branch.")
     await _hide(ada, lines[3], hidden=True)
@@ -562,7 +561,7 @@ async def test_what_a_shown_message_makes_stale_goes_on_every_branch_but_not_wha
     assert len(await _texts(ada, chat)) == 4
     await _hide(ada, lines[3], hidden=False)
     assert await _texts(ada, chat) == ["A person's.", "Above."]
-    ok(await ada.client.post(f"{API}/messages/{lines[6]}/activate", json={}))
+    await ada.post(f"/messages/{lines[6]}/activate", {})
     assert await _texts(ada, chat) == ["A person's.", "Above."]
     await write(lines[7], "Anew.")
     await _hide(ada, lines[3], hidden=False)
@@ -639,7 +638,7 @@ async def test_its_job_can_be_stopped_and_what_is_stored_stays(
 
     await until(is_held)
     (job,) = await jobs_of(server, chat)
-    view = ok(await ada.client.post(f"{API}/jobs/{job.id}/stop"), 202)
+    view = await ada.post(f"/jobs/{job.id}/stop", status=202)
     assert (view["state"], view["error"]) == ("done", "stopped")
     gate.opened.set()
     assert await _texts(ada, chat) == ["One."]
@@ -685,7 +684,7 @@ async def test_history_reaches_back_to_a_summary_that_is_late_as_far_as_there_is
     assert len(summaries_in(context)) == 1
     assert (await summary_of(ada, chat) or {})["is_used"] is True
 
-    ok(await ada.client.delete(f"{API}/chats/{chat}/summary"), 204)
+    await ada.delete(f"/chats/{chat}/summary")
     await put_summary(ada, chat, "Far too late.", through_message_id=lines[5]["id"])
     context = await preview(ada, chat)
     assert context["history"] == usual["history"]
@@ -740,7 +739,7 @@ async def test_a_copy_of_the_chat_takes_its_summaries_along(
     await put_summary(ada, chat, "Late.", through_message_id=lines[6]["id"])
     for last, text in ((9, "Late."), (5, "Early."), (1, None)):
         body = {"message_id": lines[last]["id"]}
-        fork = ok(await ada.client.post(f"{API}/chats/{chat}/fork", json=body), 201)["id"]
+        fork = (await ada.post(f"/chats/{chat}/fork", body, 201))["id"]
         copy = await summary_of(ada, fork)
         assert (copy["text"] if copy else None) == text
         assert bool(summaries_in(await preview(ada, fork))) == (text is not None)
@@ -757,7 +756,7 @@ async def test_what_the_agent_has_read_is_read_in_a_copy_of_the_chat_too(
             )
             session.add(mark)
     body = {"message_id": str(lines[1].id)}
-    fork = ok(await ada.client.post(f"{API}/chats/{chat}/fork", json=body), 201)["id"]
+    fork = (await ada.post(f"/chats/{chat}/fork", body, 201))["id"]
     copies = await ada.messages(fork)
     async with server.parts.database.read() as session:
         query = select(EnrichmentMark).where(EnrichmentMark.chat_id == UUID(fork))

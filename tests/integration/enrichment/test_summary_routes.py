@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.integration.enrichment.storytelling import API, put_summary, set_chat, summary_of
+from tests.integration.enrichment.storytelling import put_summary, set_chat, summary_of
 from tests.integration.turns.seeding import seed
 from tests.support.server import Account, Running, ok, problem
 
@@ -22,14 +22,14 @@ async def lines(server: Running, ada: Account, chat: str) -> list[dict[str, Any]
 
 
 def url_of(chat: str) -> str:
-    return f"{API}/chats/{chat}/summary"
+    return f"/chats/{chat}/summary"
 
 
 async def test_where_nothing_is_summarised_there_is_none(ada: Account, chat: str) -> None:
-    problem(await ada.client.get(url_of(chat)), 404, "summary-not-found")
-    problem(await ada.client.delete(url_of(chat)), 404, "summary-not-found")
-    assert ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))["items"] == []
-    answer = await ada.client.put(url_of(chat), json={"text": "So far."})
+    problem(await ada.ask("GET", url_of(chat)), 404, "summary-not-found")
+    problem(await ada.ask("DELETE", url_of(chat)), 404, "summary-not-found")
+    assert (await ada.get(f"/chats/{chat}/summaries"))["items"] == []
+    answer = await ada.ask("PUT", url_of(chat), json={"text": "So far."})
     assert "through_message_id" in problem(answer, 422, "validation-failed")["detail"]
 
 
@@ -52,14 +52,14 @@ async def test_a_user_s_own_summary_is_current_until_it_is_dropped(
     late = await put_summary(ada, chat, "Late.", through_message_id=lines[7]["id"])
     assert (late["through_position"], late["is_used"]) == (7, True)
     assert (await put_summary(ada, chat, "Later."))["revision"] == 2
-    items = ok(await ada.client.get(f"{API}/chats/{chat}/summaries"))["items"]
+    items = (await ada.get(f"/chats/{chat}/summaries"))["items"]
     assert [(each["text"], each["is_used"]) for each in items] == [
         ("Later.", True),
         ("Early.", False),
     ]
-    ok(await ada.client.delete(url_of(chat)), 204)
+    await ada.delete(url_of(chat))
     assert (await summary_of(ada, chat) or {})["text"] == "Early."
-    ok(await ada.client.delete(url_of(chat)), 204)
+    await ada.delete(url_of(chat))
     assert await summary_of(ada, chat) is None
 
 
@@ -68,23 +68,23 @@ async def test_two_people_s_changes_do_not_pass_each_other_unseen(
 ) -> None:
     body = {"text": "One.", "through_message_id": lines[3]["id"]}
     problem(
-        await ada.client.put(url_of(chat), json=body, headers={"If-Match": '"1"'}),
+        await ada.ask("PUT", url_of(chat), json=body, headers={"If-Match": '"1"'}),
         412,
         "revision-mismatch",
     )
-    made = await ada.client.put(url_of(chat), json=body)
+    made = await ada.ask("PUT", url_of(chat), json=body)
     tag = made.headers["etag"]
-    changed = await ada.client.put(url_of(chat), json={"text": "Two."}, headers={"If-Match": tag})
+    changed = await ada.ask("PUT", url_of(chat), json={"text": "Two."}, headers={"If-Match": tag})
     assert ok(changed)["text"] == "Two."
     for method in ("PUT", "DELETE"):
-        late = await ada.client.request(
+        late = await ada.ask(
             method,
             url_of(chat),
             headers={"If-Match": tag},
             json={"text": "Three."} if method == "PUT" else None,
         )
         problem(late, 412, "revision-mismatch")
-    read = await ada.client.get(url_of(chat))
+    read = await ada.ask("GET", url_of(chat))
     assert (ok(read)["text"], read.headers["etag"]) == ("Two.", changed.headers["etag"])
 
 
@@ -104,7 +104,7 @@ async def test_what_is_no_summary_is_refused_and_changes_nothing(
     ada: Account, chat: str, lines: list[dict[str, Any]], body: dict[str, Any]
 ) -> None:
     await put_summary(ada, chat, "As it was.", through_message_id=lines[3]["id"])
-    answer = await ada.client.put(url_of(chat), json=body)
+    answer = await ada.ask("PUT", url_of(chat), json=body)
     problem(answer, 422, "validation-failed")
     found = await summary_of(ada, chat)
     assert found is not None
@@ -115,11 +115,9 @@ async def test_a_summary_ends_with_a_message_of_the_path_that_is_played(
     ada: Account, chat: str, lines: list[dict[str, Any]]
 ) -> None:
     other = (await ada.new_chat(character_ids=[]))["id"]
-    elsewhere = ok(
-        await ada.client.post(f"{API}/chats/{chat}/fork", json={"message_id": lines[2]["id"]}), 201
-    )["id"]
+    elsewhere = (await ada.post(f"/chats/{chat}/fork", {"message_id": lines[2]["id"]}, 201))["id"]
     foreign = (await ada.messages(elsewhere))[0]["id"]
-    ok(await ada.client.patch(f"{API}/messages/{lines[6]['id']}", json={"text": "Else."}))
+    await ada.patch(f"/messages/{lines[6]['id']}", {"text": "Else."})
     await put_summary(ada, chat, "As it was.", through_message_id=lines[3]["id"])
     for message_id, word in (
         (foreign, "this chat"),
@@ -127,10 +125,10 @@ async def test_a_summary_ends_with_a_message_of_the_path_that_is_played(
         (lines[1]["id"], "covers more"),
     ):
         body = {"text": "No.", "through_message_id": message_id}
-        answer = await ada.client.put(url_of(chat), json=body)
+        answer = await ada.ask("PUT", url_of(chat), json=body)
         assert word in problem(answer, 422, "validation-failed")["detail"]
     body = {"text": "No.", "through_message_id": str(uuid4())}
-    problem(await ada.client.put(url_of(chat), json=body), 404, "message-not-found")
+    problem(await ada.ask("PUT", url_of(chat), json=body), 404, "message-not-found")
     assert (await summary_of(ada, chat) or {})["text"] == "As it was."
     assert await summary_of(ada, other) is None
 
@@ -140,14 +138,14 @@ async def test_the_list_comes_in_pages(
 ) -> None:
     for place in (1, 3, 5, 7):
         await put_summary(ada, chat, f"To {place}.", through_message_id=lines[place]["id"])
-    url = f"{API}/chats/{chat}/summaries"
+    url = f"/chats/{chat}/summaries"
     found: list[str] = []
     query: dict[str, Any] = {"limit": 3}
     while True:
-        page = ok(await ada.client.get(url, params=query))
+        page = await ada.get(url, **query)
         found += [each["text"] for each in page["items"]]
         if page["next"] is None:
             break
         query["after"] = page["next"]
     assert found == ["To 7.", "To 5.", "To 3.", "To 1."]
-    problem(await ada.client.get(url, params={"limit": 0}), 422, "validation-failed")
+    problem(await ada.ask("GET", url, params={"limit": 0}), 422, "validation-failed")

@@ -10,8 +10,8 @@ from backend.enrichment.outbox import TURN
 from tests.fakes.scripted_server import Request
 from tests.integration.campaigns.conftest import table
 from tests.integration.campaigns.seagate import Table
-from tests.support.compacting import API, Call, Compactor, Evening, evening, model, server
-from tests.support.server import Running, ok
+from tests.support.compacting import Call, Compactor, Evening, evening, model, server
+from tests.support.server import Running
 
 __all__ = ["model", "server", "table"]
 
@@ -48,8 +48,8 @@ def is_study(request: Request) -> bool:
 
 async def studies(play: Evening) -> list[dict[str, Any]]:
     """The runs of the agent, the last one first."""
-    path = f"{API}/chats/{play.chat}/enrichment"
-    runs: list[dict[str, Any]] = ok(await play.ada.client.get(path))["items"]
+    path = f"/chats/{play.chat}/enrichment"
+    runs: list[dict[str, Any]] = (await play.ada.get(path))["items"]
     return [each for each in runs if each["kind"] == "turn"]
 
 

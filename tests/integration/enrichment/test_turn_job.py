@@ -20,8 +20,7 @@ from backend.enrichment.outbox import EnrichmentOutbox
 from backend.jobs import running
 from tests.fakes import openai_server
 from tests.integration.turns.seeding import identity_of
-from tests.support.memory import API
-from tests.support.server import Running, ok
+from tests.support.server import Running
 from tests.support.studying import (
     FINISH,
     Study,
@@ -163,7 +162,7 @@ async def test_a_chat_deleted_while_the_model_reads_is_gone(study: Study, model:
     await study.enqueue()
     async with model.thinking() as hold:
         await hold.is_reached.wait()
-        ok(await study.account.client.delete(f"{API}/chats/{study.chat_id}"), 204)
+        await study.account.delete(f"/chats/{study.chat_id}")
     await study.idle()
     assert await study.events() == []
     assert await study.jobs() == []

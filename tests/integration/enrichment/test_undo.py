@@ -17,8 +17,8 @@ from backend.enrichment.models import ChatSummary, EnrichmentRun
 from backend.enrichment.runs.store import RunDetail, seal_detail
 from backend.enrichment.summaries.store import store_summary
 from tests.integration.turns.seeding import identity_of
-from tests.support.memory import API, points_of, rows_of, settled
-from tests.support.server import ok, problem
+from tests.support.memory import points_of, rows_of, settled
+from tests.support.server import problem
 from tests.support.studying import FINISH, Call, Study, Vendor, entry, event, studying, vendor
 
 pytestmark = pytest.mark.anyio
@@ -48,37 +48,36 @@ async def play(study: Study, *calls: Call, said: str = "So it goes.") -> str:
 
 
 async def undo(study: Study, run_id: str, **query: Any) -> dict[str, Any]:
-    path = f"{API}/enrichment/runs/{run_id}/undo"
-    answer: dict[str, Any] = ok(await study.account.client.post(path, params=query))
-    return answer
+    path = f"/enrichment/runs/{run_id}/undo"
+    return await study.account.post(path, **query)
 
 
 async def events(study: Study, **query: Any) -> list[dict[str, Any]]:
-    path = f"{API}/chronicles/{study.chronicle_id}/events"
-    page = ok(await study.account.client.get(path, params=query))
+    path = f"/chronicles/{study.chronicle_id}/events"
+    page = await study.account.get(path, **query)
     items: list[dict[str, Any]] = page["items"]
     return items
 
 
 async def change_event(study: Study, event_id: str, **changes: Any) -> None:
-    path = f"{API}/chronicles/{study.chronicle_id}/events/{event_id}"
-    ok(await study.account.client.patch(path, json=changes))
+    path = f"/chronicles/{study.chronicle_id}/events/{event_id}"
+    await study.account.patch(path, changes)
 
 
 async def book(study: Study) -> list[dict[str, Any]]:
     """The entries of the chronicle's lorebook."""
-    books = ok(await study.account.client.get(f"{API}/lorebooks"))["items"]
+    books = (await study.account.get("/lorebooks"))["items"]
     [own] = [each for each in books if each.get("chronicle_id") == str(study.chronicle_id)]
-    answer = ok(await study.account.client.get(f"{API}/lorebooks/{own['id']}/entries"))
+    answer = await study.account.get(f"/lorebooks/{own['id']}/entries")
     items: list[dict[str, Any]] = answer["items"]
     return items
 
 
 async def change_entry(study: Study, found: dict[str, Any], **changes: Any) -> None:
-    books = ok(await study.account.client.get(f"{API}/lorebooks"))["items"]
+    books = (await study.account.get("/lorebooks"))["items"]
     [own] = [each for each in books if each.get("chronicle_id") == str(study.chronicle_id)]
-    path = f"{API}/lorebooks/{own['id']}/entries/{found['id']}"
-    ok(await study.account.client.patch(path, json=changes))
+    path = f"/lorebooks/{own['id']}/entries/{found['id']}"
+    await study.account.patch(path, changes)
 
 
 @pytest.mark.every_database
@@ -100,16 +99,16 @@ async def test_all_that_a_run_wrote_goes_at_once(study: Study) -> None:
     assert answer["kept"] == []
     assert await events(study) == []
     assert await book(study) == []
-    run = ok(await study.account.client.get(f"{API}/enrichment/runs/{run_id}"))
+    run = await study.account.get(f"/enrichment/runs/{run_id}")
     assert (run["state"], run["can_undo"], len(run["written"])) == ("undone", False, 3)
     assert run["undone_at"] is not None
     # The lines stay read, and the index follows.
     assert await study.marks() == [2]
     await settled(study.server)
-    found = ok(await study.account.client.get(f"{API}/search", params={"q": "lamp lit Mara"}))
+    found = await study.account.get("/search", q="lamp lit Mara")
     assert [item for item in found["items"] if item["kind"] == "event"] == []
-    path = f"{API}/enrichment/runs/{run_id}/undo"
-    problem(await study.account.client.post(path), 409, "run-already-undone")
+    path = f"/enrichment/runs/{run_id}/undo"
+    problem(await study.account.ask("POST", path), 409, "run-already-undone")
 
 
 async def test_the_index_forgets_what_was_taken_back(
@@ -180,15 +179,15 @@ async def test_force_finishes_what_undoing_has_left_and_nothing_else(study: Stud
     await change_entry(study, morrow, content="A harbour town in the north.")
     assert [each["reason"] for each in (await undo(study, run_id))["kept"]] == ["edited"]
     await change_event(study, locked["id"], summary="The gate was locked by Ben.")
-    path = f"{API}/enrichment/runs/{run_id}/undo"
-    problem(await study.account.client.post(path), 409, "run-already-undone")
+    path = f"/enrichment/runs/{run_id}/undo"
+    problem(await study.account.ask("POST", path), 409, "run-already-undone")
     answer = await undo(study, run_id, force="true")
     assert [(each["what"], each["title"]) for each in answer["undone"]] == [
         ("entry_created", "Morrow")
     ]
     assert (answer["kept"], await book(study)) == ([], [])
     assert await study.summaries() == ["The gate was locked by Ben."]
-    again = await study.account.client.post(path, params={"force": "true"})
+    again = await study.account.ask("POST", path, params={"force": "true"})
     problem(again, 409, "run-already-undone")
 
 
@@ -275,8 +274,8 @@ async def test_an_event_that_supersedes_another_of_its_own_run_goes_too(study: S
 async def test_what_is_gone_already_is_no_obstacle(study: Study) -> None:
     run_id = await play(study, event("The lamp was lit."), entry("Morrow", "A harbour town."))
     [lamp] = await events(study)
-    path = f"{API}/chronicles/{study.chronicle_id}/events/{lamp['id']}"
-    ok(await study.account.client.delete(path), 204)
+    path = f"/chronicles/{study.chronicle_id}/events/{lamp['id']}"
+    await study.account.delete(path)
     answer = await undo(study, run_id)
     assert answer["kept"] == []
     assert await book(study) == []
@@ -301,8 +300,8 @@ async def test_undoing_while_the_agent_works_on_the_same_chronicle_loses_nothing
 @pytest.mark.every_database
 async def test_two_at_once_undo_a_run_once(study: Study) -> None:
     run_id = await play(study, event("The lamp was lit."), entry("Morrow", "A harbour town."))
-    path = f"{API}/enrichment/runs/{run_id}/undo"
-    answers = await asyncio.gather(*(study.account.client.post(path) for _ in range(4)))
+    path = f"/enrichment/runs/{run_id}/undo"
+    answers = await asyncio.gather(*(study.account.ask("POST", path) for _ in range(4)))
     assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
     assert await events(study) == []
 

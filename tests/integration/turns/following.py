@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.chats.models import Chat, Message
 from backend.database.engine import Database, DatabaseUnavailableError
 from backend.turns.models import Turn
-from tests.support.server import Account, Event, Running, ok, read_events, text_of
+from tests.support.server import Account, Event, Running, read_events, text_of
 
 TURN = "/api/v1/turns"
 
@@ -27,7 +27,7 @@ async def turn_under_way(
     ada: Account, chat: str, **body: Any
 ) -> AsyncGenerator[tuple[str, AsyncGenerator[Event]]]:
     """A turn whose stream is open: its id, and its events from the second one on."""
-    async with ada.client.stream("POST", f"/api/v1/chats/{chat}/turns", json=body) as response:
+    async with ada.stream("POST", f"/chats/{chat}/turns", json=body) as response:
         assert response.status_code == 200, await response.aread()
         async with contextlib.aclosing(read_events(response)) as events:
             yield (await anext(events)).data["turn_id"], events
@@ -50,7 +50,7 @@ async def follow(client: httpx.AsyncClient, turn_id: str, *, last_id: int = 0) -
 
 
 async def is_over(ada: Account, turn_id: str) -> bool:
-    return bool(ok(await ada.client.get(f"{TURN}/{turn_id}"))["state"] != "running")
+    return bool((await ada.get(f"/turns/{turn_id}"))["state"] != "running")
 
 
 def said(events: list[Event]) -> list[tuple[str, str]]:

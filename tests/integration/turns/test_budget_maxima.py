@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.server import Account, ok, problem, running
+from tests.support.server import Account, problem, running
 
 pytestmark = pytest.mark.anyio
 
-ME = "/api/v1/me/settings"
+ME = "/me/settings"
 
 
 async def previewed(ada: Account, chat: str, **body: Any) -> tuple[int, int]:
     """The (total, reply reserve) that a preview goes by."""
-    context = ok(await ada.client.post(f"/api/v1/chats/{chat}/context", json=body))
+    context = await ada.post(f"/chats/{chat}/context", body)
     return context["budgets"]["total"], context["budgets"]["reply_reserve"]
 
 
@@ -27,20 +27,20 @@ async def test_nothing_above_a_maximum_can_be_set_or_tried(
     maxima: dict[str, Any] = {"max_budget_total": 50_000, "max_budget_reply_reserve": 40_000}
     async with running(sqlite_url, tmp_path, **maxima) as server, server.account() as ada:
         chat = (await ada.new_chat())["id"]
-        own = f"/api/v1/chats/{chat}/settings"
+        own = f"/chats/{chat}/settings"
         other = {"reply_reserve": 100} if name == "total" else {"total": 50_000}
         for method, path in (("PATCH", ME), ("PATCH", own), ("POST", own[:-8] + "context")):
-            before = ok(await ada.client.get(path))
+            before = await ada.get(path)
             budgets = {**other, name: most + 1}
-            answer = await ada.client.request(method, path, json={"budgets": budgets})
+            answer = await ada.ask(method, path, json={"budgets": budgets})
             detail = problem(answer, 422, "validation-failed")["detail"]
             assert f"budgets.{name}" in detail
             assert f"{most:,}" in detail
             assert f"TALEKEEPER_MAX_BUDGET_{name.upper()}" in detail
-            assert ok(await ada.client.get(path)) == before
+            assert (await ada.get(path)) == before
         largest = {"budgets": {"total": 50_000, "reply_reserve": 40_000}}
         for path in (ME, own):
-            ok(await ada.client.patch(path, json=largest))
+            await ada.patch(path, largest)
         assert await previewed(ada, chat, **largest) == (50_000, 40_000)
 
 
@@ -50,9 +50,9 @@ async def test_settings_above_a_maximum_that_was_lowered_count_as_the_maximum(
     large = {"budgets": {"total": 90_000, "reply_reserve": 60_000}}
     async with running(database_url, tmp_path) as server, server.account() as ada:
         chat = (await ada.new_chat())["id"]
-        own = f"/api/v1/chats/{chat}/settings"
-        ok(await ada.client.patch(ME, json=large))
-        ok(await ada.client.patch(own, json=large))
+        own = f"/chats/{chat}/settings"
+        await ada.patch(ME, large)
+        await ada.patch(own, large)
         assert await previewed(ada, chat) == (90_000, 60_000)
     async with (
         running(database_url, tmp_path, max_budget_total=20_000) as server,
@@ -62,11 +62,11 @@ async def test_settings_above_a_maximum_that_was_lowered_count_as_the_maximum(
         assert await previewed(ada, chat) == (20_000, 10_000)
         assert (await ada.turn(chat, text="Well?"))[-1].name == "turn.completed"
         for path in (ME, own):
-            settings = ok(await ada.client.patch(path, json={"system_prompt": "Be brief."}))
+            settings = await ada.patch(path, {"system_prompt": "Be brief."})
             assert settings["budgets"] == large["budgets"]
-            answer = await ada.client.patch(path, json={"budgets": {"total": 89_999}})
+            answer = await ada.ask("PATCH", path, json={"budgets": {"total": 89_999}})
             problem(answer, 422, "validation-failed")
-        ok(await ada.client.patch(own, json={"budgets": {"total": 8_000, "reply_reserve": 900}}))
+        await ada.patch(own, {"budgets": {"total": 8_000, "reply_reserve": 900}})
         assert await previewed(ada, chat) == (8_000, 900)
     async with (
         running(database_url, tmp_path, max_budget_reply_reserve=500) as server,

@@ -13,7 +13,7 @@ from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.integration.turns.seeding import seed, stored_lines
 from tests.support.memory import link, new_book
-from tests.support.server import Account, Running, ok, problem, running
+from tests.support.server import Account, Running, problem, running
 
 pytestmark = pytest.mark.anyio
 
@@ -34,26 +34,24 @@ async def server(
 
 
 async def set_chat(ada: Account, chat: str, **body: Any) -> None:
-    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=body))
+    await ada.patch(f"/chats/{chat}/settings", body)
 
 
 async def set_account(ada: Account, **body: Any) -> None:
-    ok(await ada.client.patch("/api/v1/me/settings", json=body))
+    await ada.patch("/me/settings", body)
 
 
 async def preview(ada: Account, chat: str, text: str | None = "Well?") -> dict[str, Any]:
     query = {"prompt": "true", **({"text": text} if text else {})}
-    return ok(  # type: ignore[no-any-return]
-        await ada.client.get(f"/api/v1/chats/{chat}/context", params=query)
-    )
+    return await ada.get(f"/chats/{chat}/context", **query)
 
 
 async def turn(ada: Account, chat: str, **body: Any) -> dict[str, Any]:
     """Take a turn; the context of its reply."""
     events = await ada.turn(chat, **body)
     assert events[-1].name == "turn.completed", events[-1]
-    url = f"/api/v1/messages/{events[0].data['reply_id']}/context"
-    return ok(await ada.client.get(url))  # type: ignore[no-any-return]
+    url = f"/messages/{events[0].data['reply_id']}/context"
+    return await ada.get(url)
 
 
 async def test_the_chat_s_budgets_win_over_the_account_s_and_those_over_the_server_s(
@@ -183,7 +181,7 @@ async def test_a_budget_that_the_fixed_part_fills_leaves_no_history(
     assert (context["history"], context["totals"]["history"]) == (None, 0)
     await set_chat(ada, chat, budgets={"total": fixed + 79})
     body = problem(
-        await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "Well?"}),
+        await ada.ask("POST", f"/chats/{chat}/turns", json={"text": "Well?"}),
         422,
         "context-overflow",
     )
@@ -257,8 +255,8 @@ async def test_variables_are_kept_when_a_line_is_stored_and_by_nothing_else(
         await turn(ada, chat, **body)
         assert await asked() == "Asked 2, by all 2."
     await ada.turn(chat, impersonate=True)
-    ok(await ada.client.post(f"/api/v1/chats/{chat}/suggestions"))
-    refused = await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": " "})
+    await ada.post(f"/chats/{chat}/suggestions")
+    refused = await ada.ask("POST", f"/chats/{chat}/turns", json={"text": " "})
     assert refused.status_code == 422
     assert await asked() == "Asked 2, by all 2."
     await turn(ada, chat, text="Two.")

@@ -14,7 +14,7 @@ from backend.generation.registry import ModelRegistry
 from backend.turns.models import ContextText, StoredContextRecord
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.integration.turns.seeding import seed
-from tests.support.server import Account, Event, Running, ok, problem, running
+from tests.support.server import Account, Event, Running, problem, running
 
 pytestmark = pytest.mark.anyio
 
@@ -41,12 +41,12 @@ async def told(ada: Account, chat: str) -> str:
 
 
 async def context_of(ada: Account, message_id: str, **query: str) -> dict[str, Any]:
-    url = f"/api/v1/messages/{message_id}/context"
-    return ok(await ada.client.get(url, params=query))  # type: ignore[no-any-return]
+    url = f"/messages/{message_id}/context"
+    return await ada.get(url, **query)
 
 
 async def settings(ada: Account, chat: str, **body: Any) -> None:
-    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=body))
+    await ada.patch(f"/chats/{chat}/settings", body)
 
 
 def sent(vendor: OpenAIServer) -> Shown:
@@ -95,7 +95,7 @@ async def test_hidden_lines_are_left_out_and_named(
 ) -> None:
     lines = await ada.messages(told)
     for line in (lines[0], lines[3], lines[4], lines[6]):
-        ok(await ada.client.patch(f"/api/v1/messages/{line['id']}", json={"hidden": True}))
+        await ada.patch(f"/messages/{line['id']}", {"hidden": True})
     _, prompt, context = await turn(ada, vendor, told, text="Sit down.")
     assert [message["text"] for message in prompt[1:]] == [
         lines[1]["text"],
@@ -184,11 +184,11 @@ async def test_an_opening_and_a_line_unasked_have_records_too(
 async def test_memory_may_stand_before_the_history(
     ada: Account, vendor: OpenAIServer, told: str
 ) -> None:
-    book = ok(await ada.client.post("/api/v1/lorebooks", json={"name": "Coast"}), 201)["id"]
+    book = (await ada.post("/lorebooks", {"name": "Coast"}, 201))["id"]
     entry = {"title": "Inn", "keys": ["inn"], "content": "It burned down."}
-    ok(await ada.client.post(f"/api/v1/lorebooks/{book}/entries", json=entry), 201)
+    await ada.post(f"/lorebooks/{book}/entries", entry, 201)
     link = {"state": "linked"}
-    ok(await ada.client.put(f"/api/v1/chats/{told}/lorebooks/{book}", json=link))
+    await ada.put(f"/chats/{told}/lorebooks/{book}", link)
     places: dict[str, bool] = {}
     for placement in ("before_history", "after_history"):
         await settings(ada, told, memory_placement=placement)
@@ -205,10 +205,7 @@ async def test_whatever_changes_later_the_prompt_is_shown_as_it_was_sent(
     character = await ada.new_character(
         description="{{char}} keeps the inn.", mes_example="<START>\n{{char}}: Hm."
     )
-    persona = ok(
-        await ada.client.post("/api/v1/personas", json={"name": "Cap", "description": "Tall."}),
-        201,
-    )
+    persona = await ada.post("/personas", {"name": "Cap", "description": "Tall."}, 201)
     chat = (await ada.new_chat(character_ids=[character["id"]], persona_id=persona["id"]))["id"]
     await settings(ada, chat, authors_note={"text": "It rains."}, system_prompt="{{original}} Go.")
     shown: dict[str, Shown] = {}
@@ -217,21 +214,21 @@ async def test_whatever_changes_later_the_prompt_is_shown_as_it_was_sent(
         shown[reply_id] = prompt
     lines = await ada.messages(chat)
     change = {"name": "Nora", "description": "Gone.", "mes_example": ""}
-    ok(await ada.client.patch(f"/api/v1/characters/{character['id']}", json=change))
-    ok(await ada.client.patch(f"/api/v1/personas/{persona['id']}", json={"name": "Lieutenant"}))
+    await ada.patch(f"/characters/{character['id']}", change)
+    await ada.patch(f"/personas/{persona['id']}", {"name": "Lieutenant"})
     await settings(ada, chat, authors_note=None, system_prompt=None, names=True)
     for shown_line in lines[:4]:
-        url = f"/api/v1/messages/{shown_line['id']}"
-        ok(await ada.client.patch(url, json={"hidden": True}))
-    ok(await ada.client.patch(f"/api/v1/messages/{lines[1]['id']}", json={"text": "Else."}))
-    ok(await ada.client.post(f"/api/v1/messages/{lines[1]['id']}/activate"))
+        url = f"/messages/{shown_line['id']}"
+        await ada.patch(url, {"hidden": True})
+    await ada.patch(f"/messages/{lines[1]['id']}", {"text": "Else."})
+    await ada.post(f"/messages/{lines[1]['id']}/activate")
     await turn(ada, vendor, chat, **{"continue": True})
     await turn(ada, vendor, chat, text="Four.")
     del shown[lines[-1]["id"]]  # it went on, and has a record of that
     for reply_id, prompt in shown.items():
         assert (await context_of(ada, reply_id))["prompt"] == prompt
-    ok(await ada.client.delete(f"/api/v1/characters/{character['id']}"), 204)
-    ok(await ada.client.delete(f"/api/v1/personas/{persona['id']}"), 204)
+    await ada.delete(f"/characters/{character['id']}")
+    await ada.delete(f"/personas/{persona['id']}")
     for reply_id, prompt in shown.items():
         assert (await context_of(ada, reply_id))["prompt"] == prompt
 
@@ -324,18 +321,14 @@ async def test_the_difference_says_what_came_what_went_and_what_stayed(
 
 async def test_what_no_model_wrote_has_no_context(ada: Account, told: str) -> None:
     greeting, line, *_, reply = await ada.messages(told)
-    edited = ok(await ada.client.patch(f"/api/v1/messages/{reply['id']}", json={"text": "Mine."}))
-    fork = ok(
-        await ada.client.post(f"/api/v1/chats/{told}/fork", json={"message_id": reply["id"]}), 201
-    )
+    edited = await ada.patch(f"/messages/{reply['id']}", {"text": "Mine."})
+    fork = await ada.post(f"/chats/{told}/fork", {"message_id": reply["id"]}, 201)
     for message_id in (greeting["id"], line["id"], edited["id"], fork["leaf_id"]):
-        answer = await ada.client.get(f"/api/v1/messages/{message_id}/context")
+        answer = await ada.ask("GET", f"/messages/{message_id}/context")
         problem(answer, 404, "context-not-found")
-    answer = await ada.client.get(f"/api/v1/messages/{uuid4()}/context")
+    answer = await ada.ask("GET", f"/messages/{uuid4()}/context")
     problem(answer, 404, "message-not-found")
-    answer = await ada.client.get(
-        f"/api/v1/messages/{reply['id']}/context", params={"diff": "next"}
-    )
+    answer = await ada.ask("GET", f"/messages/{reply['id']}/context", params={"diff": "next"})
     problem(answer, 422, "validation-failed")
 
 

@@ -22,7 +22,7 @@ from tests.fakes.openai_server import MODEL_ID as OPENAI
 from tests.fakes.openai_server import OpenAIServer, reply, usage
 from tests.integration.turns.following import check_tree
 from tests.integration.turns.seeding import identity_of, seed, stored_lines
-from tests.support.server import Account, Running, ok, running, text_of
+from tests.support.server import Account, Running, running, text_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -45,14 +45,12 @@ async def server(
 
 
 async def settings(ada: Account, chat: str, **body: Any) -> None:
-    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=body))
+    await ada.patch(f"/chats/{chat}/settings", body)
 
 
 async def preview(ada: Account, chat: str) -> dict[str, Any]:
     query = {"text": "Well?", "prompt": "true"}
-    return ok(  # type: ignore[no-any-return]
-        await ada.client.get(f"/api/v1/chats/{chat}/context", params=query)
-    )
+    return await ada.get(f"/chats/{chat}/context", **query)
 
 
 async def unit_of(server: Running, chat: str) -> str:
@@ -169,7 +167,7 @@ async def test_a_line_hidden_while_counts_are_made_anew_stays_out_of_the_sums(
     await settings(ada, chat, model=GEMINI)
     await ada.turn(chat, text="Well?")
     for line in lines[:40:8]:
-        ok(await ada.client.patch(f"/api/v1/messages/{line.id}", json={"hidden": True}))
+        await ada.patch(f"/messages/{line.id}", {"hidden": True})
     await until(lambda: counted_in(server, chat, "gemma3"))
     rows = await check_counts(server, ada, chat)
     assert sum(row.hidden for row in rows) == 5
@@ -183,8 +181,8 @@ async def test_what_changes_between_the_prompt_and_the_line_does_not_spoil_the_s
 
     async def build_and_hide(*arguments: Any, **options: Any) -> Any:
         built = await build(*arguments, **options)
-        url = f"/api/v1/messages/{greeting['id']}"
-        ok(await ada.client.patch(url, json={"hidden": True}))
+        url = f"/messages/{greeting['id']}"
+        await ada.patch(url, {"hidden": True})
         return built
 
     monkeypatch.setattr(PromptBuilder, "build", build_and_hide)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.turns.playing import Game, named, new_game
-from tests.support.server import Account, ok, text_of
+from tests.support.server import Account, text_of
 
 pytestmark = [pytest.mark.anyio]
 
@@ -48,7 +48,7 @@ async def test_swiping_the_reply_undoes_all_of_it_and_another_can_be_played(ada:
     assert again[-1].name == "turn.awaiting_choice"
     state = await game.state()
     assert (state["clocks"], state["entities"]) == ([], [])
-    ok(await ada.client.post(f"/api/v1/turns/{again[0].data['turn_id']}/stop"), 202)
+    await ada.post(f"/turns/{again[0].data['turn_id']}/stop", status=202)
     # The reply that has nothing to say is gone, and the one before it is told again.
     assert len((await game.state())["clocks"]) == 1
 

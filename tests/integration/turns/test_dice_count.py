@@ -10,9 +10,9 @@ import pytest
 from tests.fakes.game_master import ENGAGE
 from tests.fakes.openai_server import OpenAIServer, called, chunk, error, reply, stream
 from tests.fakes.scripted_server import Answer, Gate
-from tests.integration.turns.following import TURN, check_tree, follow
+from tests.integration.turns.following import check_tree, follow
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
-from tests.support.server import Account, Event, Running, ok, read_events, text_of
+from tests.support.server import Account, Event, Running, read_events, text_of
 from tests.support.shared import asking_server as server
 
 __all__ = ["server"]
@@ -39,7 +39,7 @@ async def game(ada: Account, vendor: OpenAIServer) -> Game:
     vendor.requests.clear()
     game = await new_game(ada, rules="blades")
     await game.add("entities", kind="pc", name="Jake", attributes={"stress": 0})
-    ok(await game.client.patch(game.path, json={"attributes": {"dice": [1, 1, 1]}}))
+    await game.account.patch(game.path, {"attributes": {"dice": [1, 1, 1]}})
     return game
 
 
@@ -72,11 +72,11 @@ async def choose_and_stop(game: Game, turn_id: str, *, after_text: bool) -> list
     """Choose the die, and stop the turn while the model speaks."""
     events = list[Event]()
     body = {"option": "1.0"}
-    async with game.client.stream("POST", f"{TURN}/{turn_id}/choice", json=body) as response:
+    async with game.account.stream("POST", f"/turns/{turn_id}/choice", json=body) as response:
         async for event in read_events(response):
             events.append(event)
             if event.name == ("text.delta" if after_text else "turn.choice_made"):
-                ok(await game.client.post(f"{TURN}/{turn_id}/stop"), 202)
+                await game.account.post(f"/turns/{turn_id}/stop", status=202)
     return events
 
 
@@ -201,7 +201,7 @@ class TestAChosenDie:
         vendor.script(called(FINISH, text="You leave the lock alone."))
         await game.account.turn(game.chat, regenerate_of=answer["id"])
         assert await read_world(game) == BEFORE
-        ok(await game.client.post(f"/api/v1/messages/{answer['id']}/activate"))
+        await game.account.post(f"/messages/{answer['id']}/activate")
         assert await read_world(game) == at_risk("aftermath")
 
     async def test_counts_though_nothing_was_told(
@@ -234,7 +234,7 @@ class TestAChosenDie:
         vendor.script(called(("advance_time", {"days": 1}), QUESTION))
         assert (await game.choose(turn_id, "1.0"))[-1].name == "turn.awaiting_choice"
         assert (await game.state())["day"] == 2
-        ok(await game.client.post(f"{TURN}/{turn_id}/stop"), 202)
+        await game.account.post(f"/turns/{turn_id}/stop", status=202)
         assert (await game.state())["day"] == 2
         assert (await game.account.messages(game.chat))[-1]["status"] == "interrupted"
 
@@ -306,7 +306,7 @@ class TestAnAnswerOfOnesOwn:
             {"option": own, "text": " "},
             {"option": "1.0", "text": "Up"},
         ):
-            refused = await game.client.post(f"{TURN}/{turn_id}/choice", json=body)
+            refused = await game.account.ask("POST", f"/turns/{turn_id}/choice", json=body)
             assert refused.status_code == 422
         vendor.script(called(FINISH, text="You climb."))
         rest = await game.choose(turn_id, own, text=" I climb the wall. ")
@@ -316,7 +316,7 @@ class TestAnAnswerOfOnesOwn:
         assert told == {"answered": "I climb the wall."}
         assert await game.choose(turn_id, own, text="I climb the wall.") == rest
         body = {"option": own, "text": "I swim."}
-        refused = await game.client.post(f"{TURN}/{turn_id}/choice", json=body)
+        refused = await game.account.ask("POST", f"/turns/{turn_id}/choice", json=body)
         assert refused.status_code == 409
 
     async def test_is_none_for_a_die(self, game: Game, vendor: OpenAIServer) -> None:
@@ -328,7 +328,7 @@ async def test_a_private_turn_rolls_dice_and_changes_nothing(
     ada: Account, vendor: OpenAIServer
 ) -> None:
     game = await new_game(ada, rules="dnd")
-    ok(await game.client.patch(game.path, json={"settings": {"hidden_information": True}}))
+    await game.account.patch(game.path, {"settings": {"hidden_information": True}})
     await game.add("entities", kind="pc", name="Anna", attributes={"hp": 20})
     before = await game.state(), await game.changes()
     check = ("ability_check", {"character": "Anna", "ability": "wisdom", "dc": 10})

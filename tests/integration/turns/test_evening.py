@@ -15,11 +15,11 @@ from sqlalchemy import select
 from backend.generation.registry import ModelRegistry
 from backend.turns.models import Turn, TurnState
 from tests.fakes.game_master import GeminiGameMaster, OpenAIGameMaster
-from tests.integration.turns.following import TURN, check_tree, follow
+from tests.integration.turns.following import check_tree, follow
 from tests.integration.turns.playing import Game, new_game
 from tests.integration.turns.seeding import identity_of
 from tests.support.folding import check_fold
-from tests.support.server import Account, Event, Running, ok, running
+from tests.support.server import Account, Event, Running, running
 from tests.support.thorough import THOROUGH
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
@@ -79,7 +79,9 @@ class Evening:
         while heard[-1].name == "turn.awaiting_choice":
             await self.check()
             if self.dice.random() < 0.15:
-                assert (await self.game.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+                assert (
+                    await self.game.account.ask("POST", f"/turns/{turn_id}/stop")
+                ).status_code == 202
                 heard += await follow(self.game.client, turn_id, last_id=heard[-1].id)
                 self.done["stopped"] += 1
                 break
@@ -102,31 +104,32 @@ class Evening:
         """Swipe, edit, go back, or delete."""
         path = await self.game.account.messages(self.game.chat)
         message = self.dice.choice(path[-4:])
-        url = f"/api/v1/messages/{message['id']}"
+        url = f"/messages/{message['id']}"
         match self.dice.choice(["swipe", "edit", "activate", "delete", "undo"]):
             case "swipe" if path[-1]["role"] == "assistant":
                 await self.play(regenerate_of=path[-1]["id"])
                 self.done["swiped"] += 1
             case "edit":
-                ok(await self.game.client.patch(url, json={"text": f"{self.dice.random()}"}))
+                await self.game.account.patch(url, {"text": f"{self.dice.random()}"})
                 self.done["edited"] += 1
             case "activate":
                 for each in reversed(path[-12:]):
-                    url = f"/api/v1/messages/{each['id']}/siblings"
-                    others = ok(await self.game.client.get(url))["items"]
+                    url = f"/messages/{each['id']}/siblings"
+                    others = (await self.game.account.get(url))["items"]
                     if len(others) > 1:
                         other = self.dice.choice(others)["id"]
-                        ok(await self.game.client.post(f"/api/v1/messages/{other}/activate"))
+                        await self.game.account.post(f"/messages/{other}/activate")
                         self.done["activated"] += 1
                         break
             case "delete" if len(path) > 6:
-                ok(await self.game.client.delete(url))
+                await self.game.account.delete(url, 200)
                 self.done["deleted"] += 1
             case "undo":
                 changes = [each for each in await self.game.changes() if each["counts"]]
                 if changes:
-                    await self.game.client.post(
-                        f"{self.game.path}/changes/{self.dice.choice(changes[:5])['id']}/undo"
+                    await self.game.account.ask(
+                        "POST",
+                        f"{self.game.path}/changes/{self.dice.choice(changes[:5])['id']}/undo",
                     )
                     self.done["undone"] += 1
             case _:
@@ -136,7 +139,7 @@ class Evening:
         """A turn of downtime, unless something is under way."""
         path = f"{self.game.path}/downtime"
         body = {"activity": "recovery", "target": "Jake"}
-        begun = await self.game.client.post(path, json=body)
+        begun = await self.game.account.ask("POST", path, json=body)
         if begun.status_code == 409:
             return
         assert begun.is_success, begun.text
@@ -145,7 +148,7 @@ class Evening:
         await self.check()
         await self.play(text="I rest.")
         await self.check()
-        ok(await self.game.client.delete(path), 204)
+        await self.game.account.delete(path)
         self.done["rested"] += 1
 
     async def check(self) -> None:

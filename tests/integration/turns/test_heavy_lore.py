@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from backend.context.macros import MAX_CHARACTERS
-from tests.support.memory import API, link
+from tests.support.memory import link
 from tests.support.server import Account, Running, ok, running
 
 pytestmark = pytest.mark.anyio
@@ -41,13 +41,13 @@ async def heavy_chat(ada: Account, count: int = ENTRIES) -> str:
     entry: dict[str, Any] = {"content": CONTENT, "constant": True, "position": 0, "key": []}
     world = {"entries": {f"{n}": {**entry, "uid": n, "comment": f"{n}"} for n in range(count)}}
     files = {"file": ("world.json", json.dumps(world).encode())}
-    made = ok(await ada.client.post(f"{API}/lorebooks/import", files=files), 201)
+    made = ok(await ada.ask("POST", "/lorebooks/import", files=files), 201)
     await link(ada, chat, made["lorebook"]["id"])
     return chat
 
 
 async def previewed(ada: Account, chat: str) -> dict[str, Any]:
-    return ok(await ada.client.post(f"{API}/chats/{chat}/context", json={"text": "Well?"}))  # type: ignore[no-any-return]
+    return await ada.post(f"/chats/{chat}/context", {"text": "Well?"})
 
 
 @contextlib.asynccontextmanager

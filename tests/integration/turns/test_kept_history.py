@@ -11,8 +11,7 @@ from sqlalchemy import text
 
 from backend.chats import repository
 from tests.integration.turns.seeding import identity_of, seed
-from tests.support.memory import API
-from tests.support.server import Account, Running, ok
+from tests.support.server import Account, Running
 from tests.support.thorough import rounds
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +27,7 @@ class Story:
     async def preview(self, **body: Any) -> Any:
         """The prompt of the next line, and what it is made of, but for the moment."""
         body = {"text": "And then?", "prompt": True, **body}
-        shown = ok(await self.ada.client.post(f"{API}/chats/{self.chat}/context", json=body))
+        shown = await self.ada.post(f"/chats/{self.chat}/context", body)
         return shown["prompt"], shown["totals"], shown["left_out"]
 
     async def check(self) -> None:
@@ -60,23 +59,23 @@ class Story:
     async def edit(self) -> None:
         body = {"text": f"Otherwise: {self.draw.random()}"}
         line = await self.line(of_last=6)
-        ok(await self.ada.client.patch(f"{API}/messages/{line['id']}", json=body))
+        await self.ada.patch(f"/messages/{line['id']}", body)
 
     async def hide(self) -> None:
         line = await self.line()
         body = {"hidden": not line["hidden"]}
-        ok(await self.ada.client.patch(f"{API}/messages/{line['id']}", json=body))
+        await self.ada.patch(f"/messages/{line['id']}", body)
 
     async def delete(self) -> None:
         line = self.draw.choice((await self.messages())[-4:])
         if line["position"]:
-            ok(await self.ada.client.delete(f"{API}/messages/{line['id']}"))
+            await self.ada.delete(f"/messages/{line['id']}", 200)
 
     async def other_branch(self) -> None:
-        path = f"{API}/messages/{(await self.line())['id']}"
-        swipes = ok(await self.ada.client.get(f"{path}/siblings"))["items"]
+        path = f"/messages/{(await self.line())['id']}"
+        swipes = (await self.ada.get(f"{path}/siblings"))["items"]
         chosen = self.draw.choice(swipes)
-        ok(await self.ada.client.post(f"{API}/messages/{chosen['id']}/activate", json={}))
+        await self.ada.post(f"/messages/{chosen['id']}/activate", {})
 
 
 @pytest.mark.parametrize("number", range(rounds(1, 6)))
@@ -86,7 +85,7 @@ async def test_a_prompt_is_as_if_nothing_were_kept_whatever_happened(
     await seed(server, ada, chat, [f"{n} " + "la " * (n % 7) for n in range(40)])
     # What is indexed meanwhile would be found by the second prompt alone.
     settings = {"memory": {"enabled": False}}
-    ok(await ada.client.patch(f"{API}/chats/{chat}/settings", json=settings))
+    await ada.patch(f"/chats/{chat}/settings", settings)
     story = Story(server, ada, chat, number)
     steps = [
         *(story.say, story.say, story.swipe, story.go_on, story.edit),
@@ -156,8 +155,8 @@ async def test_two_lines_of_one_length_change_places_unseen_by_the_sums(
     lines = {each["text"]: each["id"] for each in await story.messages()}
 
     async def hide(text: str, *, hidden: bool) -> None:
-        path = f"{API}/messages/{lines[text]}"
-        ok(await ada.client.patch(path, json={"hidden": hidden}))
+        path = f"/messages/{lines[text]}"
+        await ada.patch(path, {"hidden": hidden})
 
     await hide("one two", hidden=True)
     await story.preview()
@@ -177,5 +176,5 @@ async def test_nothing_of_a_user_who_signs_out_is_kept(
     await story.preview()
     kept = server.parts.histories._kept
     assert kept.get(user_id, UUID(chat)) is not None
-    ok(await ada.client.delete(f"{API}/sessions/current"), 204)
+    await ada.delete("/sessions/current")
     assert kept.get(user_id, UUID(chat)) is None

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.memory import API, preview, set_chat, take_turn
-from tests.support.server import Account, ok, problem
+from tests.support.memory import preview, set_chat, take_turn
+from tests.support.server import Account, problem
 
 pytestmark = pytest.mark.anyio
 
@@ -29,9 +29,8 @@ async def last_line(account: Account, chat_id: str) -> dict[str, Any]:
 
 async def edit(account: Account, message_id: str, text: str) -> dict[str, Any]:
     """The new version of a message."""
-    path = f"{API}/messages/{message_id}"
-    edited: dict[str, Any] = ok(await account.client.patch(path, json={"text": text}))
-    return edited
+    path = f"/messages/{message_id}"
+    return await account.patch(path, {"text": text})
 
 
 async def test_macros_in_a_line_are_fixed_when_it_is_stored(ada: Account, chat: str) -> None:
@@ -46,7 +45,7 @@ async def test_macros_in_a_line_are_fixed_when_it_is_stored(ada: Account, chat: 
     # Variables are kept, and a copy of the chat keeps the typed line.
     await take_turn(ada, chat, text="HP {{getvar::hp}}, {{lastUserMessage}}")
     assert (await last_line(ada, chat))["text"] == f"HP 7, {line['text']}"
-    fork = ok(await ada.client.post(f"{API}/chats/{chat}/fork", json={"message_id": again}), 201)
+    fork = await ada.post(f"/chats/{chat}/fork", {"message_id": again}, 201)
     copy = await last_line(ada, fork["id"])
     assert (copy["text"], copy["typed"]) == (line["text"], TYPED)
 
@@ -86,7 +85,7 @@ async def test_a_reply_keeps_its_braces(ada: Account, chat: str) -> None:
 async def test_a_line_that_macros_make_unusable_is_refused(
     ada: Account, chat: str, text: str, slug: str, status: int
 ) -> None:
-    answer = await ada.client.post(f"{API}/chats/{chat}/turns", json={"text": text})
+    answer = await ada.ask("POST", f"/chats/{chat}/turns", json={"text": text})
     problem(answer, status, slug)
     assert len(await ada.messages(chat)) == 1
 
@@ -96,9 +95,9 @@ async def test_regex_scripts_see_the_line_before_its_macros_are_expanded(
 ) -> None:
     script = {"scriptName": "Hush", "findRegex": r"/\{\{char\}\}/", "replaceString": "somebody"}
     body = {"scripts": [{**script, "placement": [1]}]}
-    ok(await ada.client.put(f"{API}/me/regex-scripts", json=body))
+    await ada.put("/me/regex-scripts", body)
     await take_turn(ada, chat, text="{{char}} and {{bot}}{{user}}?")
     line = await last_line(ada, chat)
     assert line["text"] == f"somebody and {{{{bot}}}}{ada.name}?"
     assert line["typed"] == "somebody and {{bot}}{{user}}?"
-    ok(await ada.client.put(f"{API}/me/regex-scripts", json={"scripts": []}))
+    await ada.put("/me/regex-scripts", {"scripts": []})

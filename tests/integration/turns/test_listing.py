@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from tests.integration.turns.following import turn_under_way
-from tests.support.server import Account, Running, ok, problem, running
+from tests.support.server import Account, Running, problem, running
 
 pytestmark = pytest.mark.anyio
 
 
 async def turns_of(ada: Account, chat: str, **query: Any) -> dict[str, Any]:
-    page: dict[str, Any] = ok(await ada.client.get(f"/api/v1/chats/{chat}/turns", params=query))
-    return page
+    return await ada.get(f"/chats/{chat}/turns", **query)
 
 
 async def test_turns_are_listed_newest_first_in_pages(ada: Account, chat: str) -> None:
@@ -72,12 +71,12 @@ async def test_turns_of_somebody_elses_chat_do_not_exist(
 ) -> None:
     turn = (await ada.turn(chat, text="Hello."))[0].data["turn_id"]
     async with server.account(f"bo-of-{ada.name}") as bo:
-        problem(await bo.client.get(f"/api/v1/chats/{chat}/turns"), 404, "chat-not-found")
+        problem(await bo.ask("GET", f"/chats/{chat}/turns"), 404, "chat-not-found")
         own = (await bo.new_chat())["id"]
         assert (await turns_of(bo, own, after=turn))["items"] == []
 
 
 @pytest.mark.parametrize("query", [{"limit": 0}, {"limit": 501}, {"state": "odd"}])
 async def test_odd_questions_are_refused(ada: Account, chat: str, query: dict[str, Any]) -> None:
-    answer = await ada.client.get(f"/api/v1/chats/{chat}/turns", params=query)
+    answer = await ada.ask("GET", f"/chats/{chat}/turns", params=query)
     problem(answer, 422, "validation-failed")

@@ -13,7 +13,6 @@ from sqlalchemy import select
 from backend.turns.models import StoredContextRecord
 from tests.fakes.openai_server import OpenAIServer
 from tests.support.memory import (
-    API,
     context_of,
     link,
     new_book,
@@ -52,7 +51,7 @@ async def server(
 async def import_world(account: Account, data: bytes) -> str:
     """The id of the book that a file makes."""
     files = {"file": ("world.json", data)}
-    made = ok(await account.client.post(f"{API}/lorebooks/import", files=files), 201)
+    made = ok(await account.ask("POST", "/lorebooks/import", files=files), 201)
     assert made["skipped"] == 0
     book_id: str = made["lorebook"]["id"]
     return book_id
@@ -98,8 +97,8 @@ async def test_hidden_messages_take_no_place_of_those_that_are_looked_through(
     await take_turn(ada, chat, text="I ask for the Salt Market.")
     await take_turn(ada, chat, text="I wait.")
     for message in (await ada.messages(chat))[-2:]:
-        path = f"/api/v1/messages/{message['id']}"
-        ok(await ada.client.patch(path, json={"hidden": True}))
+        path = f"/messages/{message['id']}"
+        await ada.patch(path, {"hidden": True})
     context = await preview(ada, chat, "How much for the lantern?")
     assert reasons(context)["Market"] == 'key "salt market" in message 2'
 
@@ -220,12 +219,12 @@ async def test_sticky_and_cooldown_follow_the_branch_that_they_began_on(
     rung = await take_turn(ada, chat, text="The bell!")
     assert await is_in("Go on.") == "sticky, 2 messages left"
     # On the branch beside it nobody rang.
-    ok(await ada.client.post(f"{API}/messages/{quiet}/activate", json={"follow": False}))
+    await ada.post(f"/messages/{quiet}/activate", {"follow": False})
     assert await is_in("Go on.") == ""
     await take_turn(ada, chat, text="No bells here, but hush.")
     assert await is_in("Go on.") == ""
     # And back.
-    ok(await ada.client.post(f"{API}/messages/{rung}/activate", json={}))
+    await ada.post(f"/messages/{rung}/activate", {})
     assert "sticky" in await is_in("Go on.")
     await take_turn(ada, chat, text="Go on.")
     assert await is_in("Go on.") == ""
@@ -234,7 +233,7 @@ async def test_sticky_and_cooldown_follow_the_branch_that_they_began_on(
         await take_turn(ada, chat, text=line)
     assert await is_in("The bell!") == 'key "bell" in the line'
     # A swipe of the reply that it began with keeps what began.
-    ok(await ada.client.post(f"{API}/messages/{rung}/activate", json={"follow": False}))
+    await ada.post(f"/messages/{rung}/activate", {"follow": False})
     again = await take_turn(ada, chat, regenerate_of=rung)
     assert again != rung
     assert "sticky" in await is_in("Go on.")
@@ -395,8 +394,8 @@ async def test_books_of_a_group_s_members_are_used_in_their_own_replies(ada: Acc
         card = await ada.new_character(name=name, character_book={"entries": [entry]})
         members[name] = card["id"]
         book = await new_book(ada, {"title": f"{name}'s book", "keys": ["lamp"], "content": "Lit."})
-        path = f"{API}/characters/{card['id']}/lorebooks/{book}"
-        ok(await ada.client.put(path), 204)
+        path = f"/characters/{card['id']}/lorebooks/{book}"
+        await ada.put(path, status=204)
     chat = str((await ada.new_chat(character_ids=list(members.values())))["id"])
     await linked(ada, chat, {"title": "Shared", "keys": ["lamp"], "content": "Dark."})
 

@@ -14,7 +14,6 @@ from backend.lorebooks.entries import LoreEntry
 from tests.fakes.openai_server import OpenAIServer
 from tests.integration.turns.seeding import identity_of
 from tests.support.memory import (
-    API,
     embedding,
     link,
     preview,
@@ -25,7 +24,7 @@ from tests.support.memory import (
     take_turn,
     texts_found,
 )
-from tests.support.server import Account, Running, ok
+from tests.support.server import Account, Running
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +50,7 @@ async def write_down(
     """What the agent does behind a reply; the id of the book that it writes into."""
     identity = await identity_of(server, ada)
     await set_chat(ada, chat, chronicle_enabled=True)
-    settings = ok(await ada.client.get(f"{API}/chats/{chat}/settings"))
+    settings = await ada.get(f"/chats/{chat}/settings")
     async with server.parts.database.write() as session:
         book = await chronicle_book(
             session, identity.sealer, UUID(settings["chronicle_id"]), name="Of the coast"
@@ -67,7 +66,7 @@ async def write_down(
 
 
 async def swipe(ada: Account, message: str) -> None:
-    ok(await ada.client.post(f"{API}/messages/{message}/activate"))
+    await ada.post(f"/messages/{message}/activate")
 
 
 def left_out(context: dict[str, Any]) -> dict[str, str]:
@@ -80,7 +79,7 @@ async def test_a_key_stops_firing_when_its_message_is_swiped_away_and_comes_back
     first = await take_turn(ada, chat, text="Is there a bell?")
     entry = LoreEntry(title="Bell", keys=["clapper"], content=BELL)
     book = await write_down(server, ada, chat, first, entry)
-    ok(await ada.client.patch(f"{API}/lorebooks/{book}", json={"mode": "keys"}))
+    await ada.patch(f"/lorebooks/{book}", {"mode": "keys"})
     said = await preview(ada, chat, "I grip the clapper.")
     assert reasons(said) == {"Bell": 'key "clapper" in the line'}
     second = await take_turn(ada, chat, regenerate_of=first)
@@ -133,9 +132,9 @@ async def test_each_chat_on_the_chronicle_has_its_book_and_may_switch_it_off(
     book = await write_down(server, ada, chat, reply, entry)
     other = str((await ada.new_chat())["id"])
     assert "Bell" not in reasons(await preview(ada, other, "The clapper?"))
-    settings = ok(await ada.client.get(f"{API}/chats/{chat}/settings"))
+    settings = await ada.get(f"/chats/{chat}/settings")
     await set_chat(ada, other, chronicle_id=settings["chronicle_id"])
-    page = ok(await ada.client.get(f"{API}/chats/{other}/lorebooks"))
+    page = await ada.get(f"/chats/{other}/lorebooks")
     [item] = page["items"]
     assert (item["lorebook"]["id"], item["source"], item["is_off"]) == (book, "chronicle", False)
     assert item["lorebook"]["chronicle_id"] == settings["chronicle_id"]
@@ -143,7 +142,7 @@ async def test_each_chat_on_the_chronicle_has_its_book_and_may_switch_it_off(
     await link(ada, other, book, "off")
     assert reasons(await preview(ada, other, "The clapper?")) == {}
     assert "Bell" in reasons(await preview(ada, chat, "The clapper?"))
-    ok(await ada.client.delete(f"{API}/messages/{reply}"))
+    await ada.delete(f"/messages/{reply}", 200)
     await link(ada, other, book, "linked")
     said = await preview(ada, other, "The clapper?")
     assert (reasons(said), left_out(said)) == ({}, {"Bell": LEFT})

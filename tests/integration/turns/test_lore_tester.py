@@ -15,8 +15,7 @@ pytestmark = pytest.mark.anyio
 
 async def tried(account: Account, book: str, *messages: str, **options: Any) -> dict[str, Any]:
     body = {"texts": messages, **options}
-    found: dict[str, Any] = ok(await account.client.post(f"{API}/lorebooks/{book}/test", json=body))
-    return found
+    return await account.post(f"/lorebooks/{book}/test", body)
 
 
 def why(answer: dict[str, Any]) -> dict[str, list[str]]:
@@ -169,15 +168,15 @@ async def test_the_text_is_not_said_in_the_chat(ada: Account, chat: str) -> None
     before = await ada.messages(chat)
     assert (await tried(ada, book, "The inn.", "", chat_id=chat))["entries"]
     assert await ada.messages(chat) == before
-    assert ok(await ada.client.get(f"{API}/chats/{chat}/lorebooks"))["items"] == []
+    assert (await ada.get(f"/chats/{chat}/lorebooks"))["items"] == []
 
 
 async def test_texts_books_and_chats_that_can_t_be_tried_are_refused(ada: Account) -> None:
     book = await new_book(ada, {"keys": ["inn"], "content": "An inn."})
-    client = ada.client
+    account = ada
 
     async def ask(book_id: Any, **body: Any) -> Any:
-        return await client.post(f"{API}/lorebooks/{book_id}/test", json=body)
+        return await account.ask("POST", f"/lorebooks/{book_id}/test", json=body)
 
     problem(await ask(uuid4(), texts=["x"]), 404, "lorebook-not-found")
     problem(await ask(book, texts=["x"], chat_id=str(uuid4())), 404, "chat-not-found")
@@ -191,14 +190,14 @@ async def test_a_lorebook_is_not_tried_in_somebody_elses_chat(
     async with server.account(f"eve-of-{ada.name}") as eve:
         book = await new_book(eve, {"keys": ["inn"], "content": "An inn."})
         body = {"texts": ["The inn."], "chat_id": chat}
-        answer = await eve.client.post(f"{API}/lorebooks/{book}/test", json=body)
+        answer = await eve.ask("POST", f"/lorebooks/{book}/test", json=body)
         problem(answer, 404, "chat-not-found")
 
 
 async def test_a_key_that_only_looks_may_try_a_lorebook(ada: Account, server: Running) -> None:
     book = await new_book(ada, {"keys": ["inn"], "content": "An inn."})
     key = {"label": "looks", "scope": "read"}
-    made = ok(await ada.client.post(f"{API}/api-keys", json=key), 201)
+    made = await ada.post("/api-keys", key, 201)
     async with server.program(made["token"]) as program:
         answer = await program.post(f"{API}/lorebooks/{book}/test", json={"texts": ["The inn."]})
     assert len(ok(answer)["entries"]) == 1

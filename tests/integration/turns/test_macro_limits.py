@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.support.memory import (
-    API,
     context_of,
     link,
     new_book,
@@ -42,7 +41,7 @@ async def test_fields_that_are_long_together_refuse_the_turn_and_nothing_is_stor
         scenario=grown,
         system_prompt=grown,
     )
-    answer = await ada.client.post(f"{API}/chats/{chat}/turns", json={"text": "Well?"})
+    answer = await ada.ask("POST", f"/chats/{chat}/turns", json={"text": "Well?"})
     body = problem(answer, 422, "macro-limit")
     assert (body["limit"], body["most"], body["scope"]) == ("characters", 2_000_000, "request")
     assert len(await ada.messages(chat)) == 1

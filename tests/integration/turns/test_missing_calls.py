@@ -24,7 +24,7 @@ from tests.fakes.openai_server import (
 )
 from tests.fakes.scripted_server import Answer
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
-from tests.support.server import Account, Event, ok, running, text_of
+from tests.support.server import Account, Event, running, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -50,16 +50,15 @@ async def provide(account: Account, vendor: OpenAIServer, **model: Any) -> dict[
     """A provider of the account's own, with what its user says of the model."""
     body: dict[str, Any] = {"kind": "openai", "slug": "mine", "api_key": API_KEY}
     body |= {"base_url": vendor.url, "models": [{"name": MODEL, **model}]}
-    made: dict[str, Any] = ok(await account.client.post("/api/v1/providers", json=body), 201)
-    return made
+    return await account.post("/providers", body, 201)
 
 
 async def fight(account: Account, rules: str = "dnd") -> Game:
     """A campaign with Anna at 20 hit points, played with the account's own model."""
     game = await new_game(account, rules=rules)
     await game.add("entities", kind="pc", name="Anna", attributes={"hp": 20, "hp_max": 20})
-    settings = f"/api/v1/chats/{game.chat}/settings"
-    ok(await account.client.patch(settings, json={"model": OWN}))
+    settings = f"/chats/{game.chat}/settings"
+    await account.patch(settings, {"model": OWN})
     return game
 
 
@@ -80,7 +79,7 @@ async def points(game: Game) -> int:
 
 
 async def support(account: Account) -> str:
-    listed = ok(await account.client.get("/api/v1/models"))["items"]
+    listed = (await account.get("/models"))["items"]
     (found,) = (each["tool_support"] for each in listed if each["id"] == OWN)
     return str(found)
 
@@ -88,8 +87,8 @@ async def support(account: Account) -> str:
 async def recorded(game: Game) -> dict[str, Any]:
     """The context record of the last reply."""
     message = (await game.account.messages(game.chat))[-1]
-    answer = await game.client.get(f"/api/v1/messages/{message['id']}/context")
-    record: dict[str, Any] = ok(answer)
+    answer = await game.account.get(f"/messages/{message['id']}/context")
+    record: dict[str, Any] = answer
     return record
 
 
@@ -302,9 +301,9 @@ async def test_what_shows_nothing_is_not_remembered(
 async def test_a_short_limit_of_replies_leaves_room_for_the_block(
     game: Game, vendor: OpenAIServer
 ) -> None:
-    settings = f"/api/v1/chats/{game.chat}/settings"
+    settings = f"/chats/{game.chat}/settings"
     body = {"sampling": {"max_output_tokens": 60, "start_reply_with": "Hm"}}
-    ok(await game.client.patch(settings, json=body))
+    await game.account.patch(settings, body)
     vendor.script(reply(TOLD), reply(block(FINISH)))
 
     await game.say()
@@ -322,7 +321,7 @@ async def test_in_a_small_window_the_history_stays_out(ada: Account, vendor: Ope
         vendor.script(reply(f"Scene {number}. " + "The rain goes on and on. " * 40))
         await game.say(f"Line {number}.")
     path = game.path
-    ok(await game.client.patch(path, json={"rules": "dnd"}))
+    await game.account.patch(path, {"rules": "dnd"})
     vendor.requests.clear()
     vendor.script(reply(TOLD), reply(block(FINISH)))
 
@@ -377,11 +376,9 @@ async def test_it_is_remembered_over_a_restart_until_the_provider_is_tested(
     async with running(sqlite_url, tmp_path) as server, server.signed_in("Ada") as ada:
         assert await support(ada) == way
         (provider,) = (
-            each
-            for each in ok(await ada.client.get("/api/v1/providers"))["items"]
-            if each["slug"] == "mine"
+            each for each in (await ada.get("/providers"))["items"] if each["slug"] == "mine"
         )
-        ok(await ada.client.post(f"/api/v1/providers/{provider['id']}/test", json={}))
+        await ada.post(f"/providers/{provider['id']}/test", {})
         assert await support(ada) == "native"
 
 
@@ -391,8 +388,8 @@ async def test_it_is_remembered_of_a_provider_that_was_renamed(
     async with running(sqlite_url, tmp_path) as server, server.account("Ada") as ada:
         made = await provide(ada, vendor)
         game = await fight(ada)
-        path = f"/api/v1/providers/{made['id']}"
-        ok(await ada.client.patch(path, json={"name": "My server"}))
+        path = f"/providers/{made['id']}"
+        await ada.patch(path, {"name": "My server"})
         vendor.script(reply(TOLD), reply(block(FINISH)))
         await game.say()
     async with running(sqlite_url, tmp_path) as server, server.signed_in("Ada") as ada:
@@ -405,12 +402,10 @@ async def test_testing_a_provider_forgets_what_this_process_has_learned(
     game = await learned(ada, vendor, reply(TOLD), reply("No."))
     assert await support(ada) == "none"
     (provider,) = (
-        each
-        for each in ok(await ada.client.get("/api/v1/providers"))["items"]
-        if each["slug"] == "mine"
+        each for each in (await ada.get("/providers"))["items"] if each["slug"] == "mine"
     )
 
-    ok(await ada.client.post(f"/api/v1/providers/{provider['id']}/test", json={}))
+    await ada.post(f"/providers/{provider['id']}/test", {})
 
     assert await support(ada) == "native"
     vendor.requests.clear()

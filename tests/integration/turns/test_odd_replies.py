@@ -17,13 +17,12 @@ from tests.fakes.openai_server import (
 from tests.fakes.openai_server import usage as used
 from tests.fakes.scripted_server import Answer, Break, Gate, Silence
 from tests.integration.turns.following import (
-    TURN,
     follow,
     others,
     said,
     turn_under_way,
 )
-from tests.support.server import Account, ok, text_of
+from tests.support.server import Account, text_of
 from tests.support.shared import asking_server as server
 from tests.support.waiting import PATIENCE, until
 
@@ -61,11 +60,11 @@ async def test_a_turn_that_is_stopped_before_a_word_leaves_no_reply(
     async with turn_under_way(ada, chat, text="Well?") as (turn_id, events):
         while len(vendor.requests) == asked:
             await asyncio.sleep(0.01)
-        assert (await ada.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        assert (await ada.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
         heard = [event async for event in events]
     assert [event.name for event in heard] == ["context.ready", "turn.completed"]
     assert [line["text"] for line in await ada.messages(chat)][1:] == ["Well?"]
-    turn = ok(await ada.client.get(f"{TURN}/{turn_id}"))
+    turn = await ada.get(f"/turns/{turn_id}")
     assert (turn["state"], turn["reply_id"], turn["reply"]) == ("stopped", None, None)
 
 
@@ -97,8 +96,8 @@ async def test_a_continuation_that_says_nothing_leaves_the_reply_as_it_was(
 ) -> None:
     await ada.turn(chat, text="Well?")
     before = (await ada.messages(chat))[-1]
-    url = f"/api/v1/messages/{before['id']}/context"
-    context = ok(await ada.client.get(url))
+    url = f"/messages/{before['id']}/context"
+    context = await ada.get(url)
     gate = Gate()
     vendor.script(stream(chunk(reasoning_content="Hm."), gate, chunk("stop"), "[DONE]"))
     async with turn_under_way(ada, chat, **{"continue": True}) as (turn_id, events):
@@ -114,7 +113,7 @@ async def test_a_continuation_that_says_nothing_leaves_the_reply_as_it_was(
     after = (await ada.messages(chat))[-1]
     for name in ("id", "text", "status", "tokens", "sibling_count"):
         assert after[name] == before[name]
-    assert ok(await ada.client.get(url)) == context
+    assert (await ada.get(url)) == context
     assert others(await follow(ada.client, turn_id))[1:] == others(heard)
     again = await ada.turn(chat, **{"continue": True})
     assert (await ada.messages(chat))[-1]["text"] == before["text"] + text_of(again)

@@ -21,7 +21,7 @@ from tests.fakes.oddities.tool_calls import CALLS, HARDER
 from tests.fakes.oddities.wire_formats import FORMATS
 from tests.integration.turns.following import follow
 from tests.integration.turns.playing import new_game
-from tests.support.server import Account, Event, Running, ok, running
+from tests.support.server import Account, Event, Running, running
 from tests.support.thorough import THOROUGH
 
 pytestmark = pytest.mark.anyio
@@ -86,7 +86,7 @@ async def server(
 async def choose(ada: Account, chat: str, row: Oddity, **settings: Any) -> None:
     """Let a chat ask the model of a row, with its settings."""
     body = {"model": f"{row.formats[0]}/{row.name}", "sampling": row.sampling, **settings}
-    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=body))
+    await ada.patch(f"/chats/{chat}/settings", body)
 
 
 def heard(events: Iterable[Event]) -> tuple[str, str]:
@@ -116,7 +116,7 @@ async def check(ada: Account, chat: str, events: list[Event], result: Result) ->
     if text.strip() or not result.error:
         assert (last["role"], last["text"].rstrip(), last["thinking"] or "") == ("assistant", *said)
         assert heard(again) == (text, thinking)
-        record = ok(await ada.client.get(f"/api/v1/messages/{last['id']}/context"))
+        record = await ada.get(f"/messages/{last['id']}/context")
         assert record.get("shape", "lenient") == result.shape
         assert record.get("unsent_settings", []) == list(result.left_out)
     else:
@@ -153,7 +153,7 @@ async def test_strict_templates_get_what_they_want(
 @rows(LABELS)
 async def test_labels_of_speakers_are_not_part_of_a_reply(ada: Account, row: Oddity) -> None:
     members = [(await ada.new_character(name=name))["id"] for name in ("Mags", "Alda")]
-    persona = ok(await ada.client.post("/api/v1/personas", json={"name": "Tester"}), 201)
+    persona = await ada.post("/personas", {"name": "Tester"}, 201)
     chat = (await ada.new_chat(character_ids=members, persona_id=persona["id"]))["id"]
     await choose(ada, chat, row)
 

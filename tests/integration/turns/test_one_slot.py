@@ -17,7 +17,7 @@ from backend.jobs.models import Job
 from tests.fakes.one_slot_server import OneSlotServer, is_background, never_ending
 from tests.fakes.openai_server import DONE, MODEL, MODEL_ID, chunk, reply, stream
 from tests.fakes.scripted_server import Gate
-from tests.integration.turns.following import TURN, follow, turn_under_way
+from tests.integration.turns.following import follow, turn_under_way
 from tests.integration.turns.seeding import seed
 from tests.support.chronicling import last_run, opt_in
 from tests.support.models import held_back
@@ -144,7 +144,7 @@ async def test_being_cut_off_is_no_failed_attempt(
         await until(is_put_off)
         (job,) = await jobs(server)
         assert (job.attempts, job.error) == (0, None)
-        overview = ok(await ada.client.get(f"{API}/chats/{chat}/enrichment"))
+        overview = await ada.get(f"/chats/{chat}/enrichment")
         assert overview["items"] == []
 
 
@@ -159,7 +159,7 @@ async def test_what_a_run_took_before_it_was_cut_off_is_counted(
         await is_asked(one_slot, background=2)
         await ada.turn(chat, text="Hello?")
         await last_run(ada, chat)
-        overview = ok(await ada.client.get(f"{API}/chats/{chat}/enrichment"))
+        overview = await ada.get(f"/chats/{chat}/enrichment")
         cut = overview["items"][-1]
         assert (cut["state"], cut["error"]) == ("failed", "interrupted-by-turn")
         assert (cut["calls"], cut["prompt_tokens"]) == (1, 12)
@@ -169,9 +169,9 @@ async def test_a_turn_cuts_off_a_summary(
     sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
 ) -> None:
     async with playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat):
-        path = f"{API}/chats/{chat}/settings"
+        path = f"/chats/{chat}/settings"
         body = {"summary": {"enabled": True}, "budgets": {"history": 400}}
-        ok(await ada.client.patch(path, json=body))
+        await ada.patch(path, body)
         one_slot.background.append(never_ending())
         line = "The clock in the hall went on and on, and nobody minded it any more."
         await seed(server, ada, chat, [f"{number}: {line}" for number in range(30)])
@@ -182,7 +182,7 @@ async def test_a_turn_cuts_off_a_summary(
         assert list(map(is_background, one_slot.dropped)) == [True]
 
         async def is_summed_up() -> bool:
-            answer = await ada.client.get(f"{API}/chats/{chat}/summary")
+            answer = await ada.ask("GET", f"/chats/{chat}/summary")
             return answer.status_code == 200
 
         await until(is_summed_up)
@@ -207,7 +207,7 @@ async def test_turns_of_two_users_have_the_model_one_after_the_other(
                 pass
             assert event.data == {"work": "turn"}
             await is_asked(model, turns=1)
-            view = ok(await ben.client.get(f"{TURN}/{second_id}"))
+            view = await ben.get(f"/turns/{second_id}")
             assert view["state"] == "running"
             gate.opened.set()
             assert text_of([event async for event in first]) == "Once upon a time."
@@ -232,13 +232,13 @@ async def test_a_turn_that_waits_can_be_stopped_and_costs_nothing(
             async with turn_under_way(ben, other, text="And me.") as (turn_id, second):
                 while (await anext(second)).name != "model.busy":
                     pass
-                ok(await ben.client.post(f"{TURN}/{turn_id}/stop"), 202)
+                await ben.post(f"/turns/{turn_id}/stop", status=202)
                 rest = [event async for event in second]
             assert rest[-1].data["state"] == "stopped"
             gate.opened.set()
             assert [event async for event in first][-1].data["state"] == "completed"
         assert len(one_slot.begun) == 1
-        items = ok(await ben.client.get(f"{API}/me/usage"))["items"]
+        items = (await ben.get("/me/usage"))["items"]
         assert [each["used"] for each in items if each["quota"] == "tokens_per_day"] == [0]
 
 
@@ -250,8 +250,8 @@ async def test_switching_the_chronicle_off_ends_the_job_that_writes_it(
         one_slot.background.append(never_ending())
         await ada.turn(chat, text="Is anyone there?")
         await is_asked(one_slot, background=1)
-        path = f"{API}/chats/{chat}/settings"
-        ok(await ada.client.patch(path, json={"chronicle_enabled": False}))
+        path = f"/chats/{chat}/settings"
+        await ada.patch(path, {"chronicle_enabled": False})
         await one_slot.hung_up.wait()
         (job,) = await jobs(server)
         assert (job.state, job.error) == ("done", "chronicle-not-enabled")
@@ -269,10 +269,10 @@ async def test_work_is_stopped_in_activity_and_its_request_hung_up(
         one_slot.background.append(never_ending())
         await ada.turn(chat, text="Is anyone there?")
         await is_asked(one_slot, background=1)
-        running_jobs = await ada.client.get(f"{API}/jobs", params={"state": "running"})
-        (job,) = (each for each in ok(running_jobs)["items"] if each["kind"] == TURN_JOB)
-        problem(await ben.client.post(f"{API}/jobs/{job['id']}/stop"), 404, "job-not-found")
-        stopped = ok(await ada.client.post(f"{API}/jobs/{job['id']}/stop"), 202)
+        running_jobs = await ada.get("/jobs", state="running")
+        (job,) = (each for each in running_jobs["items"] if each["kind"] == TURN_JOB)
+        problem(await ben.ask("POST", f"/jobs/{job['id']}/stop"), 404, "job-not-found")
+        stopped = await ada.post(f"/jobs/{job['id']}/stop", status=202)
         assert (stopped["state"], stopped["error"]) == ("done", "stopped")
         await one_slot.hung_up.wait()
         assert one_slot.dropped == [each for each in one_slot.requests if is_background(each)]
@@ -332,7 +332,7 @@ async def test_suggestions_yield_to_another_users_turn_and_come_after_it(
         server.account("Ben") as ben,
     ):
         asked = asyncio.create_task(
-            ada.client.post(f"{API}/chats/{chat}/suggestions", json={"count": 2})
+            ada.ask("POST", f"/chats/{chat}/suggestions", json={"count": 2})
         )
         await is_asked(one_slot, background=1)
         events = await ben.turn((await ben.new_chat())["id"], text="Hello?")
@@ -346,7 +346,7 @@ async def test_suggestions_that_the_chat_has_left_behind_are_given_up(
 ) -> None:
     one_slot.background.append(never_ending())
     async with playing(sqlite_url, tmp_path, one_slot) as (_, ada, chat):
-        asked = asyncio.create_task(ada.client.post(f"{API}/chats/{chat}/suggestions"))
+        asked = asyncio.create_task(ada.ask("POST", f"/chats/{chat}/suggestions"))
         await is_asked(one_slot, background=1)
         await ada.turn(chat, text="Hello?")
         problem(await asked, 409, "chat-changed")
@@ -365,7 +365,7 @@ async def test_suggestions_that_are_json_or_empty_are_dropped_and_counted(
 ) -> None:
     one_slot.background.append(reply(said))
     async with playing(sqlite_url, tmp_path, one_slot) as (_, ada, chat):
-        found = ok(await ada.client.post(f"{API}/chats/{chat}/suggestions", json={"count": 4}))
+        found = await ada.post(f"/chats/{chat}/suggestions", {"count": 4})
         assert found["items"] == shown
         assert found["dropped"] == said.count('", "') + 1 - len(shown)
 
@@ -382,7 +382,7 @@ async def test_suggestions_of_which_nothing_is_left_are_an_error_that_says_what_
 ) -> None:
     one_slot.background.append(reply(said))
     async with playing(sqlite_url, tmp_path, one_slot) as (_, ada, chat):
-        body = problem(await ada.client.post(f"{API}/chats/{chat}/suggestions"), 502, slug)
+        body = problem(await ada.ask("POST", f"/chats/{chat}/suggestions"), 502, slug)
         assert words in body["detail"]
         assert "task_models.suggestions" in body["detail"]
 
@@ -407,11 +407,11 @@ async def test_a_summary_that_a_turn_needs_first_is_written_on_the_turn_s_place(
         server.account("Ben") as ben,
     ):
         body = {"name": "Seagate", "settings": {"tools": False}}
-        campaign = ok(await ada.client.post(f"{API}/campaigns", json=body), 201)
+        campaign = await ada.post("/campaigns", body, 201)
         chat = (await ada.new_chat(campaign_id=campaign["id"]))["id"]
         other = (await ben.new_chat())["id"]
-        path = f"{API}/chats/{chat}/settings"
-        ok(await ada.client.patch(path, json={"budgets": {"history": 300}}))
+        path = f"/chats/{chat}/settings"
+        await ada.patch(path, {"budgets": {"history": 300}})
         gate = Gate()
         one_slot.background.append(stream(chunk(content="A summary."), gate, chunk("stop"), DONE))
         turns = asyncio.create_task(_tell(ada, chat, [f"Round {n}. {tick}" for n in range(8)]))
@@ -458,7 +458,7 @@ async def test_two_processes_share_the_slot_and_each_tells_what_a_turn_waits_for
             assert event.name == "model.busy"
 
             async def is_told_elsewhere() -> bool:
-                view = ok(await ada.client.get(f"{TURN}/{turn_id}"))
+                view = await ada.get(f"/turns/{turn_id}")
                 return bool(view["waits_for"] == "turn")
 
             await until(is_told_elsewhere)

@@ -18,14 +18,13 @@ from tests.fakes.openai_server import (
 )
 from tests.fakes.scripted_server import Break, Gate, Silence
 from tests.integration.turns.following import (
-    TURN,
     check_tree,
     follow,
     take_words,
     turn_under_way,
 )
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
-from tests.support.server import Account, Running, ok, problem, text_of
+from tests.support.server import Account, Running, problem, text_of
 from tests.support.shared import asking_server as server
 
 __all__ = ["server"]
@@ -82,7 +81,7 @@ async def test_who_arrives_is_told_who_is_there_and_may_deal_with_them(
     vendor.requests.clear()
     game = await new_game(ada, rules="dnd")
     # Compressing the scene that ends would ask the model, too.
-    ok(await ada.client.patch(game.path, json={"settings": {"summaries": False}}))
+    await ada.patch(game.path, {"settings": {"summaries": False}})
     shop = await game.add("entities", kind="location", name="The Salty Sigil")
     hills = await game.add(
         "entities", kind="location", name="Sunfall Hills", description="Wind and thistles."
@@ -146,7 +145,7 @@ async def test_the_record_says_which_tools_were_called_and_how(
     vendor.script(called(("advance_time", {"days": 2})), called(FINISH, text="It rains."))
     await game.say("I rest.")
     answer = (await game.account.messages(game.chat))[-1]
-    context = ok(await game.client.get(f"/api/v1/messages/{answer['id']}/context"))
+    context = await game.account.get(f"/messages/{answer['id']}/context")
     assert context["tools"] == ["advance_time", "finish_turn"]
     assert context["tool_support"] == "native"
     assert [each["kind"] for each in context["items"]][-3:] == ["mood", "state", "user_line"]
@@ -175,9 +174,9 @@ async def test_a_swipe_takes_back_what_the_reply_changed_and_plays_from_the_stat
     [changed] = named(await game.account.turn(game.chat, regenerate_of=first), "state.changed")
     assert changed["changes"]
     assert (await game.state())["day"] == 6
-    ok(await game.client.post(f"/api/v1/messages/{first}/activate"))
+    await game.account.post(f"/messages/{first}/activate")
     assert (await game.state())["day"] == 3
-    ok(await game.client.delete(f"/api/v1/messages/{first}"))
+    await game.account.delete(f"/messages/{first}", 200)
     assert (await game.state())["day"] == 6
 
 
@@ -242,7 +241,7 @@ async def test_stopping_while_the_model_speaks_leaves_the_campaign_as_it_was(
     )
     async with turn_under_way(game.account, game.chat, text="I rest.") as (turn_id, events):
         heard = await take_words(events, 4)
-        assert (await game.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        assert (await game.account.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
         heard += [event async for event in events]
     assert heard[-1].data["state"] == "stopped"
     assert (await game.state())["day"] == 1
@@ -300,7 +299,7 @@ class TestMoods:
         assert (text_of(told), told[-1]) == ("The deed is done.", rest[-1])
         [changed] = named(rest, "state.changed")
         assert {"world"} <= {each["target"]["kind"] for each in changed["changes"]}
-        ok(await game.client.delete(f"/api/v1/messages/{answer['id']}"))
+        await game.account.delete(f"/messages/{answer['id']}", 200)
         assert not any(each["counts"] for each in await game.changes() if each["actor"] == "tool")
 
     async def test_after_three_breaks_the_turn_can_only_end(
@@ -338,7 +337,7 @@ async def test_a_question_suspends_the_turn_and_a_choice_goes_on_with_it(
     assert (waiting["state"], waiting["waiting"]) == ("waiting", events[-1].data)
     assert (await game.state())["day"] == 1
     assert await follow(game.client, turn_id) == events
-    refused = await game.client.post(f"/api/v1/chats/{game.chat}/turns", json={"text": "Well?"})
+    refused = await game.account.ask("POST", f"/chats/{game.chat}/turns", json={"text": "Well?"})
     told = problem(refused, 409, "turn-waiting")
     assert (told["turn_id"], told["waiting"]) == (turn_id, events[-1].data)
 

@@ -17,7 +17,7 @@ from tests.fakes.gemini_server import GeminiServer
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Answer
 from tests.integration.turns.playing import FINISH, QUESTION, Game, names, new_game
-from tests.support.server import Account, ok, running, text_of
+from tests.support.server import Account, running, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -82,8 +82,8 @@ async def script(
 async def support_of(account: Account, chat: str) -> str:
     """How the record of the last reply says that the model was asked."""
     message = (await account.messages(chat))[-1]
-    path = f"/api/v1/messages/{message['id']}/context"
-    return str(ok(await account.client.get(path))["tool_support"])
+    path = f"/messages/{message['id']}/context"
+    return str((await account.get(path))["tool_support"])
 
 
 @pytest.mark.parametrize(("support", "refusals"), [("native", 0), ("structured", 1), ("fenced", 2)])

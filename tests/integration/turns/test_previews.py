@@ -17,13 +17,11 @@ pytestmark = pytest.mark.anyio
 
 
 async def tried(ada: Account, chat: str, **body: Any) -> dict[str, Any]:
-    return ok(await ada.client.post(f"{API}/chats/{chat}/context", json=body))  # type: ignore[no-any-return]
+    return await ada.post(f"/chats/{chat}/context", body)
 
 
 async def context_of(ada: Account, message_id: str, **query: str) -> dict[str, Any]:
-    return ok(  # type: ignore[no-any-return]
-        await ada.client.get(f"{API}/messages/{message_id}/context", params=query)
-    )
+    return await ada.get(f"/messages/{message_id}/context", **query)
 
 
 async def reply(ada: Account, chat: str, **body: Any) -> str:
@@ -36,7 +34,7 @@ async def test_budgets_can_be_tried_without_keeping_them(
     ada: Account, chat: str, server: Running
 ) -> None:
     await seed(server, ada, chat, [f"{n} " + "la " * 30 for n in range(60)])
-    ok(await ada.client.patch(f"{API}/chats/{chat}/settings", json={"budgets": {"retrieval": 77}}))
+    await ada.patch(f"/chats/{chat}/settings", {"budgets": {"retrieval": 77}})
     before = await tried(ada, chat, text="Well?")
     less = await tried(ada, chat, text="Well?", budgets={"history": 500, "total": 9_000})
     assert less["totals"]["history"] <= 500 < before["totals"]["history"]
@@ -44,21 +42,21 @@ async def test_budgets_can_be_tried_without_keeping_them(
     assert less["budgets"]["retrieval"] == before["budgets"]["retrieval"] == 77
     assert less["left_out"][0]["reason"] == "budget"
     assert await tried(ada, chat, text="Well?") == before
-    url = f"{API}/chats/{chat}/context"
-    assert ok(await ada.client.get(url, params={"text": "Well?"})) == before
+    url = f"/chats/{chat}/context"
+    assert (await ada.get(url, text="Well?")) == before
 
 
 async def test_budgets_that_leave_no_room_are_refused_as_in_the_settings(
     ada: Account, chat: str
 ) -> None:
-    url = f"{API}/chats/{chat}/context"
+    url = f"/chats/{chat}/context"
     for budgets in ({"total": 5_000, "reply_reserve": 5_000}, {"total": 10}, {"history": -1}):
-        answer = await ada.client.post(url, json={"budgets": budgets})
+        answer = await ada.ask("POST", url, json={"budgets": budgets})
         problem(answer, 422, "validation-failed")
-    ok(await ada.client.patch(f"{API}/me/settings", json={"budgets": {"reply_reserve": 3_000}}))
-    answer = await ada.client.post(url, json={"budgets": {"total": 2_000}})
+    await ada.patch("/me/settings", {"budgets": {"reply_reserve": 3_000}})
+    answer = await ada.ask("POST", url, json={"budgets": {"total": 2_000}})
     problem(answer, 422, "validation-failed")
-    answer = await ada.client.post(url, json={"text": "word " * 3_000, "budgets": {"total": 4_000}})
+    answer = await ada.ask("POST", url, json={"text": "word " * 3_000, "budgets": {"total": 4_000}})
     body = problem(answer, 422, "context-overflow")
     assert body["needed"] > body["available"]
 
@@ -90,7 +88,7 @@ async def test_a_preview_says_how_it_differs_from_the_last_reply_s_prompt(
     assert now["prompt"] == preview["prompt"]
     for name in ("previous_message_id", "shared_prefix", "shared_tokens", "history_last"):
         assert now["difference"][name] == preview["difference"][name]
-    ok(await ada.client.patch(f"{API}/messages/{first}", json={"text": "Me."}))
+    await ada.patch(f"/messages/{first}", {"text": "Me."})
     assert (await tried(ada, chat, text="Well?", diff="previous"))["difference"] is None
 
 
@@ -109,7 +107,7 @@ async def test_a_reply_of_another_branch_is_held_against_the_one_above_it(
 
 async def test_a_reply_s_context_has_what_the_provider_reported(ada: Account, chat: str) -> None:
     events = await ada.turn(chat, text="Who is there?")
-    turn = ok(await ada.client.get(f"{API}/turns/{events[0].data['turn_id']}"))
+    turn = await ada.get(f"/turns/{events[0].data['turn_id']}")
     context = await context_of(ada, events[0].data["reply_id"])
     assert context["usage"] == turn["usage"]
     assert context["usage"]["prompt_tokens"] > 0
@@ -130,7 +128,7 @@ async def test_it_says_which_lorebook_an_entry_is_in(ada: Account, chat: str) ->
     assert context["containers"] == {item["source_id"]: book}
     message = await reply(ada, chat, text="To the lighthouse!")
     assert (await context_of(ada, message))["containers"] == {item["source_id"]: book}
-    ok(await ada.client.delete(f"{API}/lorebooks/{book}"), 204)
+    await ada.delete(f"/lorebooks/{book}")
     assert (await context_of(ada, message))["containers"] == {}
 
 
@@ -138,11 +136,11 @@ async def test_a_key_that_may_only_read_may_preview(
     ada: Account, chat: str, server: Running
 ) -> None:
     body = {"label": "reader", "scope": "read"}
-    key = ok(await ada.client.post(f"{API}/api-keys", json=body), 201)
+    key = await ada.post("/api-keys", body, 201)
     async with server.program(key["token"]) as program:
         ok(await program.post(f"{API}/chats/{chat}/context", json={"text": "Well?"}))
     async with server.account(f"{ada.name}-eve") as eve:
-        answer = await eve.client.post(f"{API}/chats/{chat}/context", json={})
+        answer = await eve.ask("POST", f"/chats/{chat}/context", json={})
         problem(answer, 404, "chat-not-found")
 
 
@@ -151,18 +149,18 @@ async def test_whoever_has_too_much_under_way_waits_with_looking_too(
 ) -> None:
     book = await new_book(ada, {"keys": ["inn"], "content": "An inn."})
     looks: dict[str, dict[str, Any]] = {
-        f"{API}/chats/{chat}/context": {},
-        f"{API}/lorebooks/{book}/test": {"texts": ["The inn."]},
-        f"{API}/tokens": {"texts": ["The inn."]},
+        f"/chats/{chat}/context": {},
+        f"/lorebooks/{book}/test": {"texts": ["The inn."]},
+        "/tokens": {"texts": ["The inn."]},
     }
     with contextlib.ExitStack() as stays:
         for _ in range(server.parts.settings.max_previews_per_user):
             stays.enter_context(server.parts.quotas.previews.hold(UUID(ada.user["id"])))
         for path, body in looks.items():
-            refused = problem(await ada.client.post(path, json=body), 429, "quota-exceeded")
+            refused = problem(await ada.ask("POST", path, json=body), 429, "quota-exceeded")
             assert refused["quota"] == "previews"
     for path, body in looks.items():
-        ok(await ada.client.post(path, json=body))
+        await ada.post(path, body)
 
 
 async def test_budgets_are_shown_as_they_were_set_whatever_the_provider_counts(

@@ -18,7 +18,6 @@ from tests.fakes.holding_server import HoldingServer
 from tests.fakes.openai_server import OpenAIServer, error, reply
 from tests.fakes.scripted_server import Request
 from tests.support.memory import (
-    API,
     context_of,
     embedding,
     link,
@@ -34,7 +33,7 @@ from tests.support.memory import (
     whole,
 )
 from tests.support.models import asking
-from tests.support.server import Account, Running, ok
+from tests.support.server import Account, Running
 
 pytestmark = pytest.mark.anyio
 
@@ -123,17 +122,17 @@ async def test_what_scrolled_away_comes_back_when_it_is_asked_for_and_goes_with_
     assert shown["prompt"] == context["prompt"]
     assert shown["prompt_hash"] == context["prompt_hash"]
 
-    edited = ok(await ada.client.patch(f"{API}/messages/{fact.id}", json={"text": "Who knows?"}))
+    edited = await ada.patch(f"/messages/{fact.id}", {"text": "Who knows?"})
     await tell(server, ada, chat, rain(100, first=500))
     elsewhere = await preview(ada, chat, QUESTION)
     assert elsewhere["history"]["first"] > 50
     assert FACT not in whole(elsewhere)
-    ok(await ada.client.post(f"{API}/messages/{fact.id}/activate", json={}))
+    await ada.post(f"/messages/{fact.id}/activate", {})
     await settled(server)
     assert FACT in memory_section(await preview(ada, chat, QUESTION))
-    ok(await ada.client.patch(f"{API}/messages/{fact.id}", json={"hidden": True}))
+    await ada.patch(f"/messages/{fact.id}", {"hidden": True})
     assert FACT not in whole(await preview(ada, chat, QUESTION))
-    ok(await ada.client.patch(f"{API}/messages/{fact.id}", json={"hidden": False}))
+    await ada.patch(f"/messages/{fact.id}", {"hidden": False})
     assert FACT in memory_section(await preview(ada, chat, QUESTION))
     assert edited["id"] != str(fact.id)
 
@@ -147,7 +146,7 @@ async def test_what_scrolled_away_comes_back_when_it_is_asked_for_and_goes_with_
     close = turn["near_misses"][0]
     assert (close["kind"], close["reasons"]) == ("memory", [{"kind": "max_items"}])
     assert close["text"]
-    ok(await ada.client.patch(f"{API}/messages/{close['source_id']}", json={"hidden": True}))
+    await ada.patch(f"/messages/{close['source_id']}", {"hidden": True})
     left = (await context_of(ada, later_id))["near_misses"]
     assert close["source_id"] not in {each["source_id"] for each in left}
 
@@ -269,7 +268,7 @@ async def test_memory_is_as_large_as_settings_say_the_chat_s_before_the_account_
     assert "Bell" in reasons(await preview(ada, chat, "The clapper!"))
 
     account = {"memory": {"enabled": False}}
-    ok(await ada.client.patch(f"{API}/me/settings", json=account))
+    await ada.patch("/me/settings", account)
     assert await found() == (0, False)
     assert (await found(enabled=True, min_relevance=0))[0] > 0
 
@@ -363,7 +362,7 @@ async def test_a_turn_searches_again_in_the_task_model_s_words_where_its_user_wa
 
     # What it takes is of the agent's tokens for the day.
     async def runs() -> dict[str, Any]:
-        return dict(ok(await ada.client.get(f"{API}/chats/{chat}/enrichment")))
+        return dict(await ada.get(f"/chats/{chat}/enrichment"))
 
     [run] = (await runs())["items"]
     assert (run["kind"], run["state"], run["can_undo"]) == ("rephrasing", "done", False)

@@ -9,7 +9,6 @@ import pytest
 
 from tests.fakes.openai_server import OpenAIServer
 from tests.support.memory import (
-    API,
     embedding,
     link,
     new_book,
@@ -38,7 +37,7 @@ async def server(
 
 
 async def ask(account: Account, **query: Any) -> Any:
-    return await account.client.get(f"{API}/search", params=query)
+    return await account.ask("GET", "/search", params=query)
 
 
 async def test_a_find_says_what_it_is_where_it_stands_and_what_each_signal_gave(
@@ -138,7 +137,7 @@ async def test_what_came_close_is_told_with_the_reason_why_it_stayed_out(
     hidden = f"{FACT} Or so they say."
     said = [FACT, hidden, FACT, "The captain is asleep."]
     _, old, *_ = await tell(server, ada, chat, said)
-    ok(await ada.client.patch(f"{API}/messages/{old.id}", json={"hidden": True}))
+    await ada.patch(f"/messages/{old.id}", {"hidden": True})
 
     async def missed(**query: Any) -> dict[str, dict[str, Any]]:
         answer = ok(await ask(ada, q="the captain's astrolabe", near_misses=True, **query))

@@ -8,9 +8,9 @@ import pytest
 
 from tests.fakes.openai_server import OpenAIServer, called, chunk, reply, stream
 from tests.fakes.scripted_server import Gate
-from tests.integration.turns.following import TURN, follow, said
+from tests.integration.turns.following import follow, said
 from tests.integration.turns.playing import FINISH, new_game
-from tests.support.server import Account, ok, text_of
+from tests.support.server import Account, text_of
 from tests.support.shared import asking_server as server
 from tests.support.waiting import until
 
@@ -74,18 +74,18 @@ async def test_the_model_is_hung_up_on_where_another_would_speak(
     assert await take(ada, group) == "Good day."
 
 
-@pytest.mark.parametrize("path", ["/api/v1/me/settings", "/api/v1/chats/{chat}/settings"])
+@pytest.mark.parametrize("path", ["/me/settings", "/chats/{chat}/settings"])
 async def test_a_setting_keeps_lines_of_other_speakers(
     ada: Account, group: str, vendor: OpenAIServer, path: str
 ) -> None:
     settings = {"keep_other_speakers": True}
-    ok(await ada.client.patch(path.format(chat=group), json=settings))
+    await ada.patch(path.format(chat=group), settings)
     vendor.script(reply("Alda: Good day.\nMags: No."))
 
     assert await take(ada, group) == "Good day.\nMags: No."
 
-    chat = f"/api/v1/chats/{group}/settings"
-    ok(await ada.client.patch(chat, json={"keep_other_speakers": False}))
+    chat = f"/chats/{group}/settings"
+    await ada.patch(chat, {"keep_other_speakers": False})
     vendor.script(reply("Alda: Good day.\nMags: No."))
     assert await take(ada, group) == "Good day."
 
@@ -111,7 +111,7 @@ async def test_a_continuation_loses_the_label_and_ends_like_a_reply(
 async def test_a_persona_s_name_is_a_label_and_prose_about_someone_is_none(
     ada: Account, vendor: OpenAIServer
 ) -> None:
-    persona = ok(await ada.client.post("/api/v1/personas", json={"name": "Vex"}), 201)
+    persona = await ada.post("/personas", {"name": "Vex"}, 201)
     chat = (await ada.new_chat(persona_id=persona["id"]))["id"]
     prose = f"He asks {ada.name}: the keeper?\n```\nVex: 3\n```\nVexed: yes."
     vendor.script(reply(*f"{prose}\nVex: I go."))
@@ -169,7 +169,7 @@ async def test_only_the_text_of_the_request_is_taken_back_in_a_played_turn(
     assert message["thinking"] == "They wake up now."
 
     async def stored() -> bool:
-        turn = ok(await ada.client.get(f"{TURN}/{events[0].data['turn_id']}"))
+        turn = await ada.get(f"/turns/{events[0].data['turn_id']}")
         return bool(turn["state"] == "completed")
 
     await until(stored)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.turns.seeding import seed
 from tests.support.memory import new_book, new_entry, preview, settled
-from tests.support.server import Account, Running, ok
+from tests.support.server import Account, Running
 from tests.support.statements import Statement, record_statements
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ async def test_a_chat_without_a_chronicle_and_summaries_pays_for_neither(
 ) -> None:
     book = await new_book(ada)
     await new_entry(ada, book, title="The lamp", keys=["lamp"], content="It never goes out.")
-    ok(await ada.client.put(f"{API}/chats/{chat}/lorebooks/{book}", json={"state": "linked"}))
+    await ada.put(f"/chats/{chat}/lorebooks/{book}", {"state": "linked"})
     await seed(server, ada, chat, [f"{number}: the lamp burns." for number in range(30)])
     await ada.turn(chat, text="Is the lamp lit?")
     await settled(server)
@@ -36,9 +36,9 @@ async def test_a_chat_without_a_chronicle_and_summaries_pays_for_neither(
         await preview(ada, chat, "The lamp?")
     assert find_tables(statements) == set()
 
-    chronicle = ok(await ada.client.post(f"{API}/chronicles", json={"name": "Ours"}), 201)["id"]
+    chronicle = (await ada.post("/chronicles", {"name": "Ours"}, 201))["id"]
     settings = {"chronicle_id": chronicle, "summary": {"enabled": True}}
-    ok(await ada.client.patch(f"{API}/chats/{chat}/settings", json=settings))
+    await ada.patch(f"/chats/{chat}/settings", settings)
     with record_statements() as statements:
         await preview(ada, chat, "The lamp?")
     assert {"chat_summaries", "chronicle_events"} <= find_tables(statements)

@@ -20,7 +20,6 @@ from backend.turns.run import registry as runs
 from backend.turns.run.store import TurnStore
 from backend.turns.run.turn_run import TurnRun
 from tests.integration.turns.following import (
-    TURN,
     Outage,
     check_tree,
     follow,
@@ -37,7 +36,6 @@ from tests.support.server import (
     Account,
     Event,
     Running,
-    ok,
     problem,
     read_events,
     running,
@@ -66,7 +64,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def stop(ada: Account, turn_id: str) -> None:
-    assert (await ada.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+    assert (await ada.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
 
 
 async def finish(ada: Account, turn_id: str, events: AsyncGenerator[Event]) -> list[Event]:
@@ -83,7 +81,7 @@ async def test_of_many_turns_at_once_each_gets_its_own_reply(
     settings: dict[str, Any] = {"demo_tokens_per_second": 200, "max_turns_per_user": many}
     async with running(database_url, tmp_path, **settings) as server, server.account() as ada:
         brief = {"sampling": {"max_output_tokens": 30}}
-        ok(await ada.client.patch("/api/v1/me/settings", json=brief))
+        await ada.patch("/me/settings", brief)
         chats = [(await ada.new_chat())["id"] for _ in range(many)]
         lines = [f"My number is {number}, and no other." for number in range(many)]
         heard = await asyncio.gather(
@@ -141,19 +139,19 @@ async def test_a_stopped_turn_keeps_what_was_said_and_can_go_on(ada: Account, ch
 
 async def test_stopping_twice_or_too_late_changes_nothing(ada: Account, chat: str) -> None:
     events = await ada.turn(chat, text="/demo long 2")
-    before = ok(await ada.client.get(f"{TURN}/{events[0].data['turn_id']}"))
+    before = await ada.get(f"/turns/{events[0].data['turn_id']}")
     assert before["state"] == "completed"
     for _ in range(2):
         await stop(ada, before["id"])
-    assert ok(await ada.client.get(f"{TURN}/{before['id']}")) == before
+    assert (await ada.get(f"/turns/{before['id']}")) == before
 
 
 async def test_a_turn_whose_reply_was_deleted_can_still_be_looked_at(
     ada: Account, chat: str
 ) -> None:
     live = await ada.turn(chat, text="/demo long 3")
-    ok(await ada.client.delete(f"/api/v1/messages/{live[0].data['reply_id']}"))
-    turn = ok(await ada.client.get(f"{TURN}/{live[0].data['turn_id']}"))
+    await ada.delete(f"/messages/{live[0].data['reply_id']}", 200)
+    turn = await ada.get(f"/turns/{live[0].data['turn_id']}")
     assert (turn["state"], turn["reply"]) == ("completed", None)
     for event in live:
         rest = await follow(ada.client, turn["id"], last_id=event.id)
@@ -167,8 +165,10 @@ async def test_a_last_event_id_that_is_none_is_refused(
     ada: Account, chat: str, last_id: str
 ) -> None:
     live = await ada.turn(chat, text="/demo long 1")
-    answer = await ada.client.get(
-        f"{TURN}/{live[0].data['turn_id']}/events", headers={b"Last-Event-ID": last_id.encode()}
+    answer = await ada.ask(
+        "GET",
+        f"/turns/{live[0].data['turn_id']}/events",
+        headers={b"Last-Event-ID": last_id.encode()},
     )
     problem(answer, 400, "bad-request")
 
@@ -188,13 +188,13 @@ async def test_while_a_reply_is_written_it_is_not_edited_deleted_or_copied(
         heard = await take_words(events, 2)
         greeting, line, reply = await ada.messages(chat)
         assert (reply["status"], reply["id"]) == ("streaming", reply["id"])
-        url = f"/api/v1/messages/{reply['id']}"
+        url = f"/messages/{reply['id']}"
         refused: list[httpx.Response] = [
-            await ada.client.patch(url, json={"text": "Mine."}),
-            await ada.client.delete(url),
-            await ada.client.delete(f"/api/v1/messages/{line['id']}"),
-            await ada.client.delete(f"/api/v1/messages/{greeting['id']}"),
-            await ada.client.post(f"/api/v1/chats/{chat}/fork", json={"message_id": reply["id"]}),
+            await ada.ask("PATCH", url, json={"text": "Mine."}),
+            await ada.ask("DELETE", url),
+            await ada.ask("DELETE", f"/messages/{line['id']}"),
+            await ada.ask("DELETE", f"/messages/{greeting['id']}"),
+            await ada.ask("POST", f"/chats/{chat}/fork", json={"message_id": reply["id"]}),
         ]
         for answer in refused:
             problem(answer, 409, "message-busy")
@@ -212,14 +212,12 @@ async def test_the_path_may_move_while_a_reply_is_written_elsewhere(
         heard = await take_words(events, 2)
         line = (await ada.messages(chat))[1]
         hide = {"hidden": True}
-        ok(await ada.client.patch(f"/api/v1/messages/{greeting['id']}", json=hide))
-        edited = ok(
-            await ada.client.patch(f"/api/v1/messages/{line['id']}", json={"text": "Else."})
-        )
+        await ada.patch(f"/messages/{greeting['id']}", hide)
+        edited = await ada.patch(f"/messages/{line['id']}", {"text": "Else."})
         assert [each["id"] for each in await ada.messages(chat)] == [greeting["id"], edited["id"]]
         heard += await finish(ada, turn_id, events)
     assert heard[-2].name == "message.saved"
-    ok(await ada.client.post(f"/api/v1/messages/{line['id']}/activate"))
+    await ada.post(f"/messages/{line['id']}/activate")
     reply = (await ada.messages(chat))[-1]
     assert (reply["id"], reply["text"]) == (heard[-2].data["message_id"], text_of(heard))
     await check_tree(server.parts.database, chat)
@@ -232,7 +230,7 @@ async def test_a_reply_that_is_hidden_while_it_is_written_stays_out_of_the_sums(
     async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
         await take_words(events, 2)
         reply = (await ada.messages(chat))[-1]
-        ok(await ada.client.patch(f"/api/v1/messages/{reply['id']}", json={"hidden": True}))
+        await ada.patch(f"/messages/{reply['id']}", {"hidden": True})
         await until(lambda: stored_text(ada, reply["id"]))
         await check_tree(server.parts.database, chat)
         await finish(ada, turn_id, events)
@@ -240,7 +238,7 @@ async def test_a_reply_that_is_hidden_while_it_is_written_stays_out_of_the_sums(
 
 
 async def stored_text(ada: Account, message_id: str) -> str:
-    text: str = ok(await ada.client.get(f"/api/v1/messages/{message_id}"))["text"]
+    text: str = (await ada.get(f"/messages/{message_id}"))["text"]
     return text
 
 
@@ -273,7 +271,7 @@ async def test_deleting_a_chat_ends_its_turn_and_leaves_nothing(
 ) -> None:
     async with turn_under_way(ada, chat, text="/demo long 5000") as (_, events):
         await take_words(events, 2)
-        assert (await ada.client.delete(f"/api/v1/chats/{chat}")).status_code == 204
+        assert (await ada.ask("DELETE", f"/chats/{chat}")).status_code == 204
         rest = [event async for event in events]
     assert (rest[-1].name, rest[-1].data["state"]) == ("turn.completed", "stopped")
     assert "message.saved" not in {event.name for event in rest}
@@ -340,7 +338,7 @@ async def test_a_reply_is_stored_once_the_database_answers_again(
     outage.is_on = False
     reply = await until(lambda: complete_reply(ada, chat))
     assert len(reply["text"].split()) == 60
-    assert ok(await ada.client.get(f"{TURN}/{turn_id}"))["state"] == "completed"
+    assert (await ada.get(f"/turns/{turn_id}"))["state"] == "completed"
 
 
 async def complete_reply(ada: Account, chat: str) -> dict[str, Any] | None:
@@ -361,7 +359,7 @@ async def test_a_reply_that_can_not_be_stored_is_told_and_picked_up_by_the_sweep
         outage.is_on = False
     assert heard[-1].name == "turn.failed"
     assert heard[-1].data["type"] == "urn:talekeeper:problem:database-unavailable"
-    refused = await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "And now?"})
+    refused = await ada.ask("POST", f"/chats/{chat}/turns", json={"text": "And now?"})
     problem(refused, 409, "turn-in-progress")
     await lapse(server.parts.database, turn_id)
     await server.parts.turns.recover()
@@ -405,9 +403,7 @@ async def test_silence_is_filled_with_comments(
 ) -> None:
     monkeypatch.setattr(streaming, "KEEP_ALIVE_SECONDS", 0.05)
     monkeypatch.setattr(streaming, "BEAT_SECONDS", 0.02)
-    async with ada.client.stream(
-        "POST", f"/api/v1/chats/{chat}/turns", json={"text": "/demo slow"}
-    ) as response:
+    async with ada.stream("POST", f"/chats/{chat}/turns", json={"text": "/demo slow"}) as response:
         lines: list[str] = []
         async for line in response.aiter_lines():
             lines.append(line)
@@ -419,8 +415,8 @@ async def test_silence_is_filled_with_comments(
 
 @pytest.mark.every_database
 async def test_the_stream_is_marked_so_that_no_proxy_holds_it_back(ada: Account, chat: str) -> None:
-    async with ada.client.stream(
-        "POST", f"/api/v1/chats/{chat}/turns", json={"text": "/demo long 1"}
+    async with ada.stream(
+        "POST", f"/chats/{chat}/turns", json={"text": "/demo long 1"}
     ) as response:
         headers = response.headers
         events = [event async for event in read_events(response)]
@@ -440,7 +436,7 @@ async def test_changes_of_a_tree_and_stores_of_a_reply_never_wait_for_each_other
 
     async def change(number: int) -> None:
         body: dict[str, Any] = {"hidden": number % 2 == 0}
-        ok(await ada.client.patch(f"/api/v1/messages/{greeting['id']}", json=body))
+        await ada.patch(f"/messages/{greeting['id']}", body)
 
     for _ in range(2):
         async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):

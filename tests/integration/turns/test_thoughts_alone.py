@@ -9,14 +9,13 @@ import pytest
 from tests.fakes.openai_server import DONE, OpenAIServer, chunk, reply, stream
 from tests.fakes.scripted_server import Answer, Break, Gate
 from tests.integration.turns.following import (
-    TURN,
     check_tree,
     follow,
     others,
     said,
     turn_under_way,
 )
-from tests.support.server import Account, Running, ok, problem, text_of
+from tests.support.server import Account, Running, problem, text_of
 from tests.support.shared import asking_server as server
 
 __all__ = ["server"]
@@ -49,7 +48,7 @@ async def think(ada: Account, chat: str, vendor: OpenAIServer, **body: Any) -> d
 
 
 def as_text(message: dict[str, Any]) -> str:
-    return f"/api/v1/messages/{message['id']}/thoughts-as-text"
+    return f"/messages/{message['id']}/thoughts-as-text"
 
 
 @pytest.mark.parametrize("finish", ["stop", "length"])
@@ -68,7 +67,7 @@ async def test_a_reply_of_thoughts_alone_is_kept_and_hidden(
     assert (message["text"], message["thinking"]) == ("", THOUGHTS)
     assert (message["status"], message["hidden"]) == ("complete", True)
     turn_id = events[0].data["turn_id"]
-    assert ok(await ada.client.get(f"{TURN}/{turn_id}"))["reply"]["id"] == message["id"]
+    assert (await ada.get(f"/turns/{turn_id}"))["reply"]["id"] == message["id"]
     assert others(await follow(ada.client, turn_id)) == others(events)
     await check_tree(server.parts.database, chat)
 
@@ -81,7 +80,7 @@ async def test_no_later_prompt_has_an_empty_message(
     assert [each["content"] for each in sent(vendor)[-2:]] == ["Well?", "Hello?"]
 
     settings = {"names": True, "reasoning_sent": 5}
-    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=settings))
+    await ada.patch(f"/chats/{chat}/settings", settings)
     await ada.turn(chat, text="Still there?")
     assert not any("<think>" in each["content"] for each in sent(vendor))
 
@@ -92,7 +91,7 @@ async def test_thoughts_become_the_reply_with_all_that_hangs_on_it(
     before = await think(ada, chat, vendor)
     await ada.turn(chat, text="Hello?")
 
-    message = ok(await ada.client.post(as_text(before)))
+    message = await ada.post(as_text(before))
 
     assert (message["id"], message["text"], message["thinking"]) == (before["id"], THOUGHTS, None)
     assert not message["hidden"]
@@ -101,19 +100,19 @@ async def test_thoughts_become_the_reply_with_all_that_hangs_on_it(
     await check_tree(server.parts.database, chat)
     await ada.turn(chat, text="Still there?")
     assert THOUGHTS in [each["content"] for each in sent(vendor)]
-    ok(await ada.client.get(f"/api/v1/messages/{message['id']}/context"))
+    await ada.get(f"/messages/{message['id']}/context")
 
 
 async def test_thoughts_become_the_reply_without_its_speaker_s_name_and_after_regex_scripts(
     ada: Account, chat: str, vendor: OpenAIServer
 ) -> None:
     script = {"findRegex": "waves", "replaceString": "nods", "placement": [2]}
-    ok(await ada.client.put("/api/v1/me/regex-scripts", json={"scripts": [script]}))
+    await ada.put("/me/regex-scripts", {"scripts": [script]})
     author = (await last(ada, chat))["author"]
     vendor.script(only_thoughts(f"{author}: Mags waves."))
     await ada.turn(chat, text="Well?")
 
-    message = ok(await ada.client.post(as_text(await last(ada, chat))))
+    message = await ada.post(as_text(await last(ada, chat)))
 
     assert message["text"] == "Mags nods."
 
@@ -122,17 +121,17 @@ async def test_only_thoughts_without_text_become_the_reply(
     ada: Account, chat: str, vendor: OpenAIServer, server: Running
 ) -> None:
     thought = await think(ada, chat, vendor)
-    ok(await ada.client.post(as_text(thought)))
-    problem(await ada.client.post(as_text(thought)), 409, "not-only-thoughts")
+    await ada.post(as_text(thought))
+    problem(await ada.ask("POST", as_text(thought)), 409, "not-only-thoughts")
     problem(
-        await ada.client.post(as_text((await ada.messages(chat))[-2])), 409, "not-only-thoughts"
+        await ada.ask("POST", as_text((await ada.messages(chat))[-2])), 409, "not-only-thoughts"
     )
     async with server.account("eve") as eve:
-        problem(await eve.client.post(as_text(thought)), 404, "message-not-found")
+        problem(await eve.ask("POST", as_text(thought)), 404, "message-not-found")
     gate = Gate()
     vendor.script(stream(chunk(reasoning_content="Hm."), gate, chunk("stop"), DONE))
     async with turn_under_way(ada, chat, text="And?") as (_, events):
-        problem(await ada.client.post(as_text(await last(ada, chat))), 409, "message-busy")
+        problem(await ada.ask("POST", as_text(await last(ada, chat))), 409, "message-busy")
         gate.opened.set()
         assert [event async for event in events][-1].name == "turn.completed"
 
@@ -141,10 +140,10 @@ async def test_a_message_without_text_stays_out_of_prompts_until_it_has_one(
     ada: Account, chat: str, vendor: OpenAIServer, server: Running
 ) -> None:
     message = await think(ada, chat, vendor)
-    path = f"/api/v1/messages/{message['id']}"
+    path = f"/messages/{message['id']}"
 
-    problem(await ada.client.patch(path, json={"hidden": False}), 422, "message-empty")
-    edited = ok(await ada.client.patch(path, json={"text": "Mags shrugs."}))
+    problem(await ada.ask("PATCH", path, json={"hidden": False}), 422, "message-empty")
+    edited = await ada.patch(path, {"text": "Mags shrugs."})
 
     assert (edited["text"], edited["hidden"], edited["sibling_count"]) == ("Mags shrugs.", False, 2)
     await check_tree(server.parts.database, chat)
@@ -162,7 +161,7 @@ async def test_a_reply_of_thoughts_alone_is_written_again_or_written_on(
     swipe = await last(ada, chat)
     assert (swipe["text"], swipe["sibling"], swipe["hidden"]) == ("Mags nods.", 2, False)
 
-    ok(await ada.client.post(f"/api/v1/messages/{first['id']}/activate"))
+    await ada.post(f"/messages/{first['id']}/activate")
     vendor.script(reply("Mags waves."))
     events = await ada.turn(chat, **{"continue": True})
     assert sent(vendor) == asked
@@ -174,7 +173,7 @@ async def test_a_reply_of_thoughts_alone_is_written_again_or_written_on(
         False,
     )
     assert message["thinking"] == THOUGHTS
-    ok(await ada.client.get(f"/api/v1/messages/{first['id']}/context"))
+    await ada.get(f"/messages/{first['id']}/context")
     await check_tree(server.parts.database, chat)
 
 

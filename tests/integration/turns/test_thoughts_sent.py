@@ -8,14 +8,14 @@ import pytest
 
 from tests.fakes.openai_server import DONE, OpenAIServer, chunk, stream
 from tests.fakes.scripted_server import Answer
-from tests.support.server import Account, ok
+from tests.support.server import Account
 from tests.support.shared import asking_server as server
 
 __all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
-SETTINGS = "/api/v1/me/settings"
+SETTINGS = "/me/settings"
 
 
 def thinking(number: int, thoughts: str = "") -> Answer:
@@ -37,7 +37,7 @@ async def play(ada: Account, chat: str, vendor: OpenAIServer, *answers: Answer) 
 
 async def context_of(ada: Account, chat: str) -> Any:
     reply = (await ada.messages(chat))[-1]["id"]
-    return ok(await ada.client.get(f"/api/v1/messages/{reply}/context"))
+    return await ada.get(f"/messages/{reply}/context")
 
 
 async def test_thoughts_are_kept_and_not_sent(
@@ -52,11 +52,11 @@ async def test_those_of_the_last_replies_are_sent_and_shown_in_the_context(
     ada: Account, chat: str, vendor: OpenAIServer
 ) -> None:
     # The account's setting holds where the chat has none.
-    ok(await ada.client.patch(SETTINGS, json={"reasoning_sent": 1}))
+    await ada.patch(SETTINGS, {"reasoning_sent": 1})
     replies = await play(ada, chat, vendor, *map(thinking, range(3)))
     assert replies[-2:] == ["Reply 0.", "<think>\nThought 1.\n</think>\n\nReply 1."]
 
-    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json={"reasoning_sent": 2}))
+    await ada.patch(f"/chats/{chat}/settings", {"reasoning_sent": 2})
     replies = await play(ada, chat, vendor, thinking(3))
     assert replies[-3:] == [
         "Reply 0.",
@@ -67,14 +67,14 @@ async def test_those_of_the_last_replies_are_sent_and_shown_in_the_context(
     sent = vendor.requests[-1].body["messages"]
     assert [each["text"] for each in shown] == [each["content"] for each in sent]
 
-    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json={"reasoning_sent": 0}))
+    await ada.patch(f"/chats/{chat}/settings", {"reasoning_sent": 0})
     assert (await play(ada, chat, vendor, thinking(4)))[-1] == "Reply 3."
 
 
 async def test_a_reply_that_goes_on_has_none_before_it(
     ada: Account, chat: str, vendor: OpenAIServer
 ) -> None:
-    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json={"reasoning_sent": 5}))
+    await ada.patch(f"/chats/{chat}/settings", {"reasoning_sent": 5})
     await play(ada, chat, vendor, thinking(0), thinking(1))
     vendor.script(thinking(2))
     await ada.turn(chat, **{"continue": True})
@@ -88,7 +88,7 @@ async def test_thoughts_leave_room_for_what_was_said(
     ada: Account, chat: str, vendor: OpenAIServer
 ) -> None:
     wanted = {"reasoning_sent": 50, "budgets": {"total": 4096, "reply_reserve": 512}}
-    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=wanted))
+    await ada.patch(f"/chats/{chat}/settings", wanted)
     long = "So it may be. " * 120  # some 500 tokens
     replies = await play(ada, chat, vendor, *(thinking(at, long) for at in range(6)))
 
@@ -99,7 +99,7 @@ async def test_thoughts_leave_room_for_what_was_said(
 
 
 async def test_a_number_out_of_range_is_refused(ada: Account, chat: str) -> None:
-    for path in (SETTINGS, f"/api/v1/chats/{chat}/settings"):
+    for path in (SETTINGS, f"/chats/{chat}/settings"):
         for number in (-1, 51):
-            refused = await ada.client.patch(path, json={"reasoning_sent": number})
+            refused = await ada.ask("PATCH", path, json={"reasoning_sent": number})
             assert refused.status_code == 422, refused.text

@@ -13,13 +13,12 @@ from tests.support.server import Account, Running, ok, problem
 
 pytestmark = pytest.mark.anyio
 
-TOKENS = "/api/v1/tokens"
+TOKENS = "/tokens"
 PROSE = "The rain had not stopped since the morning, and nobody at the inn spoke of leaving. "
 
 
 async def count(ada: Account, *texts: str, **body: Any) -> dict[str, Any]:
-    found: dict[str, Any] = ok(await ada.client.post(TOKENS, json={"texts": texts, **body}))
-    return found
+    return await ada.post(TOKENS, {"texts": texts, **body})
 
 
 async def test_each_text_is_counted_in_its_place(ada: Account) -> None:
@@ -48,18 +47,18 @@ async def test_counts_are_scaled_by_what_the_model_is_known_to_make_of_them(
 
 async def test_a_model_that_there_is_not_is_refused(ada: Account) -> None:
     body = {"texts": [PROSE], "model": "gemini/none"}
-    assert problem(await ada.client.post(TOKENS, json=body), 422, "unknown-model")["models"]
+    assert problem(await ada.ask("POST", TOKENS, json=body), 422, "unknown-model")["models"]
 
 
 async def test_more_texts_or_longer_ones_than_forms_have_are_refused(ada: Account) -> None:
     for texts in (["a"] * 101, ["a" * 200_001]):
-        problem(await ada.client.post(TOKENS, json={"texts": texts}), 422, "validation-failed")
+        problem(await ada.ask("POST", TOKENS, json={"texts": texts}), 422, "validation-failed")
     body = {"texts": ["a " * 100_000] * 22}
-    problem(await ada.client.post(TOKENS, json=body), 413, "too-large")
+    problem(await ada.ask("POST", TOKENS, json=body), 413, "too-large")
 
 
 async def test_a_key_that_may_only_read_may_count(server: Running, ada: Account) -> None:
     key = {"label": "a script", "scope": "read"}
-    token = ok(await ada.client.post("/api/v1/api-keys", json=key), 201)["token"]
+    token = (await ada.post("/api-keys", key, 201))["token"]
     async with server.program(token) as client:
         ok(await client.post(TOKENS, json={"texts": [PROSE]}))

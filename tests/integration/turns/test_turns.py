@@ -61,8 +61,8 @@ async def test_a_turn_streams_every_event_in_order_and_stores_both_lines(
 
 
 async def test_accept_json_answers_with_the_turn_once_it_is_over(ada: Account, chat: str) -> None:
-    answer = await ada.client.post(
-        f"/api/v1/chats/{chat}/turns", json={"text": "Hi."}, headers={"Accept": "application/json"}
+    answer = await ada.ask(
+        "POST", f"/chats/{chat}/turns", json={"text": "Hi."}, headers={"Accept": "application/json"}
     )
     turn = ok(answer)
     assert turn["state"] == "completed"
@@ -74,10 +74,8 @@ async def test_a_client_that_comes_back_gets_what_it_missed(ada: Account, chat: 
     events = await ada.turn(chat, text="Tell me more.")
     turn_id = events[0].data["turn_id"]
     for index in (0, 1, len(events) // 2, len(events) - 2, len(events) - 1):
-        async with ada.client.stream(
-            "GET",
-            f"/api/v1/turns/{turn_id}/events",
-            headers={"Last-Event-ID": str(events[index].id)},
+        async with ada.stream(
+            "GET", f"/turns/{turn_id}/events", headers={"Last-Event-ID": str(events[index].id)}
         ) as response:
             rest = [event async for event in read_events(response)]
         assert text_of(events[: index + 1]) + text_of(rest) == text_of(events)
@@ -93,13 +91,13 @@ async def test_hanging_up_mid_reply_still_stores_what_was_said(
         server.account() as ada,
     ):
         chat = (await ada.new_chat())["id"]
-        async with ada.client.stream(
-            "POST", f"/api/v1/chats/{chat}/turns", json={"text": "/demo long 60"}
+        async with ada.stream(
+            "POST", f"/chats/{chat}/turns", json={"text": "/demo long 60"}
         ) as response:
             started = await anext(read_events(response))
         turn: dict[str, Any] = {}
         for _ in range(100):
-            turn = ok(await ada.client.get(f"/api/v1/turns/{started.data['turn_id']}"))
+            turn = await ada.get(f"/turns/{started.data['turn_id']}")
             if turn["state"] != "running":
                 break
             await asyncio.sleep(0.05)
@@ -117,18 +115,18 @@ async def test_a_second_turn_in_a_chat_is_refused_while_one_runs(
         server.account() as ada,
     ):
         chat = (await ada.new_chat())["id"]
-        async with ada.client.stream(
-            "POST", f"/api/v1/chats/{chat}/turns", json={"text": "/demo long 100"}
+        async with ada.stream(
+            "POST", f"/chats/{chat}/turns", json={"text": "/demo long 100"}
         ) as response:
             events = read_events(response)
             first = await anext(events)
-            refused = await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "Me!"})
+            refused = await ada.ask("POST", f"/chats/{chat}/turns", json={"text": "Me!"})
             body = problem(refused, 409, "turn-in-progress")
             assert body["turn_id"] == first.data["turn_id"]
             for other in ({"continue": True}, {}, {"impersonate": True}):
-                refused = await ada.client.post(f"/api/v1/chats/{chat}/turns", json=other)
+                refused = await ada.ask("POST", f"/chats/{chat}/turns", json=other)
                 assert problem(refused, 409, "turn-in-progress")["turn_id"] == body["turn_id"]
-            stopped = await ada.client.post(f"/api/v1/turns/{first.data['turn_id']}/stop")
+            stopped = await ada.ask("POST", f"/turns/{first.data['turn_id']}/stop")
             assert stopped.status_code == 202
             rest = [event async for event in events]
         assert rest[-1].name == "turn.completed"
@@ -147,8 +145,8 @@ async def test_the_same_turn_id_gives_the_same_turn_and_no_second_message(
     third = await ada.turn(chat, text="Once.", turn_id=turn_id)
     assert text_of(first) == text_of(second) == text_of(third)
     assert len(await ada.messages(chat)) == 3
-    reused = await ada.client.post(
-        f"/api/v1/chats/{chat}/turns", json={"text": "Twice.", "turn_id": turn_id}
+    reused = await ada.ask(
+        "POST", f"/chats/{chat}/turns", json={"text": "Twice.", "turn_id": turn_id}
     )
     problem(reused, 409, "turn-id-reused")
 
@@ -159,12 +157,10 @@ async def test_regenerating_adds_a_swipe_with_the_same_prompt(ada: Account, chat
     again = await ada.turn(chat, regenerate_of=first)
     second = again[0].data["reply_id"]
     assert second != first
-    siblings = ok(await ada.client.get(f"/api/v1/messages/{second}/siblings"))["items"]
+    siblings = (await ada.get(f"/messages/{second}/siblings"))["items"]
     assert [each["id"] for each in siblings] == [first, second]
     assert [each["is_active"] for each in siblings] == [False, True]
-    contexts = [
-        ok(await ada.client.get(f"/api/v1/messages/{each}/context")) for each in (first, second)
-    ]
+    contexts = [(await ada.get(f"/messages/{each}/context")) for each in (first, second)]
     assert contexts[0]["prompt"] == contexts[1]["prompt"]
 
 
@@ -174,7 +170,7 @@ async def test_continuing_adds_to_the_last_reply(ada: Account, chat: str) -> Non
     line = (await ada.messages(chat))[-1]
     assert line["text"] == before + more
     assert line["sibling_count"] == 1
-    context = ok(await ada.client.get(f"/api/v1/messages/{line['id']}/context"))
+    context = await ada.get(f"/messages/{line['id']}/context")
     assert context["prompt"][-2]["text"] == before
 
 
@@ -188,10 +184,10 @@ async def test_impersonating_writes_the_users_line_and_stores_nothing(
 
 
 async def test_suggestions_are_two_to_four_lines(ada: Account, chat: str) -> None:
-    url = f"/api/v1/chats/{chat}/suggestions"
-    assert len(ok(await ada.client.post(url))["items"]) == 3
-    assert len(ok(await ada.client.post(url, json={"count": 2}))["items"]) == 2
-    problem(await ada.client.post(url, json={"count": 9}), 422, "validation-failed")
+    url = f"/chats/{chat}/suggestions"
+    assert len((await ada.post(url))["items"]) == 3
+    assert len((await ada.post(url, {"count": 2}))["items"]) == 2
+    problem(await ada.ask("POST", url, json={"count": 9}), 422, "validation-failed")
 
 
 @pytest.mark.parametrize(
@@ -235,24 +231,18 @@ async def test_a_line_that_does_not_fit_is_itemised_and_nothing_is_stored(
     ada: Account, chat: str
 ) -> None:
     settings = {"budgets": {"total": 2048, "reply_reserve": 1024}}
-    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=settings))
-    answer = await ada.client.post(
-        f"/api/v1/chats/{chat}/turns", json={"text": "many words " * 2000}
-    )
+    await ada.patch(f"/chats/{chat}/settings", settings)
+    answer = await ada.ask("POST", f"/chats/{chat}/turns", json={"text": "many words " * 2000})
     body = problem(answer, 422, "context-overflow")
     assert "user_line" in {section["kind"] for section in body["sections"]}
     assert len(await ada.messages(chat)) == 1
 
 
 async def test_the_preview_is_what_the_turn_then_sends(ada: Account, chat: str) -> None:
-    preview = ok(
-        await ada.client.get(
-            f"/api/v1/chats/{chat}/context", params={"text": "Where are we?", "prompt": "true"}
-        )
-    )
+    preview = await ada.get(f"/chats/{chat}/context", text="Where are we?", prompt="true")
     assert len(await ada.messages(chat)) == 1
     events = await ada.turn(chat, text="Where are we?")
-    context = ok(await ada.client.get(f"/api/v1/messages/{events[0].data['reply_id']}/context"))
+    context = await ada.get(f"/messages/{events[0].data['reply_id']}/context")
     assert context["prompt"] == preview["prompt"]
     assert context["prompt_hash"] == preview["prompt_hash"]
     assert context["totals"] == preview["totals"] == events[1].data["totals"]
@@ -263,24 +253,22 @@ async def test_the_difference_names_what_changed_since_the_previous_prompt(
 ) -> None:
     await ada.turn(chat, text="One.")
     note = {"authors_note": {"text": "It rains.", "depth": 2}}
-    ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=note))
+    await ada.patch(f"/chats/{chat}/settings", note)
     events = await ada.turn(chat, text="Two.")
-    url = f"/api/v1/messages/{events[0].data['reply_id']}/context"
-    difference = ok(await ada.client.get(url, params={"diff": "previous"}))["difference"]
+    url = f"/messages/{events[0].data['reply_id']}/context"
+    difference = (await ada.get(url, diff="previous"))["difference"]
     assert [item["kind"] for item in difference["added"]] == ["authors_note"]
     assert [item["kind"] for item in difference["changed"]] == ["user_line"]
     assert difference["shared_prefix"] == 3
 
 
 async def test_nothing_to_answer_says_what_could_be_sent(ada: Account, chat: str) -> None:
-    answer = await ada.client.post(f"/api/v1/chats/{chat}/turns", json={})
+    answer = await ada.ask("POST", f"/chats/{chat}/turns", json={})
     problem(answer, 422, "nothing-to-answer")
-    both = await ada.client.post(
-        f"/api/v1/chats/{chat}/turns", json={"text": "a", "impersonate": True}
-    )
+    both = await ada.ask("POST", f"/chats/{chat}/turns", json={"text": "a", "impersonate": True})
     problem(both, 422, "validation-failed")
     problem(
-        await ada.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "  "}),
+        await ada.ask("POST", f"/chats/{chat}/turns", json={"text": "  "}),
         422,
         "message-empty",
     )

@@ -118,7 +118,7 @@ async def test_a_turn_is_stopped_by_the_process_that_runs_it_when_another_is_ask
 ) -> None:
     async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
         heard = await take_words(events, 2)
-        assert (await there.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        assert (await there.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
         heard += [event async for event in events]
     assert (heard[-1].name, heard[-1].data["state"]) == ("turn.completed", "stopped")
     reply = (await there.messages(chat))[-1]
@@ -131,19 +131,17 @@ async def test_a_chat_with_a_turn_in_one_process_is_busy_in_the_other(
     turn_id = str(uuid4())
     line = {"text": "/demo long 5000", "turn_id": turn_id}
     async with turn_under_way(ada, chat, **line) as (_, events):
-        refused = await there.client.post(f"/api/v1/chats/{chat}/turns", json={"text": "Me!"})
+        refused = await there.ask("POST", f"/chats/{chat}/turns", json={"text": "Me!"})
         assert problem(refused, 409, "turn-in-progress")["turn_id"] == turn_id
         again = asyncio.create_task(there.turn(chat, **line))
         live = await take_words(events, 20)
-        assert (await ada.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        assert (await ada.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
         live += [event async for event in events]
     assert text_of(await again) == text_of(live)
     assert len(await there.messages(chat)) == 3
     turn = ok(
-        await there.client.post(
-            f"/api/v1/chats/{chat}/turns",
-            json=line,
-            headers={"Accept": "application/json"},
+        await there.ask(
+            "POST", f"/chats/{chat}/turns", json=line, headers={"Accept": "application/json"}
         )
     )
     assert (turn["state"], turn["reply"]["text"]) == ("stopped", text_of(live))
@@ -154,10 +152,10 @@ async def test_whoever_follows_elsewhere_hears_that_the_chat_was_deleted(
 ) -> None:
     async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
         await take_words(events, 2)
-        async with there.client.stream("GET", f"{TURN}/{turn_id}/events") as response:
+        async with there.stream("GET", f"/turns/{turn_id}/events") as response:
             following = read_events(response)
             await anext(following)
-            assert (await ada.client.delete(f"/api/v1/chats/{chat}")).status_code == 204
+            assert (await ada.ask("DELETE", f"/chats/{chat}")).status_code == 204
             rest = [event async for event in following]
     assert rest[-1].name == "turn.failed"
     assert rest[-1].data["type"] == "urn:talekeeper:problem:turn-not-found"
@@ -189,8 +187,8 @@ async def test_a_process_that_goes_down_lets_go_of_those_who_follow_a_turn_of_th
     ada: Account, there: Account, other: Running, chat: str
 ) -> None:
     async with turn_under_way(ada, chat, text="/demo long 300") as (turn_id, live):
-        path = f"{TURN}/{turn_id}/events"
-        async with there.client.stream("GET", path) as response:
+        path = f"/turns/{turn_id}/events"
+        async with there.stream("GET", path) as response:
             following = read_events(response)
             heard = await take_words(following, 5)
             await other.parts.turns.close()

@@ -25,7 +25,7 @@ from tests.fakes.openai_server import (
     usage_chunk,
 )
 from tests.fakes.scripted_server import Gate
-from tests.support.server import Account, Running, ok, problem, running
+from tests.support.server import Account, Running, problem, running
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
@@ -50,8 +50,7 @@ async def server(
 
 
 async def usage_of(ada: Account, chat: str, **query: Any) -> dict[str, Any]:
-    found: dict[str, Any] = ok(await ada.client.get(f"/api/v1/chats/{chat}/usage", params=query))
-    return found
+    return await ada.get(f"/chats/{chat}/usage", **query)
 
 
 async def test_cached_tokens_have_their_own_price_and_models_are_added_up(
@@ -122,8 +121,8 @@ async def test_a_reply_that_nobody_counted_is_told_as_that_and_not_as_nothing(
 async def test_nobody_else_sees_it(server: Running, ada: Account) -> None:
     chat = str((await ada.new_chat())["id"])
     async with server.account() as bob:
-        path = f"/api/v1/chats/{chat}/usage"
-        problem(await bob.client.get(path), 404, "chat-not-found")
+        path = f"/chats/{chat}/usage"
+        problem(await bob.ask("GET", path), 404, "chat-not-found")
         own = str((await bob.new_chat())["id"])
         assert (await usage_of(bob, own, reply_id=str(new_id())))["turns"] == 0
 
@@ -132,16 +131,16 @@ async def test_suggestions_cost_what_they_took_and_leave_the_agent_its_day(
     ada: Account, model: OpenAIServer
 ) -> None:
     chat = str((await ada.new_chat())["id"])
-    path = f"/api/v1/chats/{chat}"
+    path = f"/chats/{chat}"
     model.script(reply('{"lines": ["I run."]}', used=usage(900, 30)))
-    assert ok(await ada.client.post(f"{path}/suggestions", json={}))["items"] == ["I run."]
+    assert (await ada.post(f"{path}/suggestions", {}))["items"] == ["I run."]
     seen = await usage_of(ada, chat)
     assert (seen["turns"], seen["runs"], seen["prompt_tokens"]) == (0, 1, 900)
     assert seen["cost"]["amount"] == pytest.approx((900 * 2 + 30 * 8) / 1_000_000)
-    work = ok(await ada.client.get(f"{path}/enrichment"))
+    work = await ada.get(f"{path}/enrichment")
     (run,) = work["items"]
     assert (work["tokens_today"], run["kind"], run["can_undo"]) == (0, "suggestions", False)
-    undone = await ada.client.post(f"/api/v1/enrichment/runs/{run['id']}/undo")
+    undone = await ada.ask("POST", f"/enrichment/runs/{run['id']}/undo")
     problem(undone, 409, "nothing-to-undo")
 
 
@@ -152,14 +151,14 @@ async def test_suggestions_are_paid_for_if_the_chat_is_deleted_while_the_model_w
     lines = chunk(content='{"lines": ["I run."]}')
     model.script(stream(lines, gate, usage_chunk(usage(900, 30)), DONE))
     before = len(model.requests)
-    asked = asyncio.create_task(ada.client.post(f"/api/v1/chats/{chat}/suggestions", json={}))
+    asked = asyncio.create_task(ada.ask("POST", f"/chats/{chat}/suggestions", json={}))
 
     async def is_asked() -> bool:
         return len(model.requests) > before
 
     await until(is_asked)
-    ok(await ada.client.delete(f"/api/v1/chats/{chat}"), 204)
+    await ada.delete(f"/chats/{chat}")
     gate.opened.set()
     problem(await asked, 404, "chat-not-found")
-    items = ok(await ada.client.get("/api/v1/me/usage"))["items"]
+    items = (await ada.get("/me/usage"))["items"]
     assert [each["used"] for each in items if each["quota"] == "tokens_per_day"] == [930]

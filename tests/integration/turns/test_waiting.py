@@ -17,7 +17,7 @@ from backend.generation.registry import ModelRegistry
 from backend.turns.models import TURN_PLAY, Turn
 from backend.turns.run.resume import read_suspended
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer, called, error
-from tests.integration.turns.following import TURN, check_tree, follow, is_over, same_browser
+from tests.integration.turns.following import check_tree, follow, is_over, same_browser
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
 from tests.integration.turns.seeding import identity_of
 from tests.support.server import Account, Running, ok, problem, running, text_of
@@ -65,17 +65,15 @@ class TestMeanwhile:
             {"impersonate": True},
             {"text": "Well?", "turn_id": str(uuid4())},
         ):
-            sent = await game.client.post(f"/api/v1/chats/{game.chat}/turns", json=body)
+            sent = await game.account.ask("POST", f"/chats/{game.chat}/turns", json=body)
             told = problem(sent, 409, "turn-waiting")
             assert told["turn_id"] == turn_id
             assert told["waiting"]["prompt"] == "Which way?"
         assert len(vendor.requests) == 1
         assert len(await game.account.messages(game.chat)) == 2
-        waiting = ok(
-            await game.client.get(f"/api/v1/chats/{game.chat}/turns", params={"state": "waiting"})
-        )
+        waiting = await game.account.get(f"/chats/{game.chat}/turns", state="waiting")
         assert [each["id"] for each in waiting["items"]] == [turn_id]
-        preview = ok(await game.client.get(f"/api/v1/chats/{game.chat}/context?text=Well"))
+        preview = await game.account.get(f"/chats/{game.chat}/context?text=Well")
         assert "A fork." not in str(preview)
 
     async def test_its_reply_is_kept_as_one_that_is_being_written(
@@ -83,13 +81,15 @@ class TestMeanwhile:
     ) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
         [line, answer] = await game.account.messages(game.chat)
-        messages = "/api/v1/messages"
+        messages = "/messages"
         for refused in (
-            await game.client.patch(f"{messages}/{answer['id']}", json={"text": "No fork."}),
-            await game.client.delete(f"{messages}/{answer['id']}"),
-            await game.client.delete(f"{messages}/{line['id']}"),
-            await game.client.post(
-                f"/api/v1/chats/{game.chat}/fork", json={"message_id": answer["id"]}
+            await game.account.ask(
+                "PATCH", f"{messages}/{answer['id']}", json={"text": "No fork."}
+            ),
+            await game.account.ask("DELETE", f"{messages}/{answer['id']}"),
+            await game.account.ask("DELETE", f"{messages}/{line['id']}"),
+            await game.account.ask(
+                "POST", f"/chats/{game.chat}/fork", json={"message_id": answer["id"]}
             ),
         ):
             problem(refused, 409, "message-busy")
@@ -103,12 +103,12 @@ class TestMeanwhile:
     ) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
         [line, answer] = await game.account.messages(game.chat)
-        messages = "/api/v1/messages"
-        ok(await game.client.patch(f"{messages}/{line['id']}", json={"text": "I stay."}))
+        messages = "/messages"
+        await game.account.patch(f"{messages}/{line['id']}", {"text": "I stay."})
         await game.refused(turn_id, "1.0", 409, "chat-changed")
-        sent = await game.client.post(f"/api/v1/chats/{game.chat}/turns", json={"text": "Well?"})
+        sent = await game.account.ask("POST", f"/chats/{game.chat}/turns", json={"text": "Well?"})
         problem(sent, 409, "turn-waiting")
-        ok(await game.client.post(f"{messages}/{answer['id']}/activate"))
+        await game.account.post(f"{messages}/{answer['id']}/activate")
         vendor.script(called(DAYS, FINISH, text="You go."))
         assert (await game.choose(turn_id, "1.0"))[-1].name == "turn.completed"
         assert (await game.state())["day"] == 2
@@ -118,18 +118,18 @@ class TestMeanwhile:
         self, game: Game, vendor: OpenAIServer
     ) -> None:
         turn_id = await game.wait_for_choice(vendor)
-        chat = f"/api/v1/chats/{game.chat}"
-        ok(await game.client.patch(chat, json={"campaign_id": None}))
+        chat = f"/chats/{game.chat}"
+        await game.account.patch(chat, {"campaign_id": None})
         await game.refused(turn_id, "1.0", 409, "conflict")
         assert (await game.turn(turn_id))["state"] == "waiting"
-        assert (await game.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        assert (await game.account.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
         assert (await game.say("And now?"))[-1].name == "turn.completed"
 
     async def test_deleting_the_chat_leaves_nothing_of_it(
         self, game: Game, vendor: OpenAIServer, server: Running
     ) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
-        assert (await game.client.delete(f"/api/v1/chats/{game.chat}")).status_code == 204
+        assert (await game.account.ask("DELETE", f"/chats/{game.chat}")).status_code == 204
         await game.refused(turn_id, "1.0", 404, "turn-not-found")
         async with server.parts.database.read() as session:
             assert await session.get(Turn, UUID(turn_id)) is None
@@ -162,7 +162,7 @@ class TestStopping:
         events = await game.say()
         turn_id = events[0].data["turn_id"]
         changes = await game.changes()
-        assert (await game.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        assert (await game.account.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
         assert (await game.turn(turn_id))["state"] == "stopped"
         assert (await game.turn(turn_id))["waiting"] is None
         assert ((await game.state())["day"], await game.changes()) == (1, changes)
@@ -180,7 +180,7 @@ class TestStopping:
         self, game: Game, vendor: OpenAIServer, server: Running
     ) -> None:
         turn_id = await game.wait_for_choice(vendor)
-        assert (await game.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        assert (await game.account.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
         assert [each["role"] for each in await game.account.messages(game.chat)] == ["user"]
         assert (await game.turn(turn_id))["reply_id"] is None
         await check_tree(server.parts.database, game.chat)
@@ -234,11 +234,11 @@ class TestChoosing:
         self, game: Game, vendor: OpenAIServer
     ) -> None:
         turn_id = await game.wait_for_choice(vendor)
-        path = f"{TURN}/{turn_id}/choice"
+        path = f"/turns/{turn_id}/choice"
         json = {"Accept": "application/json"}
         answers = await asyncio.gather(
             *(
-                game.client.post(path, json={"option": f"1.{number % 2}"}, headers=json)
+                game.account.ask("POST", path, json={"option": f"1.{number % 2}"}, headers=json)
                 for number in range(6)
             )
         )
@@ -259,7 +259,7 @@ class TestChoosing:
             vendor.script(called(DAYS, QUESTION, text="A fork."))
             events = await game.say()
             turn_id = events[0].data["turn_id"]
-            assert (await ada.client.delete("/api/v1/sessions/current")).status_code == 204
+            assert (await ada.ask("DELETE", "/sessions/current")).status_code == 204
         async with (
             running(shared_url, tmp_path, registry=registry(vendor)) as other,
             other.signed_in(name) as back,
@@ -304,7 +304,7 @@ class TestChoosing:
         clock = await game.add("clocks", name="Alarm", segments=4)
         vendor.script(called(DAYS, ("tick_clock", {"clock": "Alarm"}), QUESTION, text="Steps."))
         turn_id = (await game.say())[0].data["turn_id"]
-        gone = await game.client.delete(f"{game.path}/clocks/{clock['id']}")
+        gone = await game.account.ask("DELETE", f"{game.path}/clocks/{clock['id']}")
         assert gone.status_code == 204
         vendor.script(called(FINISH, text="You go."))
         events = await game.choose(turn_id, "1.0")
@@ -356,6 +356,6 @@ async def test_two_processes_that_get_the_choice_at_once_make_it_once(
             assert {text_of(each).strip() for each in told} == {"You go."}
             assert (await game.state())["day"] == day
         turn_id = await game.wait_for_choice(vendor)
-        assert (await there.client.post(f"{TURN}/{turn_id}/stop")).status_code == 202
+        assert (await there.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
         await until(lambda: is_over(ada, turn_id))
         await game.refused(turn_id, "1.0", 409, "turn-not-waiting")

@@ -16,7 +16,7 @@ from tests.fakes.window_server import Overflow, WindowServer
 from tests.integration.turns.following import check_tree, follow, others
 from tests.integration.turns.playing import new_game
 from tests.integration.turns.seeding import seed
-from tests.support.server import Account, Event, Running, ok, problem, running, text_of
+from tests.support.server import Account, Event, Running, problem, running, text_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -48,12 +48,12 @@ async def long_chat(server: Running, ada: Account, *, lines: int = 120) -> str:
 
 async def context_of(ada: Account, events: list[Event]) -> dict[str, Any]:
     """The context of the reply that a turn wrote."""
-    url = f"/api/v1/messages/{events[0].data['reply_id']}/context"
-    return ok(await ada.client.get(url))  # type: ignore[no-any-return]
+    url = f"/messages/{events[0].data['reply_id']}/context"
+    return await ada.get(url)
 
 
 async def model_of(ada: Account, model_id: str = MODEL_ID) -> dict[str, Any]:
-    models = ok(await ada.client.get("/api/v1/models"))["items"]
+    models = (await ada.get("/models"))["items"]
     return next(each for each in models if each["id"] == model_id)
 
 
@@ -83,7 +83,7 @@ async def test_a_refused_prompt_is_built_again_in_the_window_that_the_refusal_na
         await check_tree(server.parts.database, chat)
         first, second = ready(events)
         assert first["total"] > WINDOW == second["total"] > second["prompt"]
-        turn = ok(await ada.client.get(f"/api/v1/turns/{events[0].data['turn_id']}"))
+        turn = await ada.get(f"/turns/{events[0].data['turn_id']}")
         context = await context_of(ada, events)
         assert turn["totals"] == second == context["totals"]
         assert context["window"] == {"tokens": WINDOW, "source": "learned"}
@@ -185,9 +185,7 @@ async def test_what_cannot_be_shortened_is_named(sqlite_url: str, tmp_path: Path
         events = await ada.turn(chat, text="Well?")
         assert events[-1].data["type"] == "urn:talekeeper:problem:context-overflow"
         assert events[-1].data["needed"] > events[-1].data["available"] > 0
-        problem(
-            await ada.client.post(f"/api/v1/chats/{chat}/turns", json={}), 422, "context-overflow"
-        )
+        problem(await ada.ask("POST", f"/chats/{chat}/turns", json={}), 422, "context-overflow")
 
 
 @pytest.mark.parametrize(
@@ -267,7 +265,7 @@ async def test_variables_that_macros_write_are_written_once(
     ):
         chat = await long_chat(server, ada)
         counting = {"post_history_instructions": "Turn {{incvar::turn}}."}
-        ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=counting))
+        await ada.patch(f"/chats/{chat}/settings", counting)
         await ada.turn(chat, text="Well?")
         assert vendor.refusals == 1
         first = [each["content"] for each in vendor.requests[-1].body["messages"]]
@@ -288,8 +286,8 @@ async def test_suggestions_are_asked_for_again_inside_the_learned_window(
         talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
     ):
         chat = await long_chat(server, ada)
-        answer = await ada.client.post(f"/api/v1/chats/{chat}/suggestions", json={})
-        assert ok(answer)["items"] == ["I wait.", "I knock."]
+        answer = await ada.post(f"/chats/{chat}/suggestions", {})
+        assert answer["items"] == ["I wait.", "I knock."]
         assert vendor.refusals == 1
 
 
@@ -308,8 +306,8 @@ async def test_a_window_that_the_user_set_counts_and_a_refusal_does_not_end_the_
             "api_key": API_KEY,
             "models": [{"name": MODEL, "context_window": 16_384}],
         }
-        made = ok(await ada.client.post("/api/v1/providers", json=provider), 201)
-        ok(await ada.client.patch("/api/v1/me/settings", json={"model": f"mine/{MODEL}"}))
+        made = await ada.post("/providers", provider, 201)
+        await ada.patch("/me/settings", {"model": f"mine/{MODEL}"})
         chat = await long_chat(server, ada)
         for refusals in (1, 2):
             events = await ada.turn(chat, text="Well?")
@@ -318,8 +316,8 @@ async def test_a_window_that_the_user_set_counts_and_a_refusal_does_not_end_the_
         model = await model_of(ada, f"mine/{MODEL}")
         assert (model["context_window"], model["figures_from"]) == (16_384, "user")
         # Without a setting, what was learned counts.
-        path = f"/api/v1/providers/{made['id']}"
-        ok(await ada.client.patch(path, json={"models": [{"name": MODEL}]}))
+        path = f"/providers/{made['id']}"
+        await ada.patch(path, {"models": [{"name": MODEL}]})
         model = await model_of(ada, f"mine/{MODEL}")
         assert (model["context_window"], model["figures_from"]) == (WINDOW, "learned")
         events = await ada.turn(chat, text="And then?")
@@ -448,16 +446,12 @@ async def test_the_length_that_a_server_needs_is_what_the_prompt_leaves(
         # KoboldCpp cuts the prompt where prompt and longest reply are over its window together.
         chat = await long_chat(server, ada)
         budgets = {"budgets": {"reply_reserve": 300}}
-        ok(await ada.client.patch(f"/api/v1/chats/{chat}/settings", json=budgets))
+        await ada.patch(f"/chats/{chat}/settings", budgets)
         await ada.turn(chat, text="Well?")
         prompt, most = longest(vendor.requests[-1])
         assert prompt + most <= WINDOW * 1.02
         assert most >= 300
-        ok(
-            await ada.client.patch(
-                f"/api/v1/chats/{chat}/settings", json={"sampling": {"max_output_tokens": 4_000}}
-            )
-        )
+        await ada.patch(f"/chats/{chat}/settings", {"sampling": {"max_output_tokens": 4_000}})
         await ada.turn(chat, text="And then?")
         prompt, most = longest(vendor.requests[-1])
         assert prompt + most <= WINDOW * 1.02
