@@ -1,4 +1,4 @@
-"""Scenes compressed by a scripted model: what is kept, when, for whom, and never twice."""
+"""Scenes compressed by a scripted model, and the quotes that are kept word for word."""
 
 from __future__ import annotations
 
@@ -419,3 +419,107 @@ async def test_a_message_that_is_for_fewer_takes_its_scene_and_threads_along(
     await play.ada.patch(f"/messages/{before}", {"audience": "gm"})
     assert (await play.scene())["audience"] == "gm"
     assert [each["audience"] for each in (await play.table.get("/threads"))["items"]] == ["gm"]
+
+
+PROMISE = "Forty crowns, Holt, by the new moon."
+SAYING = "We call it the Drowned Bell."
+
+
+def quoted(quote: str, about: str = "", kind: str = "promised") -> dict[str, Any]:
+    return {"quote": quote, "about": about, "kind": kind}
+
+
+async def facts_by_text(play: Play) -> dict[str, dict[str, Any]]:
+    return {each["text"]: each for each in (await play.table.get("/facts"))["items"]}
+
+
+@pytest.mark.every_database
+async def test_what_is_quoted_is_a_fact_of_whom_it_is_about_and_of_its_line(
+    play: Play, model: Recorder
+) -> None:
+    town = await seagate(play.table)
+    model.kept["kept"] = [
+        quoted(PROMISE, "the Inspector"),
+        quoted(f"“{SAYING}”", "the Bell", "coined"),
+        quoted("The lock gives way with a sigh.", "Nobody", "owned"),
+        quoted("Fifty crowns, Holt.", "Holt"),
+        quoted("x" * 500),
+        {"quote": SAYING},
+    ]
+    await play.turn(f'I bow to the Inspector. "{PROMISE}"')
+    await play.turn(SAYING)
+    await play.close()
+    found = await facts_by_text(play)
+    assert set(found) == {PROMISE, f"“{SAYING}”", "The lock gives way with a sigh."}
+    assert found[PROMISE]["about_id"] == town["holt"]
+    assert found[f"“{SAYING}”"]["about_id"] is None
+    lines = {each["id"]: each["text"] for each in await play.ada.messages(play.chat)}
+    sources = {
+        each["set"]["text"]: lines[each["message_id"]]
+        for each in await play.changes()
+        if each["target"]["kind"] == "fact"
+    }
+    assert all(text.strip("“”") in line for text, line in sources.items())
+    [run] = await play.runs()
+    assert [each["tool"] for each in run["refused"]] == ["quote"] * 3
+    assert run["refused"][1]["reason"] == "It is in no line: Fifty crowns, Holt."
+
+
+async def test_what_is_known_is_not_told_twice_nor_what_the_user_took_back(
+    play: Play, model: Recorder
+) -> None:
+    town = await seagate(play.table)
+    await play.table.add("facts", text=f"{PROMISE}", about_id=town["holt"])
+    model.kept["kept"] = [quoted(PROMISE, "Inspector Holt"), quoted(SAYING), quoted(SAYING)]
+    await play.turn(f"Inspector Holt! {PROMISE} {SAYING}")
+    await play.close()
+    assert sorted(await facts_by_text(play)) == [PROMISE, SAYING]
+    assert len((await play.table.get("/facts"))["items"]) == 2
+    await play.table.delete(f"/facts/{(await facts_by_text(play))[SAYING]['id']}")
+    later = await play.table.add("scenes", title="The roof")
+    play.scene_id = later["id"]
+    await play.turn(SAYING)
+    await play.close()
+    assert list(await facts_by_text(play)) == [PROMISE]
+
+
+async def test_it_goes_with_its_line_alone(play: Play, model: Recorder) -> None:
+    model.kept["kept"] = [quoted(PROMISE)]
+    await play.turn(PROMISE)
+    said = await play.turn("I leave.")
+    await play.close()
+    model.kept["kept"] = []
+    await play.turn("", regenerate_of=said)
+    assert list(await facts_by_text(play)) == [PROMISE]
+    first = (await play.ada.messages(play.chat))[0]
+    await play.ada.patch(f"/messages/{first['id']}", {"text": "Nothing."})
+    assert await facts_by_text(play) == {}
+
+
+@pytest.mark.every_database
+async def test_it_is_for_those_who_may_know_its_line(play: Play, model: Recorder) -> None:
+    model.kept["kept"] = [quoted(PROMISE), quoted(SAYING)]
+    secret = await play.turn(PROMISE, audience="gm")
+    said = await play.turn(SAYING)
+    await play.close()
+    found = await facts_by_text(play)
+    assert (found[PROMISE]["audience"], found[SAYING]["audience"]) == ("gm", "public")
+    line = (await play.ada.messages(play.chat))[2]
+    assert line["text"] == SAYING
+    await play.ada.patch(f"/messages/{said}", {"audience": "gm"})
+    assert (await facts_by_text(play))[SAYING]["audience"] == "public"
+    await play.ada.patch(f"/messages/{line['id']}", {"audience": "gm"})
+    assert (await facts_by_text(play))[SAYING]["audience"] == "gm"
+    assert secret
+
+
+@pytest.mark.every_database
+async def test_it_stays_when_its_scene_is_in_a_chapter(play: Play, model: Recorder) -> None:
+    await play.table.change("", settings={"chapter_scenes": 3})
+    model.kept["kept"] = [quoted(PROMISE)]
+    await play.turn(PROMISE)
+    await play.close()
+    for number in range(2, 5):
+        await play.end(number)
+    assert len(await play.chapters()) == 1
+    assert list(await facts_by_text(play)) == [PROMISE]

@@ -1,4 +1,4 @@
-"""Scenes over HTTP: beats that follow the story, and how a scene ends."""
+"""Scenes over HTTP: beats that follow the story, the end of a scene, and its consequences."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from uuid import uuid4
 
 import pytest
 
+from backend.campaigns.scenes.consequences import find_consequences
+from backend.core.audience import GM
+from backend.database.base import new_id
+from backend.database.engine import Database
 from tests.integration.campaigns.seagate import Table, seagate
+from tests.integration.chats.trees import sign_up
 from tests.support.server import Account, ok, problem
+from tests.support.statements import record_statements
 
 pytestmark = pytest.mark.anyio
 
@@ -251,3 +257,23 @@ async def test_a_first_scene_opens_by_itself_once_the_story_has_a_place(ada: Acc
         await ada.delete(f"/chats/{fork['id']}")
         await ada.post(f"/messages/{said}/activate")
         assert [(each["id"], each["beats"]) for each in await _scenes(table)] == [(first["id"], 1)]
+
+
+async def test_lines_are_looked_up_by_their_ids_however_many(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    try:
+        sealer = (await sign_up(database)).sealer
+        async with database.read() as session:
+            lines = [new_id() for _ in range(150)]
+            with record_statements() as statements:
+                assert await find_consequences(session, sealer, lines, viewpoint=GM) == {}
+            connection = await session.connection()
+            [(statement, values)] = [
+                each for each in statements if "campaign_change_sources" in each.text
+            ]
+            plan = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+            steps = [step for *_, step in plan if " messages " in step]
+    finally:
+        await database.dispose()
+    # Not among all of a user's: SQLite would read 10,000 of them for a hundred lines.
+    assert [step.partition("(")[2] for step in steps] == ["id=?)", "parent_id=?)"]

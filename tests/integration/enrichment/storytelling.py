@@ -63,10 +63,6 @@ def previous_in(request: Request) -> str:
     return found.group(1).strip() if found else ""
 
 
-async def set_chat(ada: Account, chat: str, **body: Any) -> None:
-    await ada.patch(f"/chats/{chat}/settings", body)
-
-
 async def summary_of(ada: Account, chat: str) -> dict[str, Any] | None:
     """The current summary; None where there is none."""
     answer = await ada.ask("GET", f"/chats/{chat}/summary")
@@ -78,11 +74,6 @@ async def summary_of(ada: Account, chat: str) -> dict[str, Any] | None:
 
 async def put_summary(ada: Account, chat: str, text: str, **body: Any) -> dict[str, Any]:
     return await ada.put(f"/chats/{chat}/summary", {"text": text, **body})
-
-
-async def preview(ada: Account, chat: str, text: str = "Well?") -> dict[str, Any]:
-    query = {"prompt": "true", "text": text}
-    return await ada.get(f"/chats/{chat}/context", **query)
 
 
 def summaries_in(context: dict[str, Any]) -> list[dict[str, Any]]:

@@ -25,15 +25,14 @@ from tests.integration.enrichment.storytelling import (
     at_rest,
     jobs_of,
     numbers_in,
-    preview,
     previous_in,
     put_summary,
     runs_of,
-    set_chat,
     summaries_in,
     summary_of,
 )
 from tests.integration.turns.seeding import identity_of, seed
+from tests.support.memory import preview, set_chat
 from tests.support.server import Account, Running, running
 from tests.support.waiting import until
 
@@ -101,7 +100,7 @@ async def test_it_is_off_unless_asked_for(
         assert await jobs_of(server, chat) == []
     assert len(teller.requests) == 3
     assert await summary_of(ada, chat) is None
-    assert summaries_in(await preview(ada, chat)) == []
+    assert summaries_in(await preview(ada, chat, "Well?")) == []
 
 
 async def test_what_scrolled_away_is_summed_up_and_stands_before_the_history(
@@ -117,7 +116,7 @@ async def test_what_scrolled_away_is_summed_up_and_stands_before_the_history(
     assert (summary["model"], summary["edited"], summary["is_used"]) == (MODEL_ID, False, True)
     assert numbers_in(teller.summed_up[0]) == list(range(1, through + 2))
 
-    context = await preview(ada, chat)
+    context = await preview(ada, chat, "Well?")
     item = summaries_in(context)[0]
     assert item["reason"] == f"summary through message {through + 1}"
     assert item["title"] == "Previously"
@@ -234,7 +233,7 @@ async def test_a_path_that_is_left_takes_its_summary_along(ada: Account, chat: s
     assert await text() == "Late."
     await ada.patch(f"/messages/{lines[5]['id']}", {"text": "No."})
     assert await text() == "Early."
-    assert "Early." in (await preview(ada, chat))["prompt"][0]["text"]
+    assert "Early." in (await preview(ada, chat, "Well?"))["prompt"][0]["text"]
     await ada.post(f"/messages/{lines[6]['id']}/activate", {})
     assert await text() == "Late."
     await ada.delete(f"/messages/{lines[4]['id']}", 200)
@@ -269,7 +268,7 @@ async def test_what_a_user_wrote_is_kept_and_built_upon(
     assert edited["text"] == "Mara lies.\n\nShe has the {{user}} lamp."
     assert (edited["edited"], edited["revision"]) == (True, before["revision"] + 1)
     assert edited["through_message_id"] == before["through_message_id"]
-    assert "has the {{user}} lamp." in (await preview(ada, chat))["prompt"][0]["text"]
+    assert "has the {{user}} lamp." in (await preview(ada, chat, "Well?"))["prompt"][0]["text"]
     teller.requests.clear()
     while not teller.summed_up:
         await say(ada, chat)
@@ -291,7 +290,7 @@ async def test_a_model_that_fails_leaves_the_turn_fine_and_the_next_one_catches_
     await say(ada, chat)
     await at_rest(server, chat)
     assert await summary_of(ada, chat) is None
-    assert summaries_in(await preview(ada, chat)) == []
+    assert summaries_in(await preview(ada, chat, "Well?")) == []
     failed = (await runs_of(server, chat))[0]
     assert (failed.state, failed.error) == ("failed", "model-refused-request")
     await say(ada, chat)
@@ -414,7 +413,7 @@ async def test_a_long_past_is_summed_up_in_steps_that_build_on_each_other(
     page = await ada.get(f"/chats/{chat}/summaries", limit=2)
     rest = await ada.get(f"/chats/{chat}/summaries", after=page["next"])
     assert [*page["items"], *rest["items"]] == items
-    context = await preview(ada, chat)
+    context = await preview(ada, chat, "Well?")
     assert context["history"]["first"] <= items[0]["through_position"] + 1
 
 
@@ -451,7 +450,7 @@ async def test_a_job_that_is_broken_off_goes_on_where_it_was(
             items = (await ada.get(f"/chats/{chat}/summaries"))["items"]
             assert [each["text"] for each in items[::-1][:2]] == ["One.", "Two."]
             assert numbers_in(teller.summed_up[0])[0] == items[::-1][1]["through_position"] + 2
-            context = await preview(ada, chat)
+            context = await preview(ada, chat, "Well?")
             assert summaries_in(context)
             assert context["history"]["first"] <= items[0]["through_position"] + 1
 
@@ -671,14 +670,14 @@ async def test_history_reaches_back_to_a_summary_that_is_late_as_far_as_there_is
     ada: Account, chat: str, server: Running
 ) -> None:
     await seed(server, ada, chat, [f"{number}: {TICK}" for number in range(80)])
-    fixed = (await preview(ada, chat))["totals"]["fixed"]
+    fixed = (await preview(ada, chat, "Well?"))["totals"]["fixed"]
     budgets = {"total": fixed + 1_050, "history": 600, "retrieval": 900, "reply_reserve": 100}
     await set_chat(ada, chat, budgets=budgets, summary={"enabled": True})
-    usual = await preview(ada, chat)
+    usual = await preview(ada, chat, "Well?")
     first = usual["history"]["first"]
     lines = await ada.messages(chat, limit=100)
     await put_summary(ada, chat, "Late.", through_message_id=lines[first - 11]["id"])
-    context = await preview(ada, chat)
+    context = await preview(ada, chat, "Well?")
     assert context["history"]["first"] == first - 10
     assert context["totals"]["history"] > 600
     assert len(summaries_in(context)) == 1
@@ -686,7 +685,7 @@ async def test_history_reaches_back_to_a_summary_that_is_late_as_far_as_there_is
 
     await ada.delete(f"/chats/{chat}/summary")
     await put_summary(ada, chat, "Far too late.", through_message_id=lines[5]["id"])
-    context = await preview(ada, chat)
+    context = await preview(ada, chat, "Well?")
     assert context["history"] == usual["history"]
     assert context["prompt"][0] == usual["prompt"][0]
     left_out = [each for each in context["left_out"] if each["kind"] == "summary"]
@@ -726,7 +725,7 @@ async def test_hidden_messages_are_left_out_and_the_story_stays_data(
     assert "\x00" not in text
     assert len(text) <= 50 * 3 * 7
     assert text.endswith("went.")
-    assert text in (await preview(ada, chat))["prompt"][0]["text"]
+    assert text in (await preview(ada, chat, "Well?"))["prompt"][0]["text"]
 
 
 async def test_a_copy_of_the_chat_takes_its_summaries_along(
@@ -742,7 +741,7 @@ async def test_a_copy_of_the_chat_takes_its_summaries_along(
         fork = (await ada.post(f"/chats/{chat}/fork", body, 201))["id"]
         copy = await summary_of(ada, fork)
         assert (copy["text"] if copy else None) == text
-        assert bool(summaries_in(await preview(ada, fork))) == (text is not None)
+        assert bool(summaries_in(await preview(ada, fork, "Well?"))) == (text is not None)
 
 
 async def test_what_the_agent_has_read_is_read_in_a_copy_of_the_chat_too(
@@ -775,7 +774,7 @@ async def test_the_demo_model_sums_up_without_a_key_and_says_that_it_is_a_demo(
     assert summary is not None
     assert summary["model"] == "demo"
     assert summary["text"].startswith("(Demo summary) ")
-    assert summary["text"] in (await preview(ada, chat))["prompt"][0]["text"]
+    assert summary["text"] in (await preview(ada, chat, "Well?"))["prompt"][0]["text"]
     assert teller.requests == []
 
 

@@ -1,15 +1,23 @@
-"""Summaries over HTTP: what people may read, write and drop, and what is refused."""
+"""Summaries over HTTP, and turns that wait for a summary."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from sqlalchemy import update
 
-from tests.integration.enrichment.storytelling import put_summary, set_chat, summary_of
+from backend.database.engine import Database
+from backend.enrichment.outbox import GLOSSARY, SUMMARY, SummaryWatch, UnfinishedJob
+from backend.jobs.models import Job
+from backend.jobs.queue import NewJob, insert_job
+from tests.integration.enrichment.storytelling import put_summary, summary_of
 from tests.integration.turns.seeding import seed
+from tests.support.memory import set_chat
 from tests.support.server import Account, Running, ok, problem
+from tests.support.statements import record_statements
 
 pytestmark = pytest.mark.anyio
 
@@ -149,3 +157,29 @@ async def test_the_list_comes_in_pages(
         query["after"] = page["next"]
     assert found == ["To 7.", "To 5.", "To 3.", "To 1."]
     problem(await ada.ask("GET", url, params={"limit": 0}), 422, "validation-failed")
+
+
+@pytest.mark.every_database
+async def test_all_turns_that_wait_share_one_query_and_see_their_own_job(
+    database: Database,
+) -> None:
+    busy, idle, watch = uuid4(), uuid4(), SummaryWatch(database, SUMMARY)
+    async with database.write() as session:
+        await insert_job(session, NewJob(kind=SUMMARY, lane=busy))
+        await insert_job(session, NewJob(kind=GLOSSARY, lane=idle))
+    with record_statements() as statements:
+        found = await asyncio.gather(*(watch.poll(lane) for lane in [busy, idle] * 20))
+    assert len([each for each in statements if "FROM jobs" in each.text]) == 1
+    assert found == [[UnfinishedJob("queued", 0)], ()] * 20
+    async with database.write() as session:
+        await session.execute(update(Job).where(Job.lane == busy).values(state="done"))
+    assert await watch.poll(busy) == ()
+
+
+@pytest.mark.every_database
+async def test_a_turn_that_gives_up_leaves_the_others_their_answer(database: Database) -> None:
+    watch, lanes = SummaryWatch(database, SUMMARY), [uuid4(), uuid4()]
+    first, second = [asyncio.create_task(watch.poll(lane)) for lane in lanes]
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == ()

@@ -1,4 +1,4 @@
-"""Lorebooks in prompts of real turns: where entries stand, and what earlier turns did to them."""
+"""Lorebooks in prompts: positions, timed effects, and `POST /lorebooks/{id}/test`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import select
@@ -13,6 +14,7 @@ from sqlalchemy import select
 from backend.turns.models import StoredContextRecord
 from tests.fakes.openai_server import OpenAIServer
 from tests.support.memory import (
+    API,
     context_of,
     link,
     new_book,
@@ -23,7 +25,7 @@ from tests.support.memory import (
     whole,
 )
 from tests.support.models import asking
-from tests.support.server import Account, Running, ok, running
+from tests.support.server import Account, Running, ok, problem, running
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +66,7 @@ async def linked(account: Account, chat: str, *entries: dict[str, Any], **fields
     return book
 
 
-def said(context: dict[str, Any]) -> list[str]:
+def texts_of(context: dict[str, Any]) -> list[str]:
     """The prompt, message by message."""
     return [message["text"] for message in context["prompt"]]
 
@@ -149,7 +151,7 @@ async def test_entries_stand_where_they_say(ada: Account, model: OpenAIServer) -
     )
     reply_id = await take_turn(ada, chat, text="Three.")
     context = await context_of(ada, reply_id)
-    head, *rest = said(context)
+    head, *rest = texts_of(context)
     order = ["BEFORE", "keeps an inn. IT RAINS", "AFTER", "EXAMPLE-TOP", "A room?"]
     places = [head.index(text) for text in [*order, "EXAMPLE-BOTTOM"]]
     assert places == sorted(places)
@@ -166,7 +168,7 @@ async def test_entries_stand_where_they_say(ada: Account, model: OpenAIServer) -
     assert unread["reason"] == 'no field reads the outlet "nobody"'
     assert unread["title"] == "i"
     sent = [message["content"] for message in model.requests[-1].body["messages"]]
-    assert sent == said(context)
+    assert sent == texts_of(context)
 
 
 async def test_lore_stands_as_written_where_the_chat_wants_it(ada: Account, chat: str) -> None:
@@ -177,12 +179,12 @@ async def test_lore_stands_as_written_where_the_chat_wants_it(ada: Account, chat
         {"title": "Inn", "content": "BY KEY", "position": "before_character", "keys": ["inn"]},
         {"title": "Talk", "content": example, "position": "examples_top", "keys": ["inn"]},
     )
-    behind = said(await preview(ada, chat, "The inn."))
+    behind = texts_of(await preview(ada, chat, "The inn."))
     assert "BY KEY" not in behind[0]
     assert "BY KEY" in behind[-2]
 
     await set_chat(ada, chat, lore_placement="as_written")
-    head, *rest = said(await preview(ada, chat, "The inn."))
+    head, *rest = texts_of(await preview(ada, chat, "The inn."))
     assert head.index("BY KEY") < head.index(f"{ada.name}: A bed?\n\n{ada.name}: A meal?")
     assert "BY KEY" not in "".join(rest)
     assert "<START>" not in "".join([*behind, head, *rest])
@@ -331,7 +333,7 @@ async def test_an_author_s_note_comes_with_every_third_line_and_its_lore_with_it
         before = whole(await preview(ada, chat, line))
         reply_id = await take_turn(ada, chat, text=line)
         context = await context_of(ada, reply_id)
-        sent.append(f"TOP\nNOTE {ada.name}" in said(context))
+        sent.append(f"TOP\nNOTE {ada.name}" in texts_of(context))
         assert sent[-1] == ("NOTE" in whole(context)) == ("NOTE" in before)
         reasons_out = {each["title"]: each["reason"] for each in context["left_out"]}
         assert reasons_out.get("Top") == (None if sent[-1] else "author's note, not due")
@@ -351,7 +353,7 @@ async def test_an_author_s_note_may_stand_around_the_system_prompt(
     )
     note = {"text": "NOTE", "position": position}
     await set_chat(ada, chat, system_prompt="SYSTEM", authors_note=note)
-    head = said(await preview(ada, chat, "Hello."))[0]
+    head = texts_of(await preview(ada, chat, "Hello."))[0]
     order = ["NOTE\n\nEND", "SYSTEM"] if position == "before_prompt" else ["SYSTEM", "NOTE\n\nEND"]
     places = [head.index(text) for text in order]
     assert places == sorted(places)
@@ -374,7 +376,7 @@ async def test_a_character_may_have_an_author_s_note_for_chats_without_one(ada: 
     character = await ada.new_character(extensions=extensions)
     chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
     shown = await preview(ada, chat, "Hello.")
-    assert said(shown)[-2:] == ["Hello.", "CARD'S NOTE"]
+    assert texts_of(shown)[-2:] == ["Hello.", "CARD'S NOTE"]
     (item,) = [each for each in shown["items"] if each["kind"] == "authors_note"]
     assert (item["reason"], item["role"]) == ("card", "user")
     await set_chat(ada, chat, authors_note={"text": "OWN"})
@@ -410,3 +412,196 @@ async def test_books_of_a_group_s_members_are_used_in_their_own_replies(ada: Acc
         "Shared",
         *(f"{name}'s {place}" for name in members for place in ("card", "book")),
     }
+
+
+async def try_book(account: Account, book: str, *messages: str, **options: Any) -> dict[str, Any]:
+    body = {"texts": messages, **options}
+    return await account.post(f"/lorebooks/{book}/test", body)
+
+
+def reasons_in(answer: dict[str, Any]) -> dict[str, list[str]]:
+    return {entry["title"]: entry["reason"].split("; ") for entry in answer["entries"]}
+
+
+def reasons_out(answer: dict[str, Any]) -> dict[str, str]:
+    return {entry["title"]: entry["reason"] for entry in answer["left_out"]}
+
+
+def matches_of(entry: dict[str, Any], *messages: str) -> dict[str, str]:
+    """What stands where a key was found, by key."""
+    return {
+        match["key"]: messages[match["message"]][match["start"] : match["end"]]
+        for match in entry["matches"]
+    }
+
+
+async def test_entries_come_in_by_their_keys_and_the_text_says_where(ada: Account) -> None:
+    book = await new_book(
+        ada,
+        {"title": "Light", "keys": ["lighthouse"], "content": "Maud keeps the lighthouse."},
+        {"title": "Maud", "keys": ["maud"], "content": "She counts ships."},
+        {"title": "Season", "content": "It is November.", "constant": True, "order": 10},
+        {
+            "title": "Lamp",
+            "keys": ["/dark (night|lamp)s?/i"],
+            "secondary_keys": ["navy", "war"],
+            "content": "The navy put it out.",
+        },
+        {"title": "Ship", "keys": [r"/(?<=the )meridian\w*/i"], "content": "Ninety men."},
+        {"title": "Street", "keys": ["strasse"], "content": "A street."},
+        {"title": "Cat", "keys": ["cat"], "content": "A cat."},
+    )
+    text = "Die STRAẞE to the Lighthouse: the Meridians, Dark Nights, the WAR. Concatenate."
+    answer = await try_book(ada, book, text)
+    assert reasons_in(answer) == {
+        "Season": ["constant"],
+        "Light": ['key "lighthouse" in the text'],
+        "Maud": ['key "maud" in entry "Light" (recursion 1)'],
+        "Lamp": ["key /dark (night|lamp)s?/i in the text", 'secondary key "war" in the text'],
+        "Ship": [r"key /(?<=the )meridian\w*/i in the text"],
+        "Street": ['key "strasse" in the text'],
+    }
+    entries = {entry["title"]: entry for entry in answer["entries"]}
+    assert matches_of(entries["Light"], text) == {"lighthouse": "Lighthouse"}
+    assert matches_of(entries["Street"], text) == {"strasse": "STRAẞE"}
+    assert matches_of(entries["Lamp"], text) == {
+        "/dark (night|lamp)s?/i": "Dark Nights",
+        "war": "WAR",
+    }
+    assert matches_of(entries["Ship"], text) == {r"/(?<=the )meridian\w*/i": "Meridians,"}
+    assert matches_of(entries["Maud"], text) == {}
+    assert answer["not_found"] == 1
+    assert answer["tokens"] == sum(entry["tokens"] for entry in answer["entries"])
+    assert answer["budget"] > answer["tokens"]
+
+
+async def test_what_nearly_came_in_is_listed_with_the_reason(ada: Account) -> None:
+    inn = {"keys": ["inn"], "content": "An inn."}
+    book = await new_book(
+        ada,
+        {**inn, "title": "off", "enabled": False},
+        {**inn, "title": "rare", "probability": 0},
+        {**inn, "title": "late", "delay": 5},
+        {**inn, "title": "choosy", "secondary_keys": ["ale"]},
+        {**inn, "title": "his", "character_filter": {"names": ["Bob"]}},
+        {**inn, "title": "one", "group": "inns", "group_override": True},
+        {**inn, "title": "two", "group": "inns"},
+        {**inn, "title": "long", "content": "word " * 200, "order": 1},
+        token_budget=100,
+    )
+    answer = await try_book(ada, book, "To the inn!")
+    assert reasons_in(answer) == {"one": ['key "inn" in the text']}
+    left = reasons_out(answer)
+    assert left["rare"] == "probability 0%"
+    assert left["late"] == "delay, 4 messages to go"
+    assert left["two"] == 'group "inns" lost to "one"'
+    assert left["long"].startswith("budget of the book")
+    assert {left["off"], left["choosy"], left["his"]} == {
+        "disabled",
+        "secondary keys",
+        "character filter",
+    }
+    missed = {entry["title"]: entry for entry in answer["left_out"]}
+    assert matches_of(missed["off"], "To the inn!") == {"inn": "inn"}
+    assert 0 <= missed["rare"]["roll"] < 100
+    assert missed["long"]["tokens"] > 100
+    assert answer["budget"] == 100
+
+
+async def test_a_seed_makes_the_same_draw_again(ada: Account) -> None:
+    book = await new_book(ada, {"keys": ["coin"], "content": "Heads.", "probability": 50})
+    rolls: dict[int, float] = {}
+    for seed in range(12):
+        answer = await try_book(ada, book, "A coin.", seed=seed)
+        (entry,) = answer["entries"] + answer["left_out"]
+        rolls[seed] = entry["roll"]
+        assert bool(answer["entries"]) == (entry["roll"] < 50)
+        again = await try_book(ada, book, "A coin.", seed=seed)
+        assert again == answer
+    assert len(set(rolls.values())) > 6
+
+
+async def test_older_messages_count_as_far_as_the_scan_looks_back(ada: Account) -> None:
+    book = await new_book(ada, {"title": "Inn", "keys": ["inn"], "content": "An inn."})
+    messages = ("The inn is near.", "Is it?", "It is.")
+    assert reasons_in(await try_book(ada, book, *messages)) == {}
+    book = await new_book(
+        ada, {"title": "Inn", "keys": ["inn"], "content": "An inn.", "scan_depth": 3}
+    )
+    answer = await try_book(ada, book, *messages)
+    assert reasons_in(answer) == {"Inn": ['key "inn" in message 1']}
+    assert matches_of(answer["entries"][0], *messages) == {"inn": "inn"}
+
+
+async def test_in_a_chat_its_cast_its_settings_and_its_past_count(ada: Account) -> None:
+    character = await ada.new_character(name="Bob", description="He owns the Gilded Eel.")
+    chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
+    book = await new_book(
+        ada,
+        {"title": "his", "keys": ["{{char}}"], "content": "{{char}} owes {{user}} money."},
+        {
+            "title": "filtered",
+            "keys": ["inn"],
+            "content": "x",
+            "character_filter": {"names": ["Bob"]},
+        },
+        {
+            "title": "field",
+            "keys": ["eel"],
+            "content": "x",
+            "match_fields": ["character_description"],
+        },
+        {"title": "rests", "keys": ["inn"], "content": "An inn.", "cooldown": 9},
+    )
+    text = "Bob waits at the inn."
+    assert set(reasons_in(await try_book(ada, book, text))) == {"rests"}
+    answer = await try_book(ada, book, text, chat_id=chat)
+    assert set(reasons_in(answer)) == {"his", "filtered", "field", "rests"}
+    await link(ada, chat, book)
+    await take_turn(ada, chat, text=text)
+    answer = await try_book(ada, book, text, chat_id=chat)
+    assert reasons_out(answer)["rests"].startswith("cooldown")
+    await set_chat(ada, chat, lore={"budget_cap": 2})
+    answer = await try_book(ada, book, text, chat_id=chat)
+    assert answer["budget"] <= 3
+    assert "budget" in reasons_out(answer).values()
+
+
+async def test_the_text_is_not_said_in_the_chat(ada: Account, chat: str) -> None:
+    book = await new_book(ada, {"keys": ["inn"], "content": "An inn."})
+    before = await ada.messages(chat)
+    assert (await try_book(ada, book, "The inn.", "", chat_id=chat))["entries"]
+    assert await ada.messages(chat) == before
+    assert (await ada.get(f"/chats/{chat}/lorebooks"))["items"] == []
+
+
+async def test_texts_books_and_chats_that_can_t_be_tried_are_refused(ada: Account) -> None:
+    book = await new_book(ada, {"keys": ["inn"], "content": "An inn."})
+    account = ada
+
+    async def ask(book_id: Any, **body: Any) -> Any:
+        return await account.ask("POST", f"/lorebooks/{book_id}/test", json=body)
+
+    problem(await ask(uuid4(), texts=["x"]), 404, "lorebook-not-found")
+    problem(await ask(book, texts=["x"], chat_id=str(uuid4())), 404, "chat-not-found")
+    problem(await ask(book, texts=[]), 422, "validation-failed")
+    problem(await ask(book, texts=["x" * 60_000] * 2), 422, "validation-failed")
+
+
+async def test_a_lorebook_is_not_tried_in_somebody_elses_chat(
+    ada: Account, chat: str, server: Running
+) -> None:
+    async with server.account(f"eve-of-{ada.name}") as eve:
+        book = await new_book(eve, {"keys": ["inn"], "content": "An inn."})
+        body = {"texts": ["The inn."], "chat_id": chat}
+        answer = await eve.ask("POST", f"/lorebooks/{book}/test", json=body)
+        problem(answer, 404, "chat-not-found")
+
+
+async def test_a_key_that_only_looks_may_try_a_lorebook(ada: Account, server: Running) -> None:
+    book = await new_book(ada, {"keys": ["inn"], "content": "An inn."})
+    key = {"label": "looks", "scope": "read"}
+    made = await ada.post("/api-keys", key, 201)
+    async with server.program(made["token"]) as program:
+        answer = await program.post(f"{API}/lorebooks/{book}/test", json={"texts": ["The inn."]})
+    assert len(ok(answer)["entries"]) == 1

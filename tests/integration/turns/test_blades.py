@@ -1,9 +1,10 @@
-"""Dice that a model ignores, choices that are stopped, and turns that forget to narrate."""
+"""Dice and downtime: ignored dice, stopped choices, turns without narration, the demo game."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.fakes.openai_server import OpenAIServer, called, chunk, error, reply,
 from tests.fakes.scripted_server import Answer, Gate
 from tests.integration.turns.following import check_tree, follow
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
-from tests.support.server import Account, Event, Running, read_events, text_of
+from tests.support.server import Account, Event, Running, problem, read_events, text_of
 from tests.support.shared import asking_server as server
 
 __all__ = ["server"]
@@ -352,3 +353,171 @@ async def test_a_private_turn_rolls_dice_and_changes_nothing(
     rest = await game.choose(events[0].data["turn_id"], "1.0")
     assert rest[-1].name == "turn.completed"
     assert (await game.state(), await game.changes()) == before
+
+
+@pytest.fixture
+async def tired_game(ada: Account) -> Game:
+    tired_game = await new_game(ada, rules="blades")
+    await tired_game.add("entities", kind="pc", name="Silk", attributes={"stress": 8})
+    return tired_game
+
+
+async def begin_downtime(tired_game: Game, status: int = 200, **body: Any) -> Any:
+    return await tired_game.account.post(
+        f"{tired_game.path}/downtime", {"activity": "recovery", **body}, status
+    )
+
+
+@pytest.mark.every_database
+async def test_downtime_begins_with_an_activity_and_ends_by_the_users_call(
+    tired_game: Game,
+) -> None:
+    begun = await begin_downtime(tired_game, target="Silk")
+    lost = begun["result"]["die"]
+    assert (begun["result"]["character"], begun["result"]["stress"]) == ("Silk", -lost)
+    assert {each["actor"] for each in begun["changes"]} == {"user"}
+    [silk] = (await tired_game.state())["entities"]
+    assert silk["attributes"]["stress"] == 8 - lost
+    campaign = await tired_game.account.get(tired_game.path)
+    assert campaign["version"] == begun["version"]
+    problem(
+        await tired_game.account.ask(
+            "POST", f"{tired_game.path}/downtime", json={"activity": "project"}
+        ),
+        409,
+        "downtime",
+    )
+    await tired_game.account.delete(f"{tired_game.path}/downtime")
+    problem(await tired_game.account.ask("DELETE", f"{tired_game.path}/downtime"), 409, "downtime")
+    [silk] = (await tired_game.state())["entities"]
+    assert silk["attributes"]["stress"] == 8 - lost
+
+
+async def test_what_cannot_be_is_refused_and_nothing_changes(tired_game: Game) -> None:
+    path = f"{tired_game.path}/downtime"
+    before = await tired_game.changes()
+    for body in ({"activity": "sleep"}, {"activity": "project", "target": "No clock"}, {}):
+        problem(await tired_game.account.ask("POST", path, json=body), 422, "validation-failed")
+    stale = await tired_game.account.ask(
+        "POST", path, json={"activity": "recovery"}, headers={"If-Match": '"1"'}
+    )
+    problem(stale, 412, "revision-mismatch")
+    nowhere = f"/campaigns/{uuid4()}/downtime"
+    problem(
+        await tired_game.account.ask("POST", nowhere, json={"activity": "recovery"}),
+        404,
+        "campaign-not-found",
+    )
+    assert await tired_game.changes() == before
+
+
+async def test_rules_without_downtime_and_campaigns_without_tools_have_none(
+    ada: Account, tired_game: Game
+) -> None:
+    plain = await new_game(ada)
+    for each in (plain, tired_game):
+        if each is tired_game:
+            await tired_game.account.patch(tired_game.path, {"settings": {"tools": False}})
+        answer = await ada.ask("POST", f"{each.path}/downtime", json={"activity": "recovery"})
+        problem(answer, 422, "validation-failed")
+
+
+async def test_not_while_a_turn_waits(tired_game: Game, vendor: OpenAIServer) -> None:
+    turn_id = await tired_game.wait_for_choice(vendor)
+    answer = await tired_game.account.ask(
+        "POST", f"{tired_game.path}/downtime", json={"activity": "recovery"}
+    )
+    assert problem(answer, 409, "turn-waiting")["turn_id"] == turn_id
+    answer = await tired_game.account.ask("DELETE", f"{tired_game.path}/downtime")
+    assert problem(answer, 409, "turn-waiting")["waiting"]["kind"] == "question"
+    await tired_game.account.post(f"/turns/{turn_id}/stop", status=202)
+    await begin_downtime(tired_game, target="Silk")
+
+
+@pytest.mark.every_database
+async def test_not_in_the_middle_of_an_action(tired_game: Game) -> None:
+    campaign = tired_game.campaign["id"]
+    world = {"attributes": {"play": {"mood": "action"}}}
+    await tired_game.account.patch(f"/campaigns/{campaign}", world)
+    answer = await tired_game.account.ask(
+        "POST", f"{tired_game.path}/downtime", json={"activity": "recovery"}
+    )
+    problem(answer, 409, "downtime")
+
+
+LINE = "I pick the lock of the counting house."
+
+
+async def start_demo(ada: Account) -> tuple[Game, str, list[dict[str, object]]]:
+    """A game of blades whose turn waits for a die: the game, the turn and the options."""
+    game = await new_game(ada, rules="blades")
+    events = await game.say(LINE)
+    assert events[-1].name == "turn.awaiting_choice"
+    assert events[-1].data["kind"] == "die"
+    return game, str(events[0].data["turn_id"]), events[-1].data["options"]
+
+
+async def test_a_lock_is_picked_with_a_die_a_price_and_a_clock(ada: Account) -> None:
+    game, turn_id, options = await start_demo(ada)
+    worst = options[-1]
+    events = await game.choose(turn_id, str(worst["id"]))
+    moods = [each["mood"] for each in named(events, "mood.changed")]
+    assert moods[-1] == "aftermath"
+    state = await game.state()
+    (clock,) = state["clocks"]
+    assert clock["filled"] == 1
+    (player,) = state["entities"]
+    costs = {"critical": 0, "success": 0, "partial": 1, "bad": 2}
+    tier = str(worst["detail"]).partition(":")[0]
+    assert player["attributes"].get("stress", 0) == costs[tier]
+    assert named(events, "suggestions")
+    changed = named(events, "state.changed")[0]["changes"]
+    assert {each["target"]["kind"] for each in changed} >= {"world", "entity", "clock"}
+
+
+async def test_swiping_the_reply_undoes_all_of_it_and_another_can_be_played(ada: Account) -> None:
+    game, turn_id, options = await start_demo(ada)
+    await game.choose(turn_id, str(options[0]["id"]))
+    reply_id = (await game.turn(turn_id))["reply_id"]
+    assert (await game.state())["entities"]
+    again = await ada.turn(game.chat, regenerate_of=reply_id)
+    assert again[-1].name == "turn.awaiting_choice"
+    state = await game.state()
+    assert (state["clocks"], state["entities"]) == ([], [])
+    await ada.post(f"/turns/{again[0].data['turn_id']}/stop", status=202)
+    # The reply that has nothing to say is gone, and the one before it is told again.
+    assert len((await game.state())["clocks"]) == 1
+
+
+async def test_what_is_not_risky_is_told_and_the_aftermath_passes(ada: Account) -> None:
+    game, turn_id, options = await start_demo(ada)
+    await game.choose(turn_id, str(options[0]["id"]))
+    events = await game.say("I look around.")
+    assert [each["mood"] for each in named(events, "mood.changed")] == ["scene"]
+    assert events[-1].name == "turn.completed"
+    state = await game.state()
+    assert state["attributes"]["play"]["mood"] == "scene"
+
+
+async def test_each_of_two_risks_in_a_row_is_told_to_its_end(ada: Account) -> None:
+    game, turn_id, options = await start_demo(ada)
+    first = await game.choose(turn_id, str(options[0]["id"]))
+    # With the same outcome, where the dice allow it.
+    events = await game.say("I climb the stairs.")
+    assert [each["mood"] for each in named(events, "mood.changed")] == ["scene", "action"]
+    again = events[-1].data["options"]
+    same = [each for each in again if each["detail"] == options[0]["detail"]]
+    choice = str((same or again)[0]["id"])
+    events = await game.choose(str(events[0].data["turn_id"]), choice)
+    assert [each["mood"] for each in named(events, "mood.changed")][-1] == "aftermath"
+    assert text_of(first).startswith("You try, and ")
+    assert text_of(events).startswith("You try, and ")
+    (clock,) = (await game.state())["clocks"]
+    assert clock["filled"] == 2
+
+
+async def test_a_game_without_moods_is_told_and_has_suggestions(ada: Account) -> None:
+    game = await new_game(ada)
+    events = await game.say(LINE)
+    assert events[-1].name == "turn.completed"
+    assert len(named(events, "suggestions")[0]["items"]) == 3

@@ -1,23 +1,34 @@
-"""Two Talekeepers on one PostgreSQL: what one of them streams, the other follows and stops."""
+"""Several processes on one PostgreSQL: following, stopping and recovering turns."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import signal
+from collections.abc import AsyncGenerator, Generator
+from datetime import timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy import select, update
 
 from backend.chats.models import Chat, Message
 from backend.core.events import Participants
+from backend.database.base import now
+from backend.database.engine import Database
+from backend.database.processes import Process
 from backend.enrichment.outbox import EnrichmentOutbox
+from backend.jobs.models import Job
+from backend.jobs.queue import NewJob
+from backend.quotas.ledgers import RECOUNT_KIND
 from backend.turns.api import service
 from backend.turns.models import Turn
 from backend.turns.run import registry as runs
 from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.store import TurnStore
 from backend.turns.run.turn_run import TurnRun
+from tests.e2e.test_crash import browser
+from tests.integration.jobs.test_work_command import ROOT_KEY
 from tests.integration.turns.following import (
     TURN,
     Outage,
@@ -31,6 +42,7 @@ from tests.integration.turns.following import (
     take_words,
     turn_under_way,
 )
+from tests.support.process import Served, serving
 from tests.support.server import (
     Account,
     Event,
@@ -54,7 +66,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def one(postgres_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
+async def first(postgres_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
     async with running(postgres_url, tmp_path, demo_tokens_per_second=100) as server:
         yield server
 
@@ -67,23 +79,23 @@ async def other(postgres_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
 
 
 @pytest.fixture
-async def ada(one: Running) -> AsyncGenerator[Account]:
-    async with one.account() as ada:
+async def ada(first: Running) -> AsyncGenerator[Account]:
+    async with first.account() as ada:
         yield ada
 
 
 @pytest.fixture
-async def there(ada: Account, other: Running) -> AsyncGenerator[Account]:
+async def elsewhere(ada: Account, other: Running) -> AsyncGenerator[Account]:
     """The same browser at the other process."""
-    async with same_browser(ada, other) as there:
-        yield there
+    async with same_browser(ada, other) as elsewhere:
+        yield elsewhere
 
 
 async def test_the_other_process_follows_a_reply_to_its_end(
-    ada: Account, there: Account, chat: str
+    ada: Account, elsewhere: Account, chat: str
 ) -> None:
     async with turn_under_way(ada, chat, text="/demo long 80") as (turn_id, events):
-        stored = await follow(there.client, turn_id)
+        stored = await follow(elsewhere.client, turn_id)
         live = [event async for event in events]
     assert (said(stored), others(stored)[1:]) == (said(live), others(live))
     ids = [event.id for event in stored]
@@ -92,12 +104,12 @@ async def test_the_other_process_follows_a_reply_to_its_end(
 
 
 async def test_going_from_one_process_to_the_other_and_back_gets_every_character_once(
-    ada: Account, there: Account, chat: str
+    ada: Account, elsewhere: Account, chat: str
 ) -> None:
     """Going over, the client is ahead of what is stored; coming back, it is behind."""
     async with turn_under_way(ada, chat, text="/demo long 120") as (turn_id, events):
         heard = await take_words(events, 30)
-    for client in (there.client, ada.client, there.client):
+    for client in (elsewhere.client, ada.client, elsewhere.client):
         headers = {"Last-Event-ID": str(heard[-1].id)}
         async with client.stream("GET", f"{TURN}/{turn_id}/events", headers=headers) as response:
             rest: list[Event] = []
@@ -114,33 +126,33 @@ async def test_going_from_one_process_to_the_other_and_back_gets_every_character
 
 
 async def test_a_turn_is_stopped_by_the_process_that_runs_it_when_another_is_asked(
-    ada: Account, there: Account, chat: str
+    ada: Account, elsewhere: Account, chat: str
 ) -> None:
     async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
         heard = await take_words(events, 2)
-        assert (await there.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
+        assert (await elsewhere.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
         heard += [event async for event in events]
     assert (heard[-1].name, heard[-1].data["state"]) == ("turn.completed", "stopped")
-    reply = (await there.messages(chat))[-1]
+    reply = (await elsewhere.messages(chat))[-1]
     assert (reply["status"], reply["text"]) == ("interrupted", text_of(heard))
 
 
 async def test_a_chat_with_a_turn_in_one_process_is_busy_in_the_other(
-    ada: Account, there: Account, chat: str
+    ada: Account, elsewhere: Account, chat: str
 ) -> None:
     turn_id = str(uuid4())
     line = {"text": "/demo long 5000", "turn_id": turn_id}
     async with turn_under_way(ada, chat, **line) as (_, events):
-        refused = await there.ask("POST", f"/chats/{chat}/turns", json={"text": "Me!"})
+        refused = await elsewhere.ask("POST", f"/chats/{chat}/turns", json={"text": "Me!"})
         assert problem(refused, 409, "turn-in-progress")["turn_id"] == turn_id
-        again = asyncio.create_task(there.turn(chat, **line))
+        again = asyncio.create_task(elsewhere.turn(chat, **line))
         live = await take_words(events, 20)
         assert (await ada.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
         live += [event async for event in events]
     assert text_of(await again) == text_of(live)
-    assert len(await there.messages(chat)) == 3
+    assert len(await elsewhere.messages(chat)) == 3
     turn = ok(
-        await there.ask(
+        await elsewhere.ask(
             "POST", f"/chats/{chat}/turns", json=line, headers={"Accept": "application/json"}
         )
     )
@@ -148,11 +160,11 @@ async def test_a_chat_with_a_turn_in_one_process_is_busy_in_the_other(
 
 
 async def test_whoever_follows_elsewhere_hears_that_the_chat_was_deleted(
-    ada: Account, there: Account, chat: str
+    ada: Account, elsewhere: Account, chat: str
 ) -> None:
     async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
         await take_words(events, 2)
-        async with there.stream("GET", f"/turns/{turn_id}/events") as response:
+        async with elsewhere.stream("GET", f"/turns/{turn_id}/events") as response:
             following = read_events(response)
             await anext(following)
             assert (await ada.ask("DELETE", f"/chats/{chat}")).status_code == 204
@@ -165,30 +177,30 @@ async def test_a_process_that_goes_down_in_order_keeps_all_that_was_said(
     postgres_url: str, tmp_path: Path, other: Running
 ) -> None:
     async with (
-        running(postgres_url, tmp_path, demo_tokens_per_second=100) as one,
-        one.account() as ada,
-        same_browser(ada, other) as there,
+        running(postgres_url, tmp_path, demo_tokens_per_second=100) as first,
+        first.account() as ada,
+        same_browser(ada, other) as elsewhere,
     ):
         chat = (await ada.new_chat())["id"]
         async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
             heard = await take_words(events, 5)
-            await one.parts.turns.close()
+            await first.parts.turns.close()
             heard += [event async for event in events]
-        reply = (await there.messages(chat))[-1]
+        reply = (await elsewhere.messages(chat))[-1]
         assert (reply["text"], reply["status"]) == (text_of(heard), "interrupted")
         assert reply["tokens"] == len(reply["text"].split()) + 4
         assert heard[-1].name == "turn.failed"
         assert heard[-1].data["type"] == "urn:talekeeper:problem:turn-interrupted"
-        stored = await follow(there.client, turn_id)
+        stored = await follow(elsewhere.client, turn_id)
         assert (said(stored), others(stored)[1:]) == (said(heard), others(heard))
 
 
 async def test_a_process_that_goes_down_lets_go_of_those_who_follow_a_turn_of_the_other(
-    ada: Account, there: Account, other: Running, chat: str
+    ada: Account, elsewhere: Account, other: Running, chat: str
 ) -> None:
     async with turn_under_way(ada, chat, text="/demo long 300") as (turn_id, live):
         path = f"/turns/{turn_id}/events"
-        async with there.stream("GET", path) as response:
+        async with elsewhere.stream("GET", path) as response:
             following = read_events(response)
             heard = await take_words(following, 5)
             await other.parts.turns.close()
@@ -204,37 +216,37 @@ class TestLease:
     async def test_what_it_left_is_swept_up_and_what_follows_is_not_overwritten(
         self,
         ada: Account,
-        there: Account,
-        one: Running,
+        elsewhere: Account,
+        first: Running,
         other: Running,
         chat: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        outage = Outage(one.parts.database, monkeypatch)
+        outage = Outage(first.parts.database, monkeypatch)
         async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
             heard = await take_words(events, 40)
             await outage.start()
             heard += await take_words(events, 20)
             await other.parts.turns.recover()
-            assert not await is_over(there, turn_id)
+            assert not await is_over(elsewhere, turn_id)
             await lapse(other.parts.database, turn_id)
             await other.parts.turns.recover()
 
-            left = (await there.messages(chat))[-1]
+            left = (await elsewhere.messages(chat))[-1]
             assert left["status"] == "interrupted"
             assert text_of(heard).startswith(left["text"])
             await check_tree(other.parts.database, chat)
-            end = await follow(there.client, turn_id, last_id=heard[-1].id)
+            end = await follow(elsewhere.client, turn_id, last_id=heard[-1].id)
             assert [event.name for event in end] == ["message.saved", "turn.failed"]
             assert end[-1].data["type"] == "urn:talekeeper:problem:turn-interrupted"
 
-            more = text_of(await there.turn(chat, **{"continue": True}))
+            more = text_of(await elsewhere.turn(chat, **{"continue": True}))
             outage.is_on = False
             heard += [event async for event in events]
         assert heard[-1].name == "turn.failed"
         assert heard[-1].data["type"] == "urn:talekeeper:problem:turn-interrupted"
         assert "message.saved" not in {event.name for event in heard}
-        reply = (await there.messages(chat))[-1]
+        reply = (await elsewhere.messages(chat))[-1]
         assert reply["id"] == left["id"]
         assert (reply["text"], reply["status"]) == (left["text"] + more, "complete")
         await check_tree(other.parts.database, chat)
@@ -242,16 +254,16 @@ class TestLease:
     async def test_it_does_not_write_into_a_reply_that_is_being_continued_elsewhere(
         self,
         ada: Account,
-        one: Running,
+        first: Running,
         other: Running,
         chat: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        outage = Outage(one.parts.database, monkeypatch)
+        outage = Outage(first.parts.database, monkeypatch)
         async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
             await take_words(events, 40)
             await outage.start()
-            run = one.parts.turns.runs.get(UUID(turn_id))
+            run = first.parts.turns.runs.get(UUID(turn_id))
             assert isinstance(run, TurnRun)
             await lapse(other.parts.database, turn_id)
             await other.parts.turns.recover()
@@ -261,9 +273,9 @@ class TestLease:
                 message.status, before = "streaming", message.sealed_content
             outage.is_on = False
             assert await TurnStore(
-                one.parts.database, one.parts.index, EnrichmentOutbox(one.parts.queue)
+                first.parts.database, first.parts.index, EnrichmentOutbox(first.parts.queue)
             ).store_progress([run]) == {run.turn_id}
-            await until(lambda: stopped(one))
+            await until(lambda: has_no_runs(first))
             async with other.parts.database.read() as session:
                 after = (await session.get_one(Message, run.reply_id)).sealed_content
             assert after == before
@@ -287,12 +299,12 @@ class TestLease:
     async def test_two_who_sweep_at_once_do_it_once(
         self,
         ada: Account,
-        one: Running,
+        first: Running,
         other: Running,
         chat: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        outage = Outage(one.parts.database, monkeypatch)
+        outage = Outage(first.parts.database, monkeypatch)
         async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
             await take_words(events, 40)
             await outage.start()
@@ -312,5 +324,95 @@ class TestLease:
             assert [event async for event in events][-1].name == "turn.failed"
 
 
-async def stopped(server: Running) -> bool:
+async def has_no_runs(server: Running) -> bool:
     return len(server.parts.turns.runs) == 0
+
+
+LONG = timedelta(days=1)
+"""No test waits for a lease to run out."""
+
+
+@pytest.fixture
+async def here(postgres_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
+    async with running(postgres_url, tmp_path / "here") as server:
+        yield server
+
+
+@pytest.fixture
+def there(postgres_url: str, tmp_path: Path) -> Generator[Served]:
+    """A server in a process of its own, whose model speaks slowly."""
+    with serving(
+        tmp_path, database_url=postgres_url, root_key=ROOT_KEY, demo_tokens_per_second=50
+    ) as served:
+        yield served
+
+
+async def find_other(database: Database) -> UUID:
+    """The id of the process beside this one."""
+
+    async def found_process() -> UUID | None:
+        async with database.read() as session:
+            others = Process.id != database.process_id
+            return await session.scalar(select(Process.id).where(others))
+
+    process_id: UUID = await until(found_process)
+    return process_id
+
+
+async def lease_for_long(database: Database, turn_id: str) -> None:
+    async with database.write() as session:
+        running = (Turn.id == UUID(turn_id), Turn.state == "running", Turn.lease_until > now())
+        await session.execute(update(Turn).where(*running).values(lease_until=now() + LONG))
+
+
+async def test_the_work_of_a_process_that_is_stopped_and_later_killed_goes_to_another_one(
+    here: Running, there: Served
+) -> None:
+    database, queue = here.parts.database, here.parts.queue
+    async with here.account() as ada, browser(there, ada.client.cookies) as elsewhere:
+        chat = (await ada.new_chat())["id"]
+        async with turn_under_way(elsewhere, chat, text="/demo long 5000") as (turn_id, events):
+            heard = await take_words(events, 60)
+            there.process.send_signal(signal.SIGSTOP)
+            await lease_for_long(database, turn_id)
+            told = await follow(ada.client, turn_id)
+            assert told[-1].name == "turn.failed"
+            assert told[-1].data["type"] == "urn:talekeeper:problem:turn-interrupted"
+            [_, reply] = await ada.messages(chat)
+            assert (reply["status"], reply["text"]) == ("interrupted", text_of(told))
+            assert reply["text"]
+            more = await ada.turn(chat, **{"continue": True})
+            assert more[-1].name == "turn.completed"
+
+            there.process.send_signal(signal.SIGCONT)
+            heard += [event async for event in events]
+            assert heard[-1].name == "turn.failed"
+            assert heard[-1].data["type"] == "urn:talekeeper:problem:turn-interrupted"
+            [_, after] = await elsewhere.messages(chat)
+            assert (after["status"], after["text"]) == ("complete", reply["text"] + text_of(more))
+
+        # It works again: with a turn and a job of it that a kill cuts off.
+        async with turn_under_way(elsewhere, chat, text="/demo long 5000") as (turn_id, events):
+            await take_words(events, 60)
+            async with database.write() as session:
+                job_id = await queue.enqueue(session, NewJob(RECOUNT_KIND))
+                leased = {
+                    "state": "running",
+                    "attempts": 1,
+                    "fence": 1,
+                    "lease_owner": await find_other(database),
+                    "lease_until": now() + LONG,
+                }
+                await session.execute(update(Job).where(Job.id == job_id).values(leased))
+            there.process.kill()
+            await lease_for_long(database, turn_id)
+            told = await follow(ada.client, turn_id)
+            assert told[-1].data["type"] == "urn:talekeeper:problem:turn-interrupted"
+        assert (await ada.turn(chat, text="Go on."))[-1].name == "turn.completed"
+
+        async def job_is_done() -> bool:
+            async with database.read() as session:
+                return await session.get(Job, job_id) is None
+
+        await until(job_is_done)
+    await check_tree(database, chat)

@@ -1,15 +1,20 @@
-"""Models that call no tool in a played turn that needs one: asked once more, and remembered."""
+"""Tool calls in played turns: ways of asking for them, and models that do not call."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backend.generation.catalogue import ToolSupport
+from backend.generation.registry import ModelRegistry
+from tests.fakes import gemini_server, openai_server
 from tests.fakes.game_master import BlockWritingGameMaster
+from tests.fakes.gemini_server import GeminiServer
 from tests.fakes.openai_server import (
     API_KEY,
     MODEL,
@@ -27,6 +32,140 @@ from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names
 from tests.support.server import Account, Event, running, text_of
 
 pytestmark = pytest.mark.anyio
+
+Call = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Script:
+    """A vendor's server, how it speaks, and a game that is played with it."""
+
+    server: OpenAIServer | GeminiServer
+    reply: Callable[..., Answer]
+    called: Callable[..., Answer]
+    refused: Answer
+    game: Game
+
+    def says(self, support: ToolSupport, text: str, *calls: Call) -> Answer:
+        """A reply with calls, as a model writes them that is asked in this way."""
+        if support == "native":
+            return self.called(*calls, text=text)
+        return self.reply(*cut(written(support, text, *calls)))
+
+    @property
+    def sent(self) -> Any:
+        """The body of the last request."""
+        return self.server.requests[-1].body
+
+
+def written(support: ToolSupport, text: str, *calls: Call) -> str:
+    """A reply with calls in its text."""
+    listed = [{"tool": name, "arguments": arguments} for name, arguments in calls]
+    if support == "structured":
+        return json.dumps({"narration": text, "calls": listed})
+    return f"{text}\n```tools\n{json.dumps(listed)}\n```"
+
+
+def cut(text: str, size: int = 7) -> Sequence[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+@pytest.fixture(params=["openai", "gemini"])
+async def script(
+    request: pytest.FixtureRequest, sqlite_url: str, tmp_path: Path
+) -> AsyncGenerator[Script]:
+    vendor = openai_server if request.param == "openai" else gemini_server
+    async with OpenAIServer() if request.param == "openai" else GeminiServer() as server:
+        config: Any = {request.param: server.config()}
+        registry = ModelRegistry(**config, demo_tokens_per_second=0, default=vendor.MODEL_ID)
+        async with (
+            running(sqlite_url, tmp_path, registry=registry) as host,
+            host.account("Ada") as ada,
+        ):
+            refused = (
+                openai_server.error(400, code="invalid_request_error")
+                if request.param == "openai"
+                else gemini_server.error(400, "INVALID_ARGUMENT")
+            )
+            game = await new_game(ada)
+            yield Script(server, vendor.reply, vendor.called, refused, game)
+
+
+async def support_of(account: Account, chat: str) -> str:
+    """How the record of the last reply says that the model was asked."""
+    message = (await account.messages(chat))[-1]
+    path = f"/messages/{message['id']}/context"
+    return str((await account.get(path))["tool_support"])
+
+
+@pytest.mark.parametrize(("support", "refusals"), [("native", 0), ("structured", 1), ("fenced", 2)])
+async def test_a_turn_is_played_in_every_way(
+    script: Script, support: ToolSupport, refusals: int
+) -> None:
+    game = script.game
+    script.server.script(
+        *[script.refused] * refusals,
+        script.says(support, "A fork.", ("advance_time", {"days": 1}), QUESTION),
+    )
+
+    events = await game.say()
+
+    assert events[-1].name == "turn.awaiting_choice"
+    assert text_of(events).strip() == "A fork."
+    script.server.script(script.says(support, "You go left.", FINISH))
+    rest = await game.choose(events[0].data["turn_id"], "1.0")
+    assert names(rest)[-1] == "turn.completed"
+    assert "Left" in json.dumps(script.sent)
+    assert text_of(rest).strip() == "You go left."
+    assert (await game.state())["day"] == 2
+    assert await support_of(game.account, game.chat) == support
+
+
+@pytest.mark.parametrize("script", ["gemini"], indirect=True)
+async def test_gemini_s_signature_outlives_the_wait(script: Script) -> None:
+    script.server.script(script.says("native", "A fork.", QUESTION))
+    events = await script.game.say()
+
+    await script.game.choose(events[0].data["turn_id"], "1.0")
+
+    asked = script.sent["contents"][-2]["parts"][-1]
+    assert asked["functionCall"]["id"] == "call-0"
+    assert asked["thoughtSignature"] == "c2lnbmF0dXJl"
+
+
+@pytest.mark.parametrize(("support", "refusals"), [("structured", 1), ("fenced", 2)])
+@pytest.mark.parametrize("thoughts", ["I plan.</think>", "<think>I plan.</think>"])
+async def test_thoughts_may_come_before_calls_that_are_written_into_the_text(
+    script: Script, support: ToolSupport, refusals: int, thoughts: str
+) -> None:
+    answer = written(support, "Night falls.", ("advance_time", {"days": 1}), FINISH)
+    script.server.script(*[script.refused] * refusals, script.reply(*cut(thoughts + answer)))
+
+    events = await script.game.say()
+
+    assert events[-1].name == "turn.completed"
+    message = (await script.game.account.messages(script.game.chat))[-1]
+    assert (message["text"].strip(), message["thinking"]) == ("Night falls.", "I plan.")
+    assert (await script.game.state())["day"] == 2
+
+
+@pytest.mark.parametrize("support", ["structured", "fenced"])
+async def test_broken_calls_are_answered_and_the_turn_goes_on(
+    script: Script, support: ToolSupport
+) -> None:
+    broken = '{"narration": "A fork.", "calls": [{"tool": "advance_time", "argum'
+    if support == "fenced":
+        broken = 'A fork.\n```tools\n[{"tool": "advance_time", "argum\n```'
+    refusals = [script.refused] * (1 if support == "structured" else 2)
+    script.server.script(*refusals, script.reply(*cut(broken)), script.says(support, "On.", FINISH))
+
+    events = await script.game.say()
+
+    assert events[-1].name == "turn.completed"
+    assert text_of(events).split() == ["A", "fork.", "On."]
+    assert "not JSON" in json.dumps(script.sent)
+    assert (await script.game.state())["day"] == 1
+
 
 OWN = f"mine/{MODEL}"
 HIT = ("damage", {"target": "Anna", "damage": "1d2+2"})
@@ -54,7 +193,7 @@ async def provide(account: Account, vendor: OpenAIServer, **model: Any) -> dict[
 
 
 async def fight(account: Account, rules: str = "dnd") -> Game:
-    """A campaign with Anna at 20 hit points, played with the account's own model."""
+    """A campaign with Anna at 20 hit hit_points, played with the account's own model."""
     game = await new_game(account, rules=rules)
     await game.add("entities", kind="pc", name="Anna", attributes={"hp": 20, "hp_max": 20})
     settings = f"/chats/{game.chat}/settings"
@@ -73,18 +212,18 @@ def block(*calls: tuple[str, Any]) -> str:
     return f"```tools\n{json.dumps(written)}\n```"
 
 
-async def points(game: Game) -> int:
+async def hit_points(game: Game) -> int:
     (anna,) = (each for each in (await game.state())["entities"] if each["name"] == "Anna")
     return int(anna["attributes"]["hp"])
 
 
-async def support(account: Account) -> str:
+async def support_of_model(account: Account) -> str:
     listed = (await account.get("/models"))["items"]
     (found,) = (each["tool_support"] for each in listed if each["id"] == OWN)
     return str(found)
 
 
-async def recorded(game: Game) -> dict[str, Any]:
+async def last_record(game: Game) -> dict[str, Any]:
     """The context record of the last reply."""
     message = (await game.account.messages(game.chat))[-1]
     answer = await game.account.get(f"/messages/{message['id']}/context")
@@ -92,7 +231,7 @@ async def recorded(game: Game) -> dict[str, Any]:
     return record
 
 
-def bodies(vendor: OpenAIServer) -> list[Any]:
+def bodies_of(vendor: OpenAIServer) -> list[Any]:
     return [request.body for request in vendor.requests]
 
 
@@ -108,8 +247,8 @@ async def test_a_model_is_asked_once_for_the_calls_of_what_it_has_told(
     assert [each["name"] for each in named(events, "tool.used")] == ["damage", "damage", FINISH[0]]
     assert names(events).index("calls.requested") < names(events).index("tool.used")
     assert events[-1].name == "turn.completed"
-    assert 20 - 10 <= await points(game) <= 20 - 8
-    native, fenced = bodies(vendor)
+    assert 20 - 10 <= await hit_points(game) <= 20 - 8
+    native, fenced = bodies_of(vendor)
     assert "tools" in native
     assert "tools" not in fenced
     assert fenced["messages"][: len(native["messages"])] == native["messages"]
@@ -117,7 +256,7 @@ async def test_a_model_is_asked_once_for_the_calls_of_what_it_has_told(
     assert roles == ["assistant", "system", "user"]
     assert TOLD in json.dumps(fenced["messages"])
     assert "ask_player" not in json.dumps(fenced["messages"][-2:])
-    record = await recorded(game)
+    record = await last_record(game)
     assert record["tool_support"] == "fenced"
     assert record["tools"] == ["damage", "damage", FINISH[0]]
     assert (await game.account.messages(game.chat))[-1]["text"] == TOLD
@@ -135,8 +274,8 @@ async def test_a_model_that_writes_calls_then_is_asked_for_them_in_this_way(
     assert text_of(events).strip() == "It hits."
     assert "calls.requested" not in names(events)
     assert len(vendor.requests) == 3
-    assert await points(game) < 20
-    assert await support(game.account) == "fenced"
+    assert await hit_points(game) < 20
+    assert await support_of_model(game.account) == "fenced"
 
 
 async def test_a_risky_action_is_played_by_a_model_that_writes_blocks_alone(ada: Account) -> None:
@@ -158,27 +297,27 @@ async def test_a_risky_action_is_played_by_a_model_that_writes_blocks_alone(ada:
         assert rest[-1].name == "turn.completed"
         assert "calls.requested" not in names(rest)
         assert "aftermath" in [each["mood"] for each in named(rest, "mood.changed")]
-        assert await support(ada) == "fenced"
+        assert await support_of_model(ada) == "fenced"
 
 
 async def test_a_model_that_writes_none_is_not_asked_again(
     game: Game, vendor: OpenAIServer
 ) -> None:
-    vendor.script(reply(TOLD), reply("I hit Anna for 3 points."))
+    vendor.script(reply(TOLD), reply("I hit Anna for 3 hit_points."))
 
     events = await game.say()
 
     assert text_of(events) == TOLD
     assert events[-1].name == "turn.completed"
-    assert await support(game.account) == "none"
+    assert await support_of_model(game.account) == "none"
     vendor.requests.clear()
     vendor.script(reply("Anna falls."))
     assert text_of(await game.say()) == "Anna falls."
-    (body,) = bodies(vendor)
+    (body,) = bodies_of(vendor)
     assert "tools" not in body
     assert "no tools" in json.dumps(body["messages"])
-    assert await points(game) == 20
-    assert (await recorded(game))["tool_support"] == "none"
+    assert await hit_points(game) == 20
+    assert (await last_record(game))["tool_support"] == "none"
 
 
 @pytest.mark.parametrize(
@@ -197,8 +336,8 @@ async def test_calls_are_found_in_other_forms(
 
     await game.say()
 
-    assert await points(game) in {16, 17}
-    assert await support(game.account) == "fenced"
+    assert await hit_points(game) in {16, 17}
+    assert await support_of_model(game.account) == "fenced"
 
 
 async def test_a_change_of_mood_leaves_the_text_and_asks_nothing(
@@ -229,7 +368,7 @@ async def test_a_model_that_has_called_natively_is_not_doubted(
 
     assert len(vendor.requests) == 2
     assert "calls.requested" not in names(events)
-    assert await support(game.account) == "native"
+    assert await support_of_model(game.account) == "native"
 
 
 async def test_in_freeform_a_turn_without_calls_is_normal(
@@ -243,7 +382,7 @@ async def test_in_freeform_a_turn_without_calls_is_normal(
 
     assert len(vendor.requests) == 1
     assert events[-1].name == "turn.completed"
-    assert await support(ada) == "native"
+    assert await support_of_model(ada) == "native"
 
 
 @pytest.mark.parametrize("setting", ["native", "structured", "fenced", "none"])
@@ -255,13 +394,13 @@ async def test_a_users_setting_wins(ada: Account, vendor: OpenAIServer, setting:
 
     events = await game.say()
 
-    (body,) = bodies(vendor)
+    (body,) = bodies_of(vendor)
     assert ("tools" in body) == (setting == "native")
     assert ("response_format" in body) == (setting == "structured")
     assert ("```tools" in json.dumps(body["messages"])) == (setting == "fenced")
     assert text_of(events) == TOLD
     assert events[-1].name == "turn.completed"
-    assert await support(ada) == setting
+    assert await support_of_model(ada) == setting
 
 
 async def test_a_refusal_of_a_users_setting_is_not_remembered(
@@ -273,7 +412,7 @@ async def test_a_refusal_of_a_users_setting_is_not_remembered(
     vendor.script(error(400, message="no tools"), reply(answer))
 
     assert text_of(await game.say()) == TOLD
-    assert await support(ada) == "native"
+    assert await support_of_model(ada) == "native"
 
 
 @pytest.mark.parametrize(
@@ -295,7 +434,7 @@ async def test_what_shows_nothing_is_not_remembered(
     assert text_of(events) == TOLD
     assert events[-1].name == "turn.completed"
     assert len(vendor.requests) == len(answers)
-    assert await support(game.account) == "native"
+    assert await support_of_model(game.account) == "native"
 
 
 async def test_a_short_limit_of_replies_leaves_room_for_the_block(
@@ -308,7 +447,7 @@ async def test_a_short_limit_of_replies_leaves_room_for_the_block(
 
     await game.say()
 
-    told, asked = bodies(vendor)
+    told, asked = bodies_of(vendor)
     assert told["max_tokens"] == 60
     assert asked["max_tokens"] == 1024
     assert asked["messages"][-1]["role"] == "user"
@@ -327,14 +466,14 @@ async def test_in_a_small_window_the_history_stays_out(ada: Account, vendor: Ope
 
     await game.say("The last line.")
 
-    told, asked = (json.dumps(body["messages"]) for body in bodies(vendor))
+    told, asked = (json.dumps(body["messages"]) for body in bodies_of(vendor))
     assert "Scene 5" in told
     assert "Scene 5" not in asked
     assert "The last line." in asked
     assert TOLD in asked
 
 
-async def learned(account: Account, vendor: OpenAIServer, *answers: Answer) -> Game:
+async def play_once(account: Account, vendor: OpenAIServer, *answers: Answer) -> Game:
     """A game after one turn with these answers."""
     await provide(account, vendor)
     game = await fight(account)
@@ -371,15 +510,15 @@ async def test_it_is_remembered_over_a_restart_until_the_provider_is_tested(
     way: str,
 ) -> None:
     async with running(sqlite_url, tmp_path) as server, server.account("Ada") as ada:
-        await learned(ada, vendor, *answers)
-        assert await support(ada) == way
+        await play_once(ada, vendor, *answers)
+        assert await support_of_model(ada) == way
     async with running(sqlite_url, tmp_path) as server, server.signed_in("Ada") as ada:
-        assert await support(ada) == way
+        assert await support_of_model(ada) == way
         (provider,) = (
             each for each in (await ada.get("/providers"))["items"] if each["slug"] == "mine"
         )
         await ada.post(f"/providers/{provider['id']}/test", {})
-        assert await support(ada) == "native"
+        assert await support_of_model(ada) == "native"
 
 
 async def test_it_is_remembered_of_a_provider_that_was_renamed(
@@ -393,25 +532,25 @@ async def test_it_is_remembered_of_a_provider_that_was_renamed(
         vendor.script(reply(TOLD), reply(block(FINISH)))
         await game.say()
     async with running(sqlite_url, tmp_path) as server, server.signed_in("Ada") as ada:
-        assert await support(ada) == "fenced"
+        assert await support_of_model(ada) == "fenced"
 
 
 async def test_testing_a_provider_forgets_what_this_process_has_learned(
     ada: Account, vendor: OpenAIServer
 ) -> None:
-    game = await learned(ada, vendor, reply(TOLD), reply("No."))
-    assert await support(ada) == "none"
+    game = await play_once(ada, vendor, reply(TOLD), reply("No."))
+    assert await support_of_model(ada) == "none"
     (provider,) = (
         each for each in (await ada.get("/providers"))["items"] if each["slug"] == "mine"
     )
 
     await ada.post(f"/providers/{provider['id']}/test", {})
 
-    assert await support(ada) == "native"
+    assert await support_of_model(ada) == "native"
     vendor.requests.clear()
     vendor.script(called(FINISH, text="It calls now."))
     await game.say()
-    assert "tools" in bodies(vendor)[0]
+    assert "tools" in bodies_of(vendor)[0]
 
 
 TWICE = json.dumps(json.dumps(HIT[1]))
@@ -465,9 +604,9 @@ async def test_parallel_calls_are_each_one_call_and_go_back_with_their_results(
 
     events: list[Event] = await game.say()
 
-    assert 20 - 10 <= await points(game) <= 20 - 8
+    assert 20 - 10 <= await hit_points(game) <= 20 - 8
     assert text_of(events) == TOLD
-    asked, *results = bodies(vendor)[-1]["messages"][-3:]
+    asked, *results = bodies_of(vendor)[-1]["messages"][-3:]
     sent = asked["tool_calls"]
     assert [json.loads(each["function"]["arguments"]) for each in sent] == [HIT[1], HARDER[1]]
     assert [each["id"] for each in sent] == [each["tool_call_id"] for each in results]
@@ -479,4 +618,4 @@ async def test_calls_without_a_finish_reason_count(game: Game, vendor: OpenAISer
 
     await game.say()
 
-    assert await points(game) in {16, 17}
+    assert await hit_points(game) in {16, 17}

@@ -1,4 +1,4 @@
-"""What was said long ago, in the prompts of real turns: found, placed, dated, within its budget."""
+"""Long-term memory in prompts of turns, in lore of chronicles, and in `GET /search`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import json
 from collections.abc import AsyncGenerator
 from itertools import pairwise
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import select
 
-from backend.database.base import now
+from backend.database.base import new_id, now
 from backend.jobs.errors import RetryLaterError
+from backend.lorebooks.authoring import EntryOrigin, add_entry, chronicle_book
+from backend.lorebooks.entries import LoreEntry
 from backend.turns.models import StoredContextRecord
 from backend.turns.prompt import retrieve as rephrasing
 from tests.fakes.holding_server import HoldingServer
 from tests.fakes.openai_server import OpenAIServer, error, reply
 from tests.fakes.scripted_server import Request
+from tests.integration.turns.seeding import identity_of
 from tests.support.memory import (
     context_of,
     embedding,
@@ -26,14 +30,16 @@ from tests.support.memory import (
     reasons,
     remembered,
     remembering,
+    search,
     set_chat,
     settled,
     take_turn,
     tell,
+    texts_found,
     whole,
 )
 from tests.support.models import asking
-from tests.support.server import Account, Running
+from tests.support.server import Account, Running, ok, problem
 
 pytestmark = pytest.mark.anyio
 
@@ -394,3 +400,240 @@ async def test_a_turn_searches_again_in_the_task_model_s_words_where_its_user_wa
     spent_notes = ["query not rephrased: today's token limit is used up"]
     assert await notes() == spent_notes
     assert len(model.requests) == sent + 1
+
+
+BELL = "The drowned bell rings before a storm."
+LEFT = "not on the active path"
+
+
+async def add_agent_entry(
+    server: Running, ada: Account, chat: str, message: str, entry: LoreEntry
+) -> str:
+    """What the agent does behind a reply; the id of the book that it writes into."""
+    identity = await identity_of(server, ada)
+    await set_chat(ada, chat, chronicle_enabled=True)
+    settings = await ada.get(f"/chats/{chat}/settings")
+    async with server.parts.database.write() as session:
+        book = await chronicle_book(
+            session, identity.sealer, UUID(settings["chronicle_id"]), name="Of the coast"
+        )
+        origin = EntryOrigin(new_id(), UUID(chat), UUID(message))
+        row = await add_entry(session, identity.sealer, book, entry, origin)
+        await server.parts.index.changed(
+            session, identity, kind="lore", container_id=book.id, source_ids=[row.id]
+        )
+        book_id = str(book.id)
+    await settled(server)
+    return book_id
+
+
+async def activate(ada: Account, message: str) -> None:
+    await ada.post(f"/messages/{message}/activate")
+
+
+def lore_left_out(context: dict[str, Any]) -> dict[str, str]:
+    return {item["title"]: item["reason"] for item in context["left_out"] if item["kind"] == "lore"}
+
+
+async def test_a_key_stops_firing_when_its_message_is_swiped_away_and_comes_back_with_it(
+    ada: Account, chat: str, server: Running
+) -> None:
+    first = await take_turn(ada, chat, text="Is there a bell?")
+    entry = LoreEntry(title="Bell", keys=["clapper"], content=BELL)
+    book = await add_agent_entry(server, ada, chat, first, entry)
+    await ada.patch(f"/lorebooks/{book}", {"mode": "keys"})
+    said = await preview(ada, chat, "I grip the clapper.")
+    assert reasons(said) == {"Bell": 'key "clapper" in the line'}
+    second = await take_turn(ada, chat, regenerate_of=first)
+    assert second != first
+    said = await preview(ada, chat, "I grip the clapper.")
+    assert "Bell" not in reasons(said)
+    assert lore_left_out(said) == {"Bell": LEFT}
+    await activate(ada, first)
+    said = await preview(ada, chat, "I grip the clapper.")
+    assert "Bell" in reasons(said)
+    assert lore_left_out(said) == {}
+
+
+async def test_what_is_constant_stops_and_comes_back_likewise(
+    ada: Account, chat: str, server: Running
+) -> None:
+    first = await take_turn(ada, chat, text="Is there a bell?")
+    await add_agent_entry(
+        server, ada, chat, first, LoreEntry(title="Bell", constant=True, content=BELL)
+    )
+    assert "Bell" in reasons(await preview(ada, chat, "We go on."))
+    await take_turn(ada, chat, regenerate_of=first)
+    said = await preview(ada, chat, "We go on.")
+    assert "Bell" not in reasons(said)
+    assert lore_left_out(said) == {"Bell": LEFT}
+    await activate(ada, first)
+    assert "Bell" in reasons(await preview(ada, chat, "We go on."))
+
+
+async def test_what_is_found_by_meaning_stops_and_comes_back_likewise(
+    ada: Account, chat: str, server: Running
+) -> None:
+    first = await take_turn(ada, chat, text="Is there a bell?")
+    await add_agent_entry(server, ada, chat, first, LoreEntry(title="Bell", content=BELL))
+    asked = "What rings before a storm, the drowned bell?"
+    assert BELL in await texts_found(ada, asked, sources="lore")
+    assert reasons(await preview(ada, chat, asked))["Bell"].startswith("semantic")
+    await take_turn(ada, chat, regenerate_of=first)
+    await settled(server)
+    assert await texts_found(ada, asked, sources="lore") == []
+    assert "Bell" not in reasons(await preview(ada, chat, asked))
+    await activate(ada, first)
+    assert BELL in await texts_found(ada, asked, sources="lore", chat_id=chat)
+    assert "Bell" in reasons(await preview(ada, chat, asked))
+
+
+async def test_each_chat_on_the_chronicle_has_its_book_and_may_switch_it_off(
+    ada: Account, chat: str, server: Running
+) -> None:
+    reply = await take_turn(ada, chat, text="Is there a bell?")
+    entry = LoreEntry(title="Bell", keys=["clapper"], content=BELL)
+    book = await add_agent_entry(server, ada, chat, reply, entry)
+    other = str((await ada.new_chat())["id"])
+    assert "Bell" not in reasons(await preview(ada, other, "The clapper?"))
+    settings = await ada.get(f"/chats/{chat}/settings")
+    await set_chat(ada, other, chronicle_id=settings["chronicle_id"])
+    page = await ada.get(f"/chats/{other}/lorebooks")
+    [item] = page["items"]
+    assert (item["lorebook"]["id"], item["source"], item["is_off"]) == (book, "chronicle", False)
+    assert item["lorebook"]["chronicle_id"] == settings["chronicle_id"]
+    assert "Bell" in reasons(await preview(ada, other, "The clapper?"))
+    await link(ada, other, book, "off")
+    assert reasons(await preview(ada, other, "The clapper?")) == {}
+    assert "Bell" in reasons(await preview(ada, chat, "The clapper?"))
+    await ada.delete(f"/messages/{reply}", 200)
+    await link(ada, other, book, "linked")
+    said = await preview(ada, other, "The clapper?")
+    assert (reasons(said), lore_left_out(said)) == ({}, {"Bell": LEFT})
+
+
+async def ask_search(account: Account, **query: Any) -> Any:
+    return await account.ask("GET", "/search", params=query)
+
+
+async def test_a_find_says_what_it_is_where_it_stands_and_what_each_signal_gave(
+    ada: Account, chat: str, server: Running
+) -> None:
+    entry = {"title": "Chapel", "keys": ["nave"], "content": "A chapel with a bell, and bats."}
+    book = await new_book(ada, entry)
+    fact, *_ = await tell(server, ada, chat, [FACT, "Hm.", "Indeed."])
+    await settled(server)
+    answer = ok(await ask_search(ada, q="the captain's astrolabe, and the chapel bell"))
+    assert answer["notes"] == []
+    found = {item["text"]: item for item in answer["items"]}
+    first, lore = answer["items"][0], found["A chapel with a bell, and bats."]
+    assert (first["kind"], first["text"], first["title"]) == ("message", FACT, ada.name)
+    assert (first["source_id"], first["container_id"]) == (str(fact.id), chat)
+    assert (first["position"], first["rank"]) == (1, 1)
+    assert first["said_at"]
+    assert first["scores"].keys() == {"dense", "sparse", "dense_window", "sparse_window"}
+    assert first["scores"]["dense"] > 0.5
+    assert {each["kind"] for each in first["signals"]} >= {"meaning", "words"}
+    assert first["reason"].startswith("nearly the same meaning, contains the word")
+    assert (lore["kind"], lore["title"], lore["container_id"]) == ("lore", "Chapel", book)
+    assert (lore["position"], lore["said_at"]) == (None, None)
+    ranks = [item["rank"] for item in answer["items"]]
+    scores = [item["score"] for item in answer["items"]]
+    assert ranks == list(range(1, len(ranks) + 1))
+    assert max(scores) == scores[0]
+
+
+async def test_sources_a_chat_and_a_limit_narrow_the_search(
+    ada: Account, chat: str, server: Running
+) -> None:
+    book = await new_book(ada, {"title": "Bell", "keys": ["clapper"], "content": "A chapel bell."})
+    elsewhere = str((await ada.new_chat())["id"])
+    for each in (chat, elsewhere):
+        await tell(server, ada, each, ["The chapel bell is silent.", f"Not in {each}."])
+    await settled(server)
+
+    async def containers(**query: Any) -> set[str]:
+        return {item["container_id"] for item in await search(ada, "chapel bell", **query)}
+
+    assert await containers() == {chat, elsewhere, book}
+    assert await containers(sources="lore") == {book}
+    assert await containers(sources="message") == {chat, elsewhere}
+    assert await containers(sources="message, lore") == {chat, elsewhere, book}
+    assert await containers(chat_id=chat) == {chat}
+    assert await containers(chat_id=chat, sources="lore") == set()
+    await link(ada, chat, book)
+    assert await containers(chat_id=chat) == {chat, book}
+    assert await containers(chat_id=chat, sources="lore") == {book}
+    assert len(await search(ada, "chapel bell", limit=1)) == 1
+
+
+async def test_what_is_no_search_is_refused(ada: Account, chat: str) -> None:
+    assert chat
+    for query in (
+        {},
+        {"q": ""},
+        {"q": "   "},
+        {"q": "x" * 2001},
+        {"q": "bell", "limit": 0},
+        {"q": "bell", "limit": 101},
+        {"q": "bell", "limit": "many"},
+        {"q": "bell", "sources": "dreams"},
+        {"q": "bell", "sources": "lore,scene"},
+        {"q": "bell", "chat_id": "no id"},
+        {"q": "bell", "min_relevance": 1.1},
+    ):
+        problem(await ask_search(ada, **query), 422, "validation-failed")
+    answer = await ask_search(ada, q="bell", sources="dreams")
+    names = "campaign, event, lore, message"
+    assert answer.json()["detail"] == f"Unknown source dreams. Available: {names}."
+
+
+@pytest.mark.every_database
+async def test_odd_words_are_looked_for_like_others(
+    ada: Account, chat: str, server: Running
+) -> None:
+    odd = [
+        "Die Königin schläft in Århus.",
+        "その鍵は鐘の下にある。",
+        "Ключ лежит под колоколом.",
+        "🗝️🔔",
+    ]
+    await tell(server, ada, chat, [*odd, "Yes."])
+    for words, text in (("königin", odd[0]), ("鐘の下", odd[1]), ("колокол", odd[2])):
+        found = await search(ada, words)
+        assert [item["text"] for item in found if "sparse" in item["scores"]] == [text]
+    for words in ("🗝️", "\u0000", "'; DROP TABLE messages; --", "a" * 2000, "%_\\", "\ud7ff"):
+        answer = ok(await ask_search(ada, q=words))
+        assert answer["notes"] == []
+
+
+async def test_what_came_close_is_told_with_the_reason_why_it_stayed_out(
+    ada: Account, chat: str, server: Running
+) -> None:
+    hidden = f"{FACT} Or so they say."
+    said = [FACT, hidden, FACT, "The captain is asleep."]
+    _, old, *_ = await tell(server, ada, chat, said)
+    await ada.patch(f"/messages/{old.id}", {"hidden": True})
+
+    async def missed(**query: Any) -> dict[str, dict[str, Any]]:
+        answer = ok(await ask_search(ada, q="the captain's astrolabe", near_misses=True, **query))
+        # The greeting that was not chosen stands beside these lines.
+        found = [each for each in answer["near_misses"] if each["position"]]
+        return {each["why"]["kind"]: each for each in found}
+
+    found = await missed()
+    assert found.keys() == {"repeats", "not_current"}
+    assert (found["repeats"]["text"], found["repeats"]["why"]["rank"]) == (FACT, 1)
+    assert found["repeats"]["reason"] == "repeats rank 1"
+    gone = found["not_current"]
+    assert (gone["source_id"], gone["text"], gone["position"]) == (str(old.id), "", 2)
+    assert (await missed(limit=1))["max_items"]["text"] == "The captain is asleep."
+    far = (await missed(min_relevance=1))["not_near"]
+    assert far["text"] in said
+    assert far["why"]["score"] < 1
+    # What does not count is not named to a viewpoint, for it may not be its to know.
+    assert "not_current" not in await missed(viewpoint="public")
+
+
+async def test_somebody_new_finds_nothing_and_asks_no_model(ada: Account) -> None:
+    assert ok(await ask_search(ada, q="bell")) == {"items": [], "notes": [], "near_misses": None}

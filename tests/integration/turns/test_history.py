@@ -1,8 +1,9 @@
-"""Histories that are kept from turn to turn: prompts are as if nothing were."""
+"""The chat history of prompts: cached lines, and the queries that load it."""
 
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 from uuid import UUID
 
@@ -11,7 +12,9 @@ from sqlalchemy import text
 
 from backend.chats import repository
 from tests.integration.turns.seeding import identity_of, seed
+from tests.support.memory import new_book, new_entry, preview, settled
 from tests.support.server import Account, Running
+from tests.support.statements import Statement, record_statements
 from tests.support.thorough import rounds
 
 pytestmark = pytest.mark.anyio
@@ -178,3 +181,34 @@ async def test_nothing_of_a_user_who_signs_out_is_kept(
     assert kept.get(user_id, UUID(chat)) is not None
     await ada.delete("/sessions/current")
     assert kept.get(user_id, UUID(chat)) is None
+
+
+API = "/api/v1"
+ENRICHMENT_TABLES = re.compile(r"\b(chat_summaries|chronicle_event\w*|enrichment_\w+)\b")
+
+
+def find_tables(statements: list[Statement]) -> set[str]:
+    """Return the tables of chronicles, runs and summaries that statements name."""
+    assert statements
+    return {table for each in statements for table in ENRICHMENT_TABLES.findall(each.text)}
+
+
+async def test_a_chat_without_a_chronicle_and_summaries_pays_for_neither(
+    server: Running, ada: Account, chat: str
+) -> None:
+    book = await new_book(ada)
+    await new_entry(ada, book, title="The lamp", keys=["lamp"], content="It never goes out.")
+    await ada.put(f"/chats/{chat}/lorebooks/{book}", {"state": "linked"})
+    await seed(server, ada, chat, [f"{number}: the lamp burns." for number in range(30)])
+    await ada.turn(chat, text="Is the lamp lit?")
+    await settled(server)
+    with record_statements() as statements:
+        await preview(ada, chat, "The lamp?")
+    assert find_tables(statements) == set()
+
+    chronicle = (await ada.post("/chronicles", {"name": "Ours"}, 201))["id"]
+    settings = {"chronicle_id": chronicle, "summary": {"enabled": True}}
+    await ada.patch(f"/chats/{chat}/settings", settings)
+    with record_statements() as statements:
+        await preview(ada, chat, "The lamp?")
+    assert {"chat_summaries", "chronicle_events"} <= find_tables(statements)

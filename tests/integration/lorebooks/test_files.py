@@ -1,18 +1,23 @@
-"""Lorebook files that come in: stored as a whole or not at all, sealed, and told to the index."""
+"""Lorebooks in files: imports, exports, and the books inside character cards."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import json
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select, text, update
 
+from backend.characters.cards.charx import unpack
+from backend.characters.cards.png import TextReader, decode_value, find_texts
+from backend.characters.models import CHARACTER_CARD, CHARACTER_SOURCE, Character, open_card
 from backend.lorebooks import entries as limits
 from backend.lorebooks.models import Lorebook, LoreEntryRow
 from backend.lorebooks.schemas import NewLoreEntry
@@ -47,7 +52,7 @@ async def counted(server: Running, reader: Reader) -> tuple[int, int]:
     return books or 0, entries or 0
 
 
-async def sealer_of(server: Running, ada: Reader) -> Sealer:
+async def read_sealer(server: Running, ada: Reader) -> Sealer:
     cookie = ada.account.client.cookies["talekeeper_session"]
     identity = await server.parts.sessions.authenticate(cookie, "session")
     assert identity is not None
@@ -213,7 +218,7 @@ async def test_no_word_of_a_lorebook_is_readable_in_the_database(
 async def test_a_turn_reads_a_book_and_its_entries(ada: Reader, server: Running) -> None:
     book = (await ada.import_book(WORLD))["lorebook"]["id"]
     made = await ada.new_entry(book, keys=["new"])
-    sealer = await sealer_of(server, ada)
+    sealer = await read_sealer(server, ada)
     async with server.parts.database.read() as session:
         fields, entries = await opened_book(session, sealer, UUID(book))
     assert fields.name == "book"
@@ -229,7 +234,7 @@ async def test_a_book_of_thousands_of_entries_comes_in_and_goes_out_in_its_order
     found = (await ada.import_book({"entries": entries}))["lorebook"]
     assert found["entry_count"] == 4_100
     assert await ada.export(found["id"]) == {"entries": entries}
-    sealer = await sealer_of(server, ada)
+    sealer = await read_sealer(server, ada)
     async with server.parts.database.read() as session:
         _, loaded = await opened_book(session, sealer, UUID(found["id"]))
     assert [entry.keys for _, _, entry in loaded] == [entry["key"] for entry in entries.values()]
@@ -284,3 +289,191 @@ async def test_anything_that_is_uploaded_is_stored_or_refused(ada: Reader, serve
         assert answer.status_code == 201 or answer.json()["type"].startswith("urn:talekeeper:")
     books, _ = await counted(server, ada)
     assert books <= len(values)
+
+
+CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
+CARD_FILES = ("syn_v3.json", "syn_v3.charx", "syn_v2_and_v3_precedence.png")
+CARD_BOOK: dict[str, Any] = json.loads((CARDS / "syn_lorebook_v3.json").read_bytes())["data"]
+
+
+def book_in(data: bytes) -> Any:
+    """The `character_book` of a card file."""
+    if data.startswith(b"\x89PNG"):
+        text = decode_value(TextReader().read(find_texts(data).cards[0]))
+        return json.loads(text)["data"]["character_book"]
+    text = unpack(data)["card.json"] if data.startswith(b"PK") else data
+    return json.loads(text)["data"].get("character_book")
+
+
+async def row_of(server: Running, character_id: str) -> Character:
+    async with server.parts.database.read() as session:
+        return await session.get_one(Character, UUID(character_id))
+
+
+async def test_a_card_s_book_becomes_a_lorebook_and_is_in_the_card_no_more(
+    ada: Reader, server: Running
+) -> None:
+    imported = await ada.import_card((CARDS / "syn_v3.json").read_bytes())
+    character, lorebook = imported["character"], imported["lorebook"]
+    assert character["character_book"] == CARD_BOOK
+    assert character["lorebook_id"] == lorebook["id"]
+    found = await ada.get(f"/lorebooks/{lorebook['id']}")
+    assert (found["name"], found["character_id"]) == ("Lighthouse", character["id"])
+    assert (found["entry_count"], found["scan_depth"]) == (2, 4)
+    assert [entry["title"] for entry in await ada.entries(lorebook["id"])] == ["lens", ""]
+
+    row, sealer = await row_of(server, character["id"]), await read_sealer(server, ada)
+    assert open_card(sealer, row.id, row.sealed_card).character_book is None
+    assert row.sealed_source is not None
+    assert b"Fresnel" not in sealer.open_bytes(CHARACTER_SOURCE, row.id, row.sealed_source)
+
+
+@pytest.mark.parametrize("name", CARD_FILES)
+async def test_every_kind_of_card_file_gives_the_book_back(ada: Reader, name: str) -> None:
+    data = (CARDS / name).read_bytes()
+    imported = await ada.import_card(data)
+    character = imported["character"]
+    entry = (await ada.entries(character["lorebook_id"]))[0]
+    path = f"/lorebooks/{character['lorebook_id']}/entries/{entry['id']}"
+    for file_format in ("json", "png", "charx"):
+        assert book_in(await ada.export_card(character["id"], file_format)) == book_in(data)
+    await ada.patch(path, content="The lens is whole.")
+    changed = book_in(data)
+    changed["entries"][0]["content"] = "The lens is whole."
+    for file_format in ("json", "png", "charx"):
+        exported = await ada.export_card(character["id"], file_format)
+        assert book_in(exported) == changed
+        again = await ada.import_card(exported)
+        assert again["character"]["character_book"] == changed
+    shown = await ada.get(f"/characters/{character['id']}")
+    assert shown["character_book"] == changed
+
+
+@pytest.mark.every_database
+async def test_a_book_without_a_name_is_called_after_its_character(ada: Reader) -> None:
+    book = {"entries": [{"keys": ["a"], "content": "b"}]}
+    made = await ada.account.new_character(name="Mara of the Lamp", character_book=book)
+    assert made["character_book"] == book
+    (listed,) = (await ada.get("/lorebooks"))["items"]
+    assert (listed["name"], listed["id"]) == ("Mara of the Lamp", made["lorebook_id"])
+    await ada.patch(f"/lorebooks/{listed['id']}", name="Her own")
+    shown = await ada.get(f"/characters/{made['id']}")
+    assert shown["character_book"] == {**book, "name": "Her own"}
+
+
+@pytest.mark.every_database
+async def test_a_patch_of_the_card_s_book_is_a_change_of_the_lorebook(ada: Reader) -> None:
+    made = await ada.account.new_character()
+    path = f"/characters/{made['id']}"
+    assert (made["lorebook_id"], made["character_book"]) == (None, None)
+    shown = await ada.patch(path, character_book=CARD_BOOK)
+    book = shown["lorebook_id"]
+    assert shown["character_book"] == CARD_BOOK
+    chat = (await ada.account.new_chat(character_ids=[made["id"]]))["id"]
+    await ada.put(f"/chats/{chat}/lorebooks/{book}", 200, state="off")
+    before = await ada.entries(book)
+
+    shown = await ada.patch(path, character_book=CARD_BOOK, nickname="Mags")
+    assert await ada.entries(book) == before
+
+    shown = await ada.patch(path, character_book={"name": "Renamed", "vendor": {"kept": 1}})
+    assert shown["lorebook_id"] == book
+    assert shown["character_book"] == {**CARD_BOOK, "name": "Renamed", "vendor": {"kept": 1}}
+    assert (await ada.get(f"/lorebooks/{book}"))["name"] == "Renamed"
+    assert await ada.revision(book) == 2
+
+    entry = {"keys": ["x"], "content": "y"}
+    shown = await ada.patch(path, character_book={"entries": [entry]})
+    assert [each["keys"] for each in await ada.entries(book)] == [["x"]]
+    assert (await ada.get(f"/chats/{chat}/lorebooks/{book}"))["is_off"] is True
+
+    shown = await ada.patch(path, character_book=None)
+    assert (shown["lorebook_id"], shown["character_book"]) == (None, None)
+    problem(await ada.ask("GET", f"/lorebooks/{book}"), 404, "lorebook-not-found")
+    assert book_in(await ada.export_card(made["id"])) is None
+
+
+async def test_a_card_without_its_lorebook_goes_on(ada: Reader) -> None:
+    made = await ada.account.new_character(character_book=CARD_BOOK)
+    await ada.delete(f"/lorebooks/{made['lorebook_id']}")
+    shown = await ada.get(f"/characters/{made['id']}")
+    assert (shown["lorebook_id"], shown["character_book"]) == (None, None)
+    assert shown["name"] == made["name"]
+
+
+async def test_the_book_goes_with_its_character(ada: Reader, server: Running) -> None:
+    made = await ada.account.new_character(character_book=CARD_BOOK)
+    await ada.delete(f"/characters/{made['id']}")
+    assert (await ada.get("/lorebooks"))["items"] == []
+    async with server.parts.database.read() as session:
+        left = select(LoreEntryRow.id).where(LoreEntryRow.user_id == UUID(ada.account.user["id"]))
+        assert list(await session.scalars(left)) == []
+
+
+async def test_world_info_inside_a_card_is_a_book_too(ada: Reader) -> None:
+    world = {"entries": {"0": {"uid": 0, "key": ["lamp"], "content": "Lit.", "vendor": 1}}}
+    made = await ada.account.new_character(character_book=world)
+    (entry,) = await ada.entries(made["lorebook_id"])
+    assert (entry["keys"], entry["content"]) == (["lamp"], "Lit.")
+    (written,) = made["character_book"]["entries"]
+    assert (written["keys"], written["extensions"]["vendor"]) == (["lamp"], 1)
+    assert await ada.get(f"/characters/{made['id']}") == made
+
+
+async def test_a_book_that_is_too_large_is_refused_with_its_card(
+    ada: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await ada.account.new_character(character_book=CARD_BOOK)
+    before = await ada.get("/lorebooks")
+    monkeypatch.setattr(limits, "MAX_ENTRIES", 1)
+    card = {"name": "Mara", "character_book": CARD_BOOK}
+    data = json.dumps(card).encode()
+    for method, path, options in (
+        ("POST", "/characters", {"json": card}),
+        ("POST", "/characters/import", {"files": {"file": data}}),
+        ("PATCH", f"/characters/{made['id']}", {"json": {"character_book": {"name": "New"}}}),
+    ):
+        answer = await ada.ask(method, path, **options)
+        found = problem(answer, 422, "card-limit")
+        assert (found["limit"], found["allowed"], found["found"]) == ("lorebook_entries", 1, 2)
+    assert await ada.get("/lorebooks") == before
+    assert len((await ada.get("/characters"))["items"]) == 1
+
+
+@pytest.mark.every_database
+async def test_a_card_of_an_older_version_has_its_book_in_it_until_it_is_changed(
+    ada: Reader, server: Running
+) -> None:
+    made = await ada.account.new_character(character_book=CARD_BOOK)
+    sealer, row = await read_sealer(server, ada), await row_of(server, made["id"])
+    card = open_card(sealer, row.id, row.sealed_card)
+    whole = msgspec.structs.replace(card, character_book=CARD_BOOK)
+    sealed = sealer.seal_bytes(CHARACTER_CARD, row.id, msgspec.json.encode(whole))
+    await ada.delete(f"/lorebooks/{made['lorebook_id']}")
+    async with server.parts.database.write() as session:
+        await session.execute(
+            update(Character).where(Character.id == row.id).values(sealed_card=sealed)
+        )
+    path = f"/characters/{made['id']}"
+    shown = await ada.get(path)
+    assert (shown["lorebook_id"], shown["character_book"]) == (None, CARD_BOOK)
+    assert book_in(await ada.export_card(made["id"])) == CARD_BOOK
+
+    shown = await ada.patch(path, nickname="Mags")
+
+    assert shown["character_book"] == CARD_BOOK
+    assert [entry["title"] for entry in await ada.entries(shown["lorebook_id"])] == ["lens", ""]
+    assert await ada.get(path) == shown
+    row = await row_of(server, made["id"])
+    assert open_card(sealer, row.id, row.sealed_card).character_book is None
+
+
+@pytest.mark.every_database
+async def test_a_card_has_one_book(ada: Reader, server: Running) -> None:
+    made = await ada.account.new_character(character_book=CARD_BOOK)
+    async with server.parts.database.read() as session:
+        books = select(Lorebook.character_id).where(
+            Lorebook.user_id == UUID(ada.account.user["id"])
+        )
+        owners = list(await session.scalars(books))
+    assert owners == [UUID(made["id"])]

@@ -1,4 +1,4 @@
-"""Replies that are thoughts alone: kept, left out of prompts, and made the reply on request."""
+"""Thoughts: replies that contain nothing else, and thoughts that are sent with replies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sent(vendor: OpenAIServer) -> list[Any]:
     return messages
 
 
-async def last(ada: Account, chat: str) -> dict[str, Any]:
+async def last_message(ada: Account, chat: str) -> dict[str, Any]:
     return (await ada.messages(chat))[-1]
 
 
@@ -44,10 +44,10 @@ async def think(ada: Account, chat: str, vendor: OpenAIServer, **body: Any) -> d
     vendor.script(only_thoughts())
     events = await ada.turn(chat, **(body or {"text": "Well?"}))
     assert events[-1].name == "turn.completed"
-    return await last(ada, chat)
+    return await last_message(ada, chat)
 
 
-def as_text(message: dict[str, Any]) -> str:
+def text_path(message: dict[str, Any]) -> str:
     return f"/messages/{message['id']}/thoughts-as-text"
 
 
@@ -63,7 +63,7 @@ async def test_a_reply_of_thoughts_alone_is_kept_and_hidden(
         *("thinking.delta", "message.saved", "turn.completed")
     ]
     assert events[-1].data["finish_reason"] == finish
-    message = await last(ada, chat)
+    message = await last_message(ada, chat)
     assert (message["text"], message["thinking"]) == ("", THOUGHTS)
     assert (message["status"], message["hidden"]) == ("complete", True)
     turn_id = events[0].data["turn_id"]
@@ -91,7 +91,7 @@ async def test_thoughts_become_the_reply_with_all_that_hangs_on_it(
     before = await think(ada, chat, vendor)
     await ada.turn(chat, text="Hello?")
 
-    message = await ada.post(as_text(before))
+    message = await ada.post(text_path(before))
 
     assert (message["id"], message["text"], message["thinking"]) == (before["id"], THOUGHTS, None)
     assert not message["hidden"]
@@ -108,11 +108,11 @@ async def test_thoughts_become_the_reply_without_its_speaker_s_name_and_after_re
 ) -> None:
     script = {"findRegex": "waves", "replaceString": "nods", "placement": [2]}
     await ada.put("/me/regex-scripts", {"scripts": [script]})
-    author = (await last(ada, chat))["author"]
+    author = (await last_message(ada, chat))["author"]
     vendor.script(only_thoughts(f"{author}: Mags waves."))
     await ada.turn(chat, text="Well?")
 
-    message = await ada.post(as_text(await last(ada, chat)))
+    message = await ada.post(text_path(await last_message(ada, chat)))
 
     assert message["text"] == "Mags nods."
 
@@ -121,17 +121,19 @@ async def test_only_thoughts_without_text_become_the_reply(
     ada: Account, chat: str, vendor: OpenAIServer, server: Running
 ) -> None:
     thought = await think(ada, chat, vendor)
-    await ada.post(as_text(thought))
-    problem(await ada.ask("POST", as_text(thought)), 409, "not-only-thoughts")
+    await ada.post(text_path(thought))
+    problem(await ada.ask("POST", text_path(thought)), 409, "not-only-thoughts")
     problem(
-        await ada.ask("POST", as_text((await ada.messages(chat))[-2])), 409, "not-only-thoughts"
+        await ada.ask("POST", text_path((await ada.messages(chat))[-2])), 409, "not-only-thoughts"
     )
     async with server.account("eve") as eve:
-        problem(await eve.ask("POST", as_text(thought)), 404, "message-not-found")
+        problem(await eve.ask("POST", text_path(thought)), 404, "message-not-found")
     gate = Gate()
     vendor.script(stream(chunk(reasoning_content="Hm."), gate, chunk("stop"), DONE))
     async with turn_under_way(ada, chat, text="And?") as (_, events):
-        problem(await ada.ask("POST", as_text(await last(ada, chat))), 409, "message-busy")
+        problem(
+            await ada.ask("POST", text_path(await last_message(ada, chat))), 409, "message-busy"
+        )
         gate.opened.set()
         assert [event async for event in events][-1].name == "turn.completed"
 
@@ -158,7 +160,7 @@ async def test_a_reply_of_thoughts_alone_is_written_again_or_written_on(
     vendor.script(reply("Mags nods."))
     await ada.turn(chat, regenerate_of=first["id"])
     assert sent(vendor) == asked
-    swipe = await last(ada, chat)
+    swipe = await last_message(ada, chat)
     assert (swipe["text"], swipe["sibling"], swipe["hidden"]) == ("Mags nods.", 2, False)
 
     await ada.post(f"/messages/{first['id']}/activate")
@@ -166,7 +168,7 @@ async def test_a_reply_of_thoughts_alone_is_written_again_or_written_on(
     events = await ada.turn(chat, **{"continue": True})
     assert sent(vendor) == asked
     assert text_of(events) == "Mags waves."
-    message = await last(ada, chat)
+    message = await last_message(ada, chat)
     assert (message["id"], message["text"], message["hidden"]) == (
         first["id"],
         "Mags waves.",
@@ -186,7 +188,7 @@ async def test_writing_on_that_fails_leaves_the_thoughts(
     events = await ada.turn(chat, **{"continue": True})
 
     assert events[-1].name == "turn.failed"
-    message = await last(ada, chat)
+    message = await last_message(ada, chat)
     for name in ("id", "text", "status", "hidden"):
         assert message[name] == first[name]
     assert message["thinking"] == f"{THOUGHTS} Hm."
@@ -226,7 +228,7 @@ async def test_text_that_turns_out_to_be_thoughts_is_taken_back_and_stored_as_th
         ("text.reset", {"length": 0}),
         ("text.delta", {"text": "Mags waves."}),
     ]
-    message = await last(ada, chat)
+    message = await last_message(ada, chat)
     assert message["text"] == "Mags waves."
     assert message["thinking"].strip() == "The user greets me."
     stored = await follow(ada.client, turn_id)
@@ -250,5 +252,97 @@ async def test_taking_back_leaves_what_a_continued_reply_said_before(
 
     resets = [event.data for event in events if event.name == "text.reset"]
     assert resets == [{"length": len("Mags waves.")}]
-    message = await last(ada, chat)
+    message = await last_message(ada, chat)
     assert (message["text"], message["thinking"]) == ("Mags waves. And nods.", "I go on.")
+
+
+SETTINGS = "/me/settings"
+
+
+def answer_with_thoughts(number: int, thoughts: str = "") -> Answer:
+    return stream(
+        chunk(reasoning_content=thoughts or f"Thought {number}."),
+        chunk("stop", content=f"Reply {number}."),
+        DONE,
+    )
+
+
+async def play_turns(ada: Account, chat: str, vendor: OpenAIServer, *answers: Answer) -> list[Any]:
+    """One turn for each answer; the replies that were sent with the last."""
+    vendor.script(*answers)
+    for number, _ in enumerate(answers):
+        await ada.turn(chat, text=f"Line {number}.")
+    sent = vendor.requests[-1].body["messages"]
+    return [each["content"] for each in sent if each["role"] == "assistant"]
+
+
+async def last_context(ada: Account, chat: str) -> Any:
+    reply = (await ada.messages(chat))[-1]["id"]
+    return await ada.get(f"/messages/{reply}/context")
+
+
+async def test_thoughts_are_kept_and_not_sent(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    replies = await play_turns(ada, chat, vendor, *map(answer_with_thoughts, range(3)))
+
+    assert replies[-2:] == ["Reply 0.", "Reply 1."]
+
+
+async def test_those_of_the_last_replies_are_sent_and_shown_in_the_context(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    # The account's setting holds where the chat has none.
+    await ada.patch(SETTINGS, {"reasoning_sent": 1})
+    replies = await play_turns(ada, chat, vendor, *map(answer_with_thoughts, range(3)))
+    assert replies[-2:] == ["Reply 0.", "<think>\nThought 1.\n</think>\n\nReply 1."]
+
+    await ada.patch(f"/chats/{chat}/settings", {"reasoning_sent": 2})
+    replies = await play_turns(ada, chat, vendor, answer_with_thoughts(3))
+    assert replies[-3:] == [
+        "Reply 0.",
+        "<think>\nThought 1.\n</think>\n\nReply 1.",
+        "<think>\nThought 2.\n</think>\n\nReply 2.",
+    ]
+    shown = (await last_context(ada, chat))["prompt"]
+    sent = vendor.requests[-1].body["messages"]
+    assert [each["text"] for each in shown] == [each["content"] for each in sent]
+
+    await ada.patch(f"/chats/{chat}/settings", {"reasoning_sent": 0})
+    assert (await play_turns(ada, chat, vendor, answer_with_thoughts(4)))[-1] == "Reply 3."
+
+
+async def test_a_reply_that_goes_on_has_none_before_it(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    await ada.patch(f"/chats/{chat}/settings", {"reasoning_sent": 5})
+    await play_turns(ada, chat, vendor, answer_with_thoughts(0), answer_with_thoughts(1))
+    vendor.script(answer_with_thoughts(2))
+    await ada.turn(chat, **{"continue": True})
+
+    sent = [each["content"] for each in vendor.requests[-1].body["messages"]]
+    assert sum("Thought 0." in each for each in sent) == 1
+    assert not any("Thought 1." in each for each in sent)
+
+
+async def test_thoughts_leave_room_for_what_was_said(
+    ada: Account, chat: str, vendor: OpenAIServer
+) -> None:
+    wanted = {"reasoning_sent": 50, "budgets": {"total": 4096, "reply_reserve": 512}}
+    await ada.patch(f"/chats/{chat}/settings", wanted)
+    long = "So it may be. " * 120  # some 500 tokens
+    replies = await play_turns(
+        ada, chat, vendor, *(answer_with_thoughts(at, long) for at in range(6))
+    )
+
+    assert [each.count("<think>") for each in replies[-5:]] == [0, 0, 0, 0, 1]
+    assert replies[-5].endswith("Reply 0.")
+    totals = (await last_context(ada, chat))["totals"]
+    assert totals["prompt"] <= 4096 - 512
+
+
+async def test_a_number_out_of_range_is_refused(ada: Account, chat: str) -> None:
+    for path in (SETTINGS, f"/chats/{chat}/settings"):
+        for number in (-1, 51):
+            refused = await ada.ask("PATCH", path, json={"reasoning_sent": number})
+            assert refused.status_code == 422, refused.text
