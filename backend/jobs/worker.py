@@ -196,6 +196,14 @@ class Worker:
         except Exception as error:  # their leases will expire
             log.warning("job.release_failed", exc_info=error)
 
+    async def kill(self) -> None:
+        """Cancel all tasks and put nothing back, as if the process had ended."""
+        tasks = [*self._tasks, *(job.task for job in self._jobs.values() if job.task)]
+        self._tasks, self._jobs = [], {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
     async def _work(self) -> None:
         with self._queue.listen(self._wake):
             while not self._is_closing:

@@ -11,14 +11,12 @@ from tests.e2e.test_crash import browser
 from tests.fakes.openai_server import API_KEY, MODEL, MODEL_ID, reply
 from tests.fakes.scripted_server import Answer, Silence
 from tests.integration.enrichment.storytelling import (
-    API,
     Storyteller,
     numbers_in,
-    preview,
     previous_in,
-    set_chat,
     summaries_in,
 )
+from tests.support.memory import API, preview, set_chat
 from tests.support.process import serving
 from tests.support.server import Account, ok
 from tests.support.waiting import until
@@ -65,7 +63,7 @@ async def test_a_backlog_goes_on_behind_the_last_summary_that_was_stored(tmp_pat
             async with browser(served, cookies) as ada:
 
                 async def is_done() -> bool:
-                    context = await preview(ada, chat)
+                    context = await preview(ada, chat, "Well?")
                     return bool(summaries_in(context))
 
                 await until(is_done)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -13,8 +12,6 @@ from sqlalchemy import delete, func, select, text
 from backend.chats.models import Message
 from backend.database import migrate
 from backend.enrichment.models import CHAT_SUMMARY, ChatSummary
-from backend.generation.registry import ModelRegistry
-from tests.fakes.openai_server import MODEL_ID
 from tests.integration.campaigns.seagate import Table, seagate
 from tests.integration.enrichment.storytelling import (
     Storyteller,
@@ -24,36 +21,19 @@ from tests.integration.enrichment.storytelling import (
     previous_in,
     summaries_in,
     summary_of,
+    teller,
+    vendor,
 )
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.memory import preview, set_chat, take_turn
 from tests.support.server import Account, Running, ok, problem, running
+from tests.support.shared import asking_server as server
+
+__all__ = ["server", "teller", "vendor"]
 
 pytestmark = pytest.mark.anyio
 
 TICK = "The clock in the hall went on and on, and nobody minded it any more, for it rained. "
-
-
-@pytest.fixture(scope="module")
-async def teller() -> AsyncGenerator[Storyteller]:
-    async with Storyteller() as teller:
-        yield teller
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, teller: Storyteller
-) -> AsyncGenerator[Running]:
-    registry = ModelRegistry(demo_tokens_per_second=0, openai=teller.config(), default=MODEL_ID)
-    folder = tmp_path_factory.mktemp("data")
-    async with running(shared_url, folder, registry=registry) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def fresh(teller: Storyteller) -> None:
-    teller.requests.clear()
-    teller.summing_up.clear()
 
 
 async def play_rounds(ada: Account, server: Running, chat: str, rounds: range) -> None:
@@ -80,7 +60,6 @@ async def test_the_summary_tells_all_but_the_last_rounds(
 
     await play_rounds(ada, server, chat, range(8, 9))
     summary = await summary_of(ada, chat)
-    assert summary is not None
     assert (summary["through_position"], summary["is_used"]) == (7, True)
     assert numbers_in(teller.summed_up[0]) == list(range(1, 9))
     assert "150" in teller.summed_up[0].body["messages"][0]["content"]
@@ -170,8 +149,6 @@ class Session:
             setattr(self, name.lower(), made["id"])
         campaign_id = self.table.campaign["id"]
         self.chat = (await self.ada.new_chat(campaign_id=campaign_id))["id"]
-        self.teller.requests.clear()
-        self.teller.summing_up.clear()
 
     async def play(self, rounds: range, **audiences: Any) -> list[list[int]]:
         """Rounds of two lines each, public but for `r4="gm"`; which lines were summed up."""
@@ -277,9 +254,8 @@ async def test_summaries_are_read_written_and_dropped_by_audience(session: Sessi
     await session.play(range(1, 9), r2=[session.jake])
     path = f"/chats/{session.chat}/summary"
 
-    async def put(text: str, **query: str) -> dict[str, Any]:
-        answer = await session.ada.ask("PUT", path, params=query, json={"text": text})
-        return ok(answer)
+    async def put(text: str, **query: Any) -> dict[str, Any]:
+        return await session.ada.put(path, {"text": text}, **query)
 
     mine = await put("Jake palmed a key.", viewpoint=session.jake)
     assert (mine["audience"], mine["edited"]) == ([session.jake], True)
@@ -308,8 +284,7 @@ async def test_a_message_that_is_kept_from_some_is_in_no_summary_of_theirs(
     lines = await session.ada.messages(session.chat)
 
     async def limit(place: int, audience: Any) -> None:
-        changed = await session.ada.patch(f"/messages/{lines[place]['id']}", {"audience": audience})
-        changed
+        await session.ada.patch(f"/messages/{lines[place]['id']}", {"audience": audience})
 
     await limit(0, [session.kim])
     assert await session.previously("public") == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from backend.lorebooks.models import Lorebook
 from tests.integration.turns.seeding import identity_of
 from tests.support.lore import opened_book
 from tests.support.memory import link, new_book, settled
-from tests.support.server import Running, problem
+from tests.support.server import problem
 from tests.support.studying import (
     FINISH,
     Call,
@@ -24,37 +23,20 @@ from tests.support.studying import (
     Vendor,
     entry,
     event,
-    reading,
+    model,
+    server,
+    study,
     studying,
-    studying_on,
     vendor,
 )
+
+__all__ = ["model", "server", "study"]
 
 pytestmark = pytest.mark.anyio
 
 Kind = Literal["openai", "gemini"]
 
 CHAPEL = "Mara found the silver key under the altar of the flooded chapel."
-
-
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[Vendor]:
-    async with vendor("openai") as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Vendor
-) -> AsyncGenerator[Running]:
-    async with reading(shared_url, tmp_path_factory.mktemp("data"), model) as server:
-        yield server
-
-
-@pytest.fixture
-async def study(server: Running, model: Vendor) -> AsyncGenerator[Study]:
-    async with studying_on(server, model) as study:
-        yield study
 
 
 async def read(study: Study, *rounds: list[Call]) -> list[list[dict[str, Any]]]:

@@ -21,9 +21,8 @@ from tests.integration.turns.seeding import identity_of
 from tests.support.compacting import Call, Compactor, Evening, evening, model, npc, server
 from tests.support.memory import settled
 from tests.support.server import Running
-from tests.support.shared import server, shared_url
 
-__all__ = ["model", "server", "shared_url", "table"]
+__all__ = ["model", "server", "table"]
 
 pytestmark = pytest.mark.anyio
 
@@ -42,8 +41,8 @@ async def play(server: Running, table: Table) -> Evening:
     return await evening(server, table)
 
 
-def study_call(summary: str) -> Call:
-    return "create_chronicle_event", {"summary": summary}
+def study_call(summary: str, **more: Any) -> Call:
+    return "create_chronicle_event", {"summary": summary, **more}
 
 
 def compaction_call(summary: str, *apart: str) -> Call:

@@ -60,13 +60,6 @@ async def study(database_url: str, tmp_path: Path, model: Vendor) -> AsyncGenera
         yield study
 
 
-@pytest.fixture
-async def small(sqlite_url: str, tmp_path: Path, model: Vendor) -> AsyncGenerator[Study]:
-    """The same on SQLite alone, for what has nothing to do with the database."""
-    async with studying(sqlite_url, tmp_path, model) as study:
-        yield study
-
-
 @contextlib.asynccontextmanager
 async def rebuilder(study: Study, kind: JobKind | None = None) -> AsyncGenerator[Worker]:
     """A worker for rebuilds."""
@@ -78,14 +71,6 @@ async def rebuilder(study: Study, kind: JobKind | None = None) -> AsyncGenerator
         yield worker
     finally:
         await worker.aclose()
-
-
-def kill(worker: Worker) -> None:
-    """End a worker as a crash does: it gives nothing back."""
-    running = [job.task for job in worker._jobs.values() if job.task is not None]
-    for task in (*worker._tasks, *running):
-        task.cancel()
-    worker._jobs.clear()
 
 
 def path_of(study: Study) -> str:
@@ -227,8 +212,7 @@ async def test_a_rebuild_is_undone_run_by_run_and_what_it_replaced_comes_back(
     assert await study.events() == []
 
 
-async def test_a_dry_run_tells_what_it_takes_and_asks_nobody(small: Study) -> None:
-    study = small
+async def test_a_dry_run_tells_what_it_takes_and_asks_nobody(study: Study) -> None:
     await long_story(study)
     asked = len(study.model.server.requests)
     account = study.account
@@ -257,8 +241,7 @@ async def test_a_dry_run_tells_what_it_takes_and_asks_nobody(small: Study) -> No
     assert 0.5 < estimate["prompt_tokens"]["least"] / (characters / 4) < 2
 
 
-async def test_what_is_not_asked_for_is_left_as_it_is(small: Study) -> None:
-    study = small
+async def test_what_is_not_asked_for_is_left_as_it_is(study: Study) -> None:
     await long_story(study)
     study.model.script(*found(study.model, event("Mara gave the boat to Ben.", "#32")))
     await start(study, from_position=24, to_position=46)
@@ -272,8 +255,7 @@ async def test_what_is_not_asked_for_is_left_as_it_is(small: Study) -> None:
     ]
 
 
-async def test_a_rebuild_that_may_not_be_is_refused_with_its_reason(small: Study) -> None:
-    study = small
+async def test_a_rebuild_that_may_not_be_is_refused_with_its_reason(study: Study) -> None:
     await study.tell("I light the lamp.", "The lamp shines.")
     account, path = study.account, path_of(study)
     body = {"chat_id": study.chat_id}
@@ -311,7 +293,7 @@ async def test_stopped_what_is_done_stays_and_the_rest_is_as_it_was(study: Study
         hold.is_opened.set()
 
         async def has_let_go() -> bool:
-            return not worker._jobs
+            return not worker.is_busy
 
         await until(has_let_go)
     assert (stopped["state"], stopped["error"]) == ("done", "stopped")
@@ -351,9 +333,7 @@ async def test_killed_in_the_middle_of_a_batch_it_goes_on_where_it_was(study: St
     await start(study)
     async with rebuilder(study, stuck(study)) as worker:
         await Stuck.is_inside.wait()
-        tasks = [job.task for job in worker._jobs.values() if job.task is not None]
-        kill(worker)
-        await asyncio.wait(tasks)
+        await worker.kill()
     assert await runs(study) == [("done", "")]
     assert (await latest(study))["progress"]["done"] == 24
     await study.server.parts.processes.start()
@@ -383,7 +363,7 @@ async def test_lines_that_are_left_while_they_are_read_are_read_anew(study: Stud
         model.server.hold = None
         hold.is_opened.set()
         await over(study)
-        assert not worker._jobs
+        assert not worker.is_busy
     assert await study.summaries() == ["The lamp was lit."]
     assert await runs(study) == [("failed", "path-changed"), ("done", "")]
     assert "wolf" not in model.prompt_of(model.server.requests[-1])
@@ -409,8 +389,7 @@ async def test_it_ends_when_consent_is_withdrawn(study: Study) -> None:
     assert [each.place for each in await study.events()] == [11, 29, 52]
 
 
-async def test_it_ends_when_its_model_is_deleted(small: Study) -> None:
-    study = small
+async def test_it_ends_when_its_model_is_deleted(study: Study) -> None:
     await long_story(study)
     asked = len(study.model.server.requests)
     await start(study)
@@ -443,8 +422,8 @@ async def test_it_waits_when_the_tokens_of_the_day_are_spent(
         assert await runs(study) == [("done", "")]
 
 
-async def test_a_batch_that_fails_is_tried_again_and_uses_up_no_attempt(small: Study) -> None:
-    study, model = small, small.model
+async def test_a_batch_that_fails_is_tried_again_and_uses_up_no_attempt(study: Study) -> None:
+    model = study.model
     await long_story(study)
     first, second, third = (anew(model)[at : at + 2] for at in (0, 2, 4))
     model.script(*first, model.fails(503), *second, *third)
@@ -464,8 +443,8 @@ async def test_a_batch_that_fails_is_tried_again_and_uses_up_no_attempt(small: S
 
 
 @pytest.mark.parametrize("problem", ["model-blocked", "model-malformed-answer"])
-async def test_what_never_gets_an_answer_is_passed_over(small: Study, problem: str) -> None:
-    study, model = small, small.model
+async def test_what_never_gets_an_answer_is_passed_over(study: Study, problem: str) -> None:
+    model = study.model
     await long_story(study)
     refused = reply("", finish="content_filter", used=usage(50, 0))
     bad = refused if problem == "model-blocked" else model.says("Certainly!")
@@ -554,8 +533,7 @@ async def test_other_branches_and_other_chats_keep_their_events(study: Study) ->
     assert "The lamp was lit." in {each["summary"] for each in page["items"]}
 
 
-async def test_a_sealed_account_waits_until_its_user_is_there(small: Study) -> None:
-    study = small
+async def test_a_sealed_account_waits_until_its_user_is_there(study: Study) -> None:
     await study.tell("I light the lamp.", "The lamp shines.")
     await study.account.patch("/me", {"key_mode": "sealed"})
     job = await start(study)

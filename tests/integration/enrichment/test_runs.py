@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -23,21 +22,22 @@ from tests.fakes.openai_server import MODEL_ID
 from tests.integration.turns.seeding import identity_of
 from tests.support.memory import points_of, rows_of, settled
 from tests.support.server import problem
-from tests.support.studying import FINISH, Call, Study, Vendor, entry, event, studying, vendor
+from tests.support.studying import (
+    FINISH,
+    Call,
+    Study,
+    Vendor,
+    entry,
+    event,
+    model,
+    server,
+    study,
+    studying,
+)
+
+__all__ = ["model", "server", "study"]
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def model() -> AsyncGenerator[Vendor]:
-    async with vendor("openai") as model:
-        yield model
-
-
-@pytest.fixture
-async def study(database_url: str, tmp_path: Path, model: Vendor) -> AsyncGenerator[Study]:
-    async with studying(database_url, tmp_path, model) as study:
-        yield study
 
 
 async def test_a_run_tells_what_it_read_wrote_was_refused_and_took(
@@ -179,14 +179,12 @@ async def run_agent(study: Study, *calls: Call, said: str = "So it goes.") -> st
 
 
 async def undo(study: Study, run_id: str, **query: Any) -> dict[str, Any]:
-    path = f"/enrichment/runs/{run_id}/undo"
-    return await study.account.post(path, **query)
+    return await study.account.post(f"/enrichment/runs/{run_id}/undo", **query)
 
 
 async def read_events(study: Study, **query: Any) -> list[dict[str, Any]]:
     path = f"/chronicles/{study.chronicle_id}/events"
-    page = await study.account.get(path, **query)
-    items: list[dict[str, Any]] = page["items"]
+    items: list[dict[str, Any]] = (await study.account.get(path, **query))["items"]
     return items
 
 
@@ -199,15 +197,14 @@ async def read_entries(study: Study) -> list[dict[str, Any]]:
     """The entries of the chronicle's lorebook."""
     books = (await study.account.get("/lorebooks"))["items"]
     [own] = [each for each in books if each.get("chronicle_id") == str(study.chronicle_id)]
-    answer = await study.account.get(f"/lorebooks/{own['id']}/entries")
-    items: list[dict[str, Any]] = answer["items"]
+    items: list[dict[str, Any]] = (await study.account.get(f"/lorebooks/{own['id']}/entries"))[
+        "items"
+    ]
     return items
 
 
 async def change_entry(study: Study, found: dict[str, Any], **changes: Any) -> None:
-    books = (await study.account.get("/lorebooks"))["items"]
-    [own] = [each for each in books if each.get("chronicle_id") == str(study.chronicle_id)]
-    path = f"/lorebooks/{own['id']}/entries/{found['id']}"
+    path = f"/lorebooks/{found['lorebook_id']}/entries/{found['id']}"
     await study.account.patch(path, changes)
 
 
@@ -242,24 +239,21 @@ async def test_all_that_a_run_wrote_goes_at_once(study: Study) -> None:
     problem(await study.account.ask("POST", path), 409, "run-already-undone")
 
 
-async def test_the_index_forgets_what_was_taken_back(
-    sqlite_url: str, tmp_path: Path, model: Vendor
-) -> None:
-    async with studying(sqlite_url, tmp_path, model) as study:
-        run_id = await run_agent(study, event("The lamp was lit."), entry("Morrow", "A town."))
-        await settled(study.server)
-        [lamp], [morrow] = await read_events(study), await read_entries(study)
-        index = study.server.parts.memory.collections.current
-        owner_id = UUID(study.account.user["id"])
+async def test_the_index_forgets_what_was_taken_back(study: Study) -> None:
+    run_id = await run_agent(study, event("The lamp was lit."), entry("Morrow", "A town."))
+    await settled(study.server)
+    [lamp], [morrow] = await read_events(study), await read_entries(study)
+    index = study.server.parts.memory.collections.current
+    owner_id = UUID(study.account.user["id"])
 
-        async def indexed() -> set[UUID]:
-            rows = rows_of(await points_of(index, owner_id))
-            return {UUID(lamp["id"]), UUID(morrow["id"])} & rows.keys()
+    async def indexed() -> set[UUID]:
+        rows = rows_of(await points_of(index, owner_id))
+        return {UUID(lamp["id"]), UUID(morrow["id"])} & rows.keys()
 
-        assert len(await indexed()) == 2
-        await undo(study, run_id)
-        await settled(study.server)
-        assert await indexed() == set()
+    assert len(await indexed()) == 2
+    await undo(study, run_id)
+    await settled(study.server)
+    assert await indexed() == set()
 
 
 async def test_what_a_user_changed_since_stays_unless_it_is_forced(study: Study) -> None:

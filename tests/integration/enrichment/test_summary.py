@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from backend.enrichment.outbox import EnrichmentOutbox
 from backend.generation.registry import ModelRegistry
 from backend.jobs import running as running_jobs
 from tests.fakes.openai_server import MODEL_ID, error, reply, usage
-from tests.fakes.scripted_server import Answer, Gate, Silence
+from tests.fakes.scripted_server import Answer, Silence
 from tests.integration.enrichment.storytelling import (
     Storyteller,
     asked,
@@ -30,11 +30,16 @@ from tests.integration.enrichment.storytelling import (
     runs_of,
     summaries_in,
     summary_of,
+    teller,
+    vendor,
 )
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.memory import preview, set_chat
 from tests.support.server import Account, Running, running
+from tests.support.shared import asking_server as server
 from tests.support.waiting import until
+
+__all__ = ["server", "teller", "vendor"]
 
 pytestmark = pytest.mark.anyio
 
@@ -48,28 +53,6 @@ TICK = "The clock in the hall went on and on, and nobody minded it any more, for
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed is tried again at once, not after seconds."""
     monkeypatch.setattr(running_jobs, "FIRST_DELAY_SECONDS", 0.05)
-
-
-@pytest.fixture(scope="module")
-async def teller() -> AsyncGenerator[Storyteller]:
-    async with Storyteller() as teller:
-        yield teller
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, teller: Storyteller
-) -> AsyncGenerator[Running]:
-    async with running(
-        shared_url, tmp_path_factory.mktemp("data"), registry=registry_of(teller)
-    ) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def fresh(teller: Storyteller) -> None:
-    teller.requests.clear()
-    teller.summing_up.clear()
 
 
 def registry_of(teller: Storyteller) -> ModelRegistry:
@@ -99,7 +82,7 @@ async def test_it_is_off_unless_asked_for(
         await say(ada, chat)
         assert await jobs_of(server, chat) == []
     assert len(teller.requests) == 3
-    assert await summary_of(ada, chat) is None
+    assert await summary_of(ada, chat) == {}
     assert summaries_in(await preview(ada, chat, "Well?")) == []
 
 
@@ -110,7 +93,6 @@ async def test_what_scrolled_away_is_summed_up_and_stands_before_the_history(
     await say(ada, chat)
     await at_rest(server, chat)
     summary = await summary_of(ada, chat)
-    assert summary is not None
     through = summary["through_position"]
     assert summary["text"] == f"Told up to {through + 1}."
     assert (summary["model"], summary["edited"], summary["is_used"]) == (MODEL_ID, False, True)
@@ -172,7 +154,7 @@ async def test_of_a_tiny_history_no_summary_is_asked_for_at_each_turn(
             through = int(found[0]["reason"].removeprefix("summary through message "))
             assert through >= context["history"]["first"]
         await at_rest(server, chat)
-    assert (await summary_of(ada, chat) or {})["is_used"] is True
+    assert (await summary_of(ada, chat))["is_used"] is True
     assert min(len(numbers_in(each)) for each in teller.summed_up) >= 4
     assert 2 <= len(teller.summed_up) <= 7
 
@@ -186,12 +168,12 @@ async def test_a_reply_that_went_on_is_not_told_by_the_summary_through_it(
     await put_summary(ada, chat, "Early.", through_message_id=first)
     await put_summary(ada, chat, "Late.", through_message_id=last)
     await say(ada, chat, "", **{"continue": True})
-    assert (await summary_of(ada, chat) or {})["text"] == "Early."
+    assert (await summary_of(ada, chat))["text"] == "Early."
     body = {"message_id": last}
     fork = (await ada.post(f"/chats/{chat}/fork", body, 201))["id"]
-    assert (await summary_of(ada, fork) or {})["text"] == "Early."
+    assert (await summary_of(ada, fork))["text"] == "Early."
     await put_summary(ada, chat, "Later.", through_message_id=last)
-    assert (await summary_of(ada, chat) or {})["text"] == "Later."
+    assert (await summary_of(ada, chat))["text"] == "Later."
 
 
 async def test_a_stored_prompt_keeps_the_summary_as_it_was(ada: Account, chat: str) -> None:
@@ -214,7 +196,7 @@ async def test_nothing_is_summed_up_while_all_of_it_fits(
     await set_chat(ada, chat, budgets={"history": 800})
     await say(ada, chat, "Short.")
     await at_rest(server, chat)
-    assert await summary_of(ada, chat) is None
+    assert await summary_of(ada, chat) == {}
     assert teller.summed_up == []
 
 
@@ -227,8 +209,7 @@ async def test_a_path_that_is_left_takes_its_summary_along(ada: Account, chat: s
     await put_summary(ada, chat, "Late.", through_message_id=lines[6]["id"])
 
     async def text() -> str | None:
-        found = await summary_of(ada, chat)
-        return found["text"] if found else None
+        return (await summary_of(ada, chat)).get("text")
 
     assert await text() == "Late."
     await ada.patch(f"/messages/{lines[5]['id']}", {"text": "No."})
@@ -253,7 +234,7 @@ async def test_a_swipe_is_not_told_by_a_summary_of_what_it_takes_the_place_of(
     await say(ada, chat, "", regenerate_of=first)
     head = teller.requests[0].body["messages"][0]["content"]
     assert head.endswith("PREVIOUSLY\nBefore.")
-    assert (await summary_of(ada, chat) or {})["text"] == "Before."
+    assert (await summary_of(ada, chat))["text"] == "Before."
 
 
 async def test_what_a_user_wrote_is_kept_and_built_upon(
@@ -263,7 +244,6 @@ async def test_what_a_user_wrote_is_kept_and_built_upon(
     await say(ada, chat)
     await at_rest(server, chat)
     before = await summary_of(ada, chat)
-    assert before is not None
     edited = await put_summary(ada, chat, "  Mara lies.\n\nShe has the {{user}} lamp.  ")
     assert edited["text"] == "Mara lies.\n\nShe has the {{user}} lamp."
     assert (edited["edited"], edited["revision"]) == (True, before["revision"] + 1)
@@ -289,14 +269,13 @@ async def test_a_model_that_fails_leaves_the_turn_fine_and_the_next_one_catches_
     teller.summing_up.append(error(400, message="No.", code="no"))
     await say(ada, chat)
     await at_rest(server, chat)
-    assert await summary_of(ada, chat) is None
+    assert await summary_of(ada, chat) == {}
     assert summaries_in(await preview(ada, chat, "Well?")) == []
     failed = (await runs_of(server, chat))[0]
     assert (failed.state, failed.error) == ("failed", "model-refused-request")
     await say(ada, chat)
     await at_rest(server, chat)
-    summary = await summary_of(ada, chat)
-    assert summary is not None
+    assert await summary_of(ada, chat)
     assert [run.state for run in await runs_of(server, chat)] == ["failed", "done"]
     assert numbers_in(teller.summed_up[-1])[0] == 1
 
@@ -334,12 +313,11 @@ async def test_lines_that_the_filter_never_lets_through_are_passed_over_with_a_n
     await put_summary(ada, chat, "Before.", through_message_id=lines[1]["id"])
     teller.summing_up += [refusal] * 3
     await say(ada, chat)
-    await until(lambda: _is_through(teller, 3))
+    await teller.is_asked(3)
     await at_rest(server, chat)
     assert len(teller.summed_up) == 3
     count = len(numbers_in(teller.summed_up[0]))
     summary = await summary_of(ada, chat)
-    assert summary is not None
     assert summary["text"] == f"Before.\n[... {count} messages omitted ...]"
     assert (summary["edited"], summary["model"], summary["is_used"]) == (False, None, True)
     page = await ada.get(f"/chats/{chat}/enrichment")
@@ -351,11 +329,7 @@ async def test_lines_that_the_filter_never_lets_through_are_passed_over_with_a_n
         await at_rest(server, chat)
     assert previous_in(teller.summed_up[-1]) == summary["text"]
     assert numbers_in(teller.summed_up[-1])[0] == summary["through_position"] + 2
-    assert (await summary_of(ada, chat) or {})["text"].startswith("Told up to")
-
-
-async def _is_through(teller: Storyteller, count: int) -> bool:
-    return len(teller.summed_up) >= count
+    assert (await summary_of(ada, chat))["text"].startswith("Told up to")
 
 
 async def test_a_model_that_there_is_not_leaves_a_run_that_says_so(
@@ -382,10 +356,9 @@ async def test_what_a_server_does_not_report_is_estimated(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
-    silent = reply("Told.")
-    assert silent.events is not None
-    events = [silent.events[0], silent.events[1], silent.events[2], silent.events[-1]]
-    teller.summing_up.append(type(silent)(body=silent.body, events=events))
+    answer = reply("Told.")
+    assert answer.events is not None
+    teller.summing_up.append(replace(answer, events=[*answer.events[:3], answer.events[-1]]))
     await say(ada, chat)
     await at_rest(server, chat)
     run = (await runs_of(server, chat))[0]
@@ -429,15 +402,10 @@ async def test_a_job_that_is_broken_off_goes_on_where_it_was(
             chat = str((await ada.new_chat())["id"])
             await begin(server, ada, chat, 4)
             await seed(server, ada, chat, [TICK * 40] * 60)
-            teller.summing_up += (reply("One."), reply("Two."))
-            held = reply("Three.")
-            teller.summing_up.append(type(held)(body=held.body, events=[Silence()]))
+            silent = replace(reply("Three."), events=[Silence()])
+            teller.summing_up += (reply("One."), reply("Two."), silent)
             await say(ada, chat)
-
-            async def is_held() -> bool:
-                return len(teller.summed_up) == 3
-
-            await until(is_held)
+            await teller.is_asked(3)
             jobs = await jobs_of(server, chat)
             assert 0 < jobs[0].progress_done < jobs[0].progress_total
         teller.requests.clear()
@@ -459,22 +427,15 @@ async def test_a_path_that_changes_while_the_model_writes_is_looked_at_again(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
-    gate, held = Gate(), reply("Of what is no more.", used=usage(7, 3))
-    assert held.events is not None
-    teller.summing_up.append(type(held)(body=held.body, events=[gate, *held.events]))
+    gate = teller.hold(reply("Of what is no more.", used=usage(7, 3)))
     await say(ada, chat)
-
-    async def is_asked() -> bool:
-        return bool(teller.summed_up)
-
-    await until(is_asked)
+    await teller.is_asked()
     lines = await ada.messages(chat, limit=100)
     await ada.patch(f"/messages/{lines[3]['id']}", {"text": "No."})
     await seed(server, ada, chat, [f"anew {number}: {TICK}" for number in range(40)])
     gate.opened.set()
     await at_rest(server, chat)
     summary = await summary_of(ada, chat)
-    assert summary is not None
     assert summary["text"].startswith("Told up to")
     assert "anew 0" in asked(teller.summed_up[-1])
     dropped = (await runs_of(server, chat))[0]
@@ -488,15 +449,9 @@ async def test_a_summary_that_was_edited_while_the_model_wrote_is_not_passed_ove
     await begin(server, ada, chat, 40)
     lines = await ada.messages(chat, limit=100)
     await put_summary(ada, chat, "First word.", through_message_id=lines[3]["id"])
-    gate, held = Gate(), reply("Built on the first word.")
-    assert held.events is not None
-    teller.summing_up.append(type(held)(body=held.body, events=[gate, *held.events]))
+    gate = teller.hold(reply("Built on the first word."))
     await say(ada, chat)
-
-    async def is_asked() -> bool:
-        return bool(teller.summed_up)
-
-    await until(is_asked)
+    await teller.is_asked()
     await put_summary(ada, chat, "Last word.")
     gate.opened.set()
     await at_rest(server, chat)
@@ -526,12 +481,12 @@ async def test_a_message_that_is_shown_again_is_told_by_the_next_summary(
     await at_rest(server, chat)
     assert 3 not in numbers_in(teller.summed_up[0])
     await _hide(ada, shown, hidden=False)
-    assert await summary_of(ada, chat) is None
+    assert await summary_of(ada, chat) == {}
     teller.requests.clear()
     await say(ada, chat)
     await at_rest(server, chat)
     assert numbers_in(teller.summed_up[0])[:4] == [1, 2, 3, 4]
-    assert (await summary_of(ada, chat) or {})["is_used"] is True
+    assert (await summary_of(ada, chat))["is_used"] is True
 
 
 async def test_what_a_shown_message_makes_stale_goes_on_every_branch_but_not_what_was_edited(
@@ -574,15 +529,9 @@ async def test_a_message_that_is_hidden_or_shown_while_the_model_writes_is_not_m
     await begin(server, ada, chat, 40)
     message = (await ada.messages(chat, limit=100))[3]["id"]
     await _hide(ada, message, hidden=not hidden)
-    gate, held = Gate(), reply("Of what is not so any more.", used=usage(7, 3))
-    assert held.events is not None
-    teller.summing_up.append(type(held)(body=held.body, events=[gate, *held.events]))
+    gate = teller.hold(reply("Of what is not so any more.", used=usage(7, 3)))
     await say(ada, chat)
-
-    async def is_asked() -> bool:
-        return bool(teller.summed_up)
-
-    await until(is_asked)
+    await teller.is_asked()
     await _hide(ada, message, hidden=hidden)
     gate.opened.set()
     await at_rest(server, chat)
@@ -616,7 +565,7 @@ async def test_a_budget_in_another_unit_than_the_chat_s_is_left_to_the_next_repl
     await ask_for_it(is_its_own=False)
     assert teller.summed_up == []
     await ask_for_it(is_its_own=True)
-    assert await summary_of(ada, chat) is not None
+    assert await summary_of(ada, chat)
 
 
 async def test_its_job_can_be_stopped_and_what_is_stored_stays(
@@ -624,18 +573,10 @@ async def test_its_job_can_be_stopped_and_what_is_stored_stays(
 ) -> None:
     await begin(server, ada, chat, 4)
     await seed(server, ada, chat, [TICK * 40] * 60)
-    gate, held = Gate(), reply("Two.")
-    assert held.events is not None
-    teller.summing_up += (
-        reply("One."),
-        type(held)(body=held.body, events=[gate, *held.events]),
-    )
+    teller.summing_up.append(reply("One."))
+    gate = teller.hold(reply("Two."))
     await say(ada, chat)
-
-    async def is_held() -> bool:
-        return len(teller.summed_up) == 2
-
-    await until(is_held)
+    await teller.is_asked(2)
     (job,) = await jobs_of(server, chat)
     view = await ada.post(f"/jobs/{job.id}/stop", status=202)
     assert (view["state"], view["error"]) == ("done", "stopped")
@@ -650,19 +591,13 @@ async def test_switched_off_on_the_way_nothing_more_is_stored_or_asked(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
-    gate, held = Gate(), reply("Too late.")
-    assert held.events is not None
-    teller.summing_up.append(type(held)(body=held.body, events=[gate, *held.events]))
+    gate = teller.hold(reply("Too late."))
     await say(ada, chat)
-
-    async def is_asked() -> bool:
-        return bool(teller.summed_up)
-
-    await until(is_asked)
+    await teller.is_asked()
     await set_chat(ada, chat, summary={"enabled": False})
     gate.opened.set()
     await at_rest(server, chat)
-    assert await summary_of(ada, chat) is None
+    assert await summary_of(ada, chat) == {}
     assert len(teller.summed_up) == 1
 
 
@@ -681,7 +616,7 @@ async def test_history_reaches_back_to_a_summary_that_is_late_as_far_as_there_is
     assert context["history"]["first"] == first - 10
     assert context["totals"]["history"] > 600
     assert len(summaries_in(context)) == 1
-    assert (await summary_of(ada, chat) or {})["is_used"] is True
+    assert (await summary_of(ada, chat))["is_used"] is True
 
     await ada.delete(f"/chats/{chat}/summary")
     await put_summary(ada, chat, "Far too late.", through_message_id=lines[5]["id"])
@@ -692,7 +627,7 @@ async def test_history_reaches_back_to_a_summary_that_is_late_as_far_as_there_is
     assert [each["reason"] for each in left_out] == [
         "summary through message 6: does not reach the oldest kept message"
     ]
-    assert (await summary_of(ada, chat) or {})["is_used"] is False
+    assert (await summary_of(ada, chat))["is_used"] is False
 
 
 async def test_hidden_messages_are_left_out_and_the_story_stays_data(
@@ -718,7 +653,6 @@ async def test_hidden_messages_are_left_out_and_the_story_stays_data(
     assert "#99" not in {line[:3] for line in said.splitlines()}
     assert "{{char}} {{ 7 * 7 }}" in said
     summary = await summary_of(ada, chat)
-    assert summary is not None
     text = summary["text"]
     assert "<" not in text
     assert "\n\n" not in text
@@ -739,8 +673,7 @@ async def test_a_copy_of_the_chat_takes_its_summaries_along(
     for last, text in ((9, "Late."), (5, "Early."), (1, None)):
         body = {"message_id": lines[last]["id"]}
         fork = (await ada.post(f"/chats/{chat}/fork", body, 201))["id"]
-        copy = await summary_of(ada, fork)
-        assert (copy["text"] if copy else None) == text
+        assert (await summary_of(ada, fork)).get("text") == text
         assert bool(summaries_in(await preview(ada, fork, "Well?"))) == (text is not None)
 
 
@@ -771,7 +704,6 @@ async def test_the_demo_model_sums_up_without_a_key_and_says_that_it_is_a_demo(
     await say(ada, chat)
     await at_rest(server, chat)
     summary = await summary_of(ada, chat)
-    assert summary is not None
     assert summary["model"] == "demo"
     assert summary["text"].startswith("(Demo summary) ")
     assert summary["text"] in (await preview(ada, chat, "Well?"))["prompt"][0]["text"]
@@ -785,7 +717,7 @@ async def test_another_model_may_write_the_summaries(
     await begin(server, ada, chat, 40, words=100)
     await say(ada, chat)
     await at_rest(server, chat)
-    assert (await summary_of(ada, chat) or {})["model"] == MODEL_ID
+    assert (await summary_of(ada, chat))["model"] == MODEL_ID
     (request,) = teller.requests
     assert request.body["max_tokens"] >= 600
     assert "About 100 words" in request.body["messages"][0]["content"]

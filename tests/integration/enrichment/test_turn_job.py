@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -20,42 +19,32 @@ from backend.enrichment.outbox import EnrichmentOutbox
 from backend.jobs import running
 from tests.fakes import openai_server
 from tests.integration.turns.seeding import identity_of
-from tests.support.server import Running
 from tests.support.studying import (
     FINISH,
     Study,
     Vendor,
     event,
-    reading,
+    model,
+    server,
+    study,
     studying,
-    studying_on,
     tools_of,
     vendor,
 )
+
+__all__ = ["model", "server", "study"]
 
 pytestmark = pytest.mark.anyio
 
 Kind = Literal["openai", "gemini"]
 
 
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[Vendor]:
-    async with vendor("openai") as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Vendor
-) -> AsyncGenerator[Running]:
-    async with reading(shared_url, tmp_path_factory.mktemp("data"), model) as server:
-        yield server
-
-
-@pytest.fixture
-async def study(server: Running, model: Vendor) -> AsyncGenerator[Study]:
-    async with studying_on(server, model) as study:
-        yield study
+async def kill_the_king(study: Study) -> None:
+    """Tell of a murder that the agent will write down, and queue its job."""
+    model = study.model
+    await study.tell("I kill the king.", "The king is dead.")
+    model.script(model.decides(), model.calls(event("The king was killed."), FINISH))
+    await study.enqueue()
 
 
 @pytest.mark.parametrize("kind", ["openai", "gemini"])
@@ -126,9 +115,7 @@ async def test_without_consent_the_model_is_asked_for_nothing_but_replies(
 async def test_consent_withdrawn_while_the_model_reads_leaves_nothing(
     study: Study, model: Vendor
 ) -> None:
-    await study.tell("I kill the king.", "The king is dead.")
-    model.script(model.decides(), model.calls(event("The king was killed."), FINISH))
-    await study.enqueue()
+    await kill_the_king(study)
     async with model.thinking() as hold:
         await hold.is_reached.wait()
         await study.settings(chronicle_enabled=False)
@@ -143,9 +130,7 @@ async def test_consent_withdrawn_while_the_model_reads_leaves_nothing(
 async def test_consent_that_is_given_anew_while_the_model_reads_begins_anew(
     study: Study, model: Vendor
 ) -> None:
-    await study.tell("I kill the king.", "The king is dead.")
-    model.script(model.decides(), model.calls(event("The king was killed."), FINISH))
-    await study.enqueue()
+    await kill_the_king(study)
     async with model.thinking() as hold:
         await hold.is_reached.wait()
         await study.settings(chronicle_enabled=False)
@@ -157,9 +142,7 @@ async def test_consent_that_is_given_anew_while_the_model_reads_begins_anew(
 
 
 async def test_a_chat_deleted_while_the_model_reads_is_gone(study: Study, model: Vendor) -> None:
-    await study.tell("I kill the king.", "The king is dead.")
-    model.script(model.decides(), model.calls(event("The king was killed."), FINISH))
-    await study.enqueue()
+    await kill_the_king(study)
     async with model.thinking() as hold:
         await hold.is_reached.wait()
         await study.account.delete(f"/chats/{study.chat_id}")
@@ -413,10 +396,6 @@ async def test_lines_that_never_get_an_answer_are_passed_over_in_the_end(
 
 
 @pytest.mark.every_database
-def in_an_hour(*_: object) -> timedelta:
-    return timedelta(hours=1)
-
-
 async def test_a_fault_of_ours_leaves_a_failed_run_too(
     study: Study, model: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,7 +403,7 @@ async def test_a_fault_of_ours_leaves_a_failed_run_too(
     model.script(model.decides())
     with monkeypatch.context() as broken:
         broken.setattr(agent, "ShownReferences", None)
-        broken.setattr(running, "draw_delay", in_an_hour)
+        broken.setattr(running, "draw_delay", lambda *_: timedelta(hours=1))
         await study.read()
     (run, detail) = (await study.runs())[-1]
     assert (run.state, run.error, run.prompt_tokens) == ("failed", "internal-error", 100)

@@ -101,12 +101,9 @@ async def test_a_prompt_is_as_if_nothing_were_kept_whatever_happened(
         await story.check()
 
 
-async def test_what_is_kept_is_neither_read_nor_opened_again(
-    server: Running, ada: Account, chat: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await seed(server, ada, chat, [f"{n} la" for n in range(30)])
-    story, read = Story(server, ada, chat, 1), list[int]()
-    lines = repository.active_lines
+def count_lines_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which each query for lines adds the number of its lines."""
+    read, lines = list[int](), repository.active_lines
 
     async def counted(*arguments: Any, **options: Any) -> Any:
         found = await lines(*arguments, **options)
@@ -114,6 +111,14 @@ async def test_what_is_kept_is_neither_read_nor_opened_again(
         return found
 
     monkeypatch.setattr(repository, "active_lines", counted)
+    return read
+
+
+async def test_what_is_kept_is_neither_read_nor_opened_again(
+    server: Running, ada: Account, chat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await seed(server, ada, chat, [f"{n} la" for n in range(30)])
+    story, read = Story(server, ada, chat, 1), count_lines_read(monkeypatch)
     first = await story.preview()
     assert await story.preview() == first
     await story.say()
@@ -128,14 +133,15 @@ async def test_lines_are_found_by_their_tokens_from_the_root(
 ) -> None:
     await seed(server, ada, chat, [f"{n} la" for n in range(300)])
     database = server.parts.database
-    query = repository._LINES.compile(dialect=database._reader.sync_engine.dialect)
-    given = query.construct_params({"chat_id": UUID(chat), "from_sum": 1_000, "to_position": 299})
-    values = [given[name] for name in query.positiontup or ()]
     async with database.write() as session:
+        with record_statements() as statements:
+            await repository.active_lines(
+                session, UUID(chat), from_sum=1_000, to_position=299, authors=False
+            )
+        [(query, values)] = statements
         connection = await session.connection()
         if database.is_sqlite:
-            stored = (each.bytes if isinstance(each, UUID) else each for each in values)
-            plan = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", tuple(stored))
+            plan = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values)
         else:
             # As the driver runs a statement that it has prepared: without knowing its values.
             await session.execute(text("ANALYZE messages"))
@@ -172,18 +178,17 @@ async def test_two_lines_of_one_length_change_places_unseen_by_the_sums(
 
 
 async def test_nothing_of_a_user_who_signs_out_is_kept(
-    server: Running, ada: Account, chat: str
+    server: Running, ada: Account, chat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    story, user_id = Story(server, ada, chat, 1), (await identity_of(server, ada)).user_id
-    await story.say()
-    await story.preview()
-    kept = server.parts.histories._kept
-    assert kept.get(user_id, UUID(chat)) is not None
+    await seed(server, ada, chat, [f"{n} la" for n in range(30)])
+    read = count_lines_read(monkeypatch)
+    await Story(server, ada, chat, 1).preview()
     await ada.delete("/sessions/current")
-    assert kept.get(user_id, UUID(chat)) is None
+    async with server.signed_in(ada.name) as back:
+        await Story(server, back, chat, 1).preview()
+    assert read[0] == read[1] > 30
 
 
-API = "/api/v1"
 ENRICHMENT_TABLES = re.compile(r"\b(chat_summaries|chronicle_event\w*|enrichment_\w+)\b")
 
 
