@@ -176,7 +176,7 @@ class Planted:
         return {source for source, marker in self.markers.items() if marker in text}
 
 
-async def test_no_prompt_holds_what_its_viewpoint_may_not_know(
+async def test_no_prompt_contains_secrets_of_others(
     ada: Account, table: Table, server: Running, model: OpenAIServer
 ) -> None:
     shop = await table.add("entities", kind="location", name="The Salty Sigil")
@@ -247,9 +247,7 @@ async def test_no_prompt_holds_what_its_viewpoint_may_not_know(
     assert jakes.unmarked(for_jake[-1], "known to Jake only") == []
 
 
-async def test_an_audience_that_is_none_is_refused_and_changes_nothing(
-    ada: Account, table: Table
-) -> None:
+async def test_invalid_audiences_are_refused(ada: Account, table: Table) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
     gone = (await table.add("entities", kind="npc", name="Gone"))["id"]
     await table.delete(f"/entities/{gone}")
@@ -296,9 +294,7 @@ async def test_an_audience_that_is_none_is_refused_and_changes_nothing(
         problem(answer, 422, "validation-failed")
 
 
-async def test_a_viewpoint_is_not_asked_about_what_it_may_not_know(
-    ada: Account, table: Table
-) -> None:
+async def test_a_viewpoint_cannot_continue_a_secret_line(ada: Account, table: Table) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
     chat = await session_of(table)
     reply_id = await take_turn(ada, chat, text="Psst.", audience=[jake])
@@ -326,9 +322,7 @@ async def test_a_viewpoint_is_not_asked_about_what_it_may_not_know(
     assert (last["id"], last["audience"]) == (answered_id, [jake])
 
 
-async def test_history_holds_the_last_rounds_that_its_viewpoint_may_know(
-    ada: Account, model: OpenAIServer
-) -> None:
+async def test_history_has_the_last_known_rounds(ada: Account, model: OpenAIServer) -> None:
     table = await new_table(ada, summaries=True, memory_interval=20)
     chat = await session_of(table)
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
@@ -361,9 +355,7 @@ async def test_history_holds_the_last_rounds_that_its_viewpoint_may_know(
     assert await shown(jake) == [*rounds[5:], "Whisper 4"]
 
 
-async def test_with_hidden_information_the_users_line_is_written_by_the_players_character(
-    ada: Account, model: OpenAIServer
-) -> None:
+async def test_impersonation_knows_only_the_player(ada: Account, model: OpenAIServer) -> None:
     table = await new_table(ada, hidden_information=True)
     chat = await session_of(table)
     await table.add("facts", text="The pears are poisoned.", audience="gm")
@@ -397,9 +389,7 @@ async def test_with_hidden_information_the_users_line_is_written_by_the_players_
     assert "poisoned" in json.dumps(await preview(ada, chat, "Hm?"))
 
 
-async def test_a_chat_says_from_whose_knowledge_its_replies_are_told(
-    ada: Account, table: Table, model: OpenAIServer
-) -> None:
+async def test_a_chat_has_a_viewpoint(ada: Account, table: Table, model: OpenAIServer) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
     other = (await (await new_table(ada)).add("entities", kind="pc", name="Kim"))["id"]
     chat = await session_of(table)
@@ -423,9 +413,7 @@ async def test_a_chat_says_from_whose_knowledge_its_replies_are_told(
     assert (await ada.get(path))["viewpoint"] == "public"
 
 
-async def test_a_message_that_is_kept_from_some_takes_what_was_made_of_it_along(
-    ada: Account, table: Table, server: Running
-) -> None:
+async def test_limiting_a_message_limits_both(ada: Account, table: Table, server: Running) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
     chat = await session_of(table)
     for text in ("The heron waits.", "A kettle sings.", "Snow falls."):
@@ -458,9 +446,7 @@ async def test_a_message_that_is_kept_from_some_takes_what_was_made_of_it_along(
     assert (await ada.get(path))["audience"] == "public"
 
 
-async def test_events_go_with_their_audience_when_they_are_merged_copied_and_exported(
-    ada: Account, table: Table
-) -> None:
+async def test_the_audience_of_events_survives_all_transfers(ada: Account, table: Table) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
     kim = (await table.add("entities", kind="pc", name="Kim"))["id"]
     chat = await session_of(table)
@@ -491,7 +477,7 @@ async def test_events_go_with_their_audience_when_they_are_merged_copied_and_exp
     assert sorted(each["audience"][0] for each in copies) == sorted([jake, kim])
 
 
-async def test_what_the_agent_writes_is_for_those_who_may_know_what_it_read(
+async def test_the_agent_keeps_the_audience_of_its_lines(
     sqlite_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("data")

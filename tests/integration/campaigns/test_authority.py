@@ -256,7 +256,7 @@ async def play(database: Database, steps: list[tuple[str, list[str], int]]) -> N
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(STEPS)
-async def test_what_a_user_or_a_tool_changed_is_never_written_over(
+async def test_user_and_tool_changes_are_never_overwritten(
     sqlite: Database, steps: list[tuple[str, list[str], int]]
 ) -> None:
     await play(sqlite, steps)
@@ -269,13 +269,13 @@ async def test_what_a_user_or_a_tool_changed_is_never_written_over(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(STEPS)
-async def test_what_a_user_or_a_tool_changed_is_never_written_over_on_postgresql_either(
+async def test_user_and_tool_changes_win_on_postgresql(
     postgres: Database, steps: list[tuple[str, list[str], int]]
 ) -> None:
     await play(postgres, steps)
 
 
-async def test_of_several_fields_those_that_are_free_are_written(story: Story) -> None:
+async def test_only_free_fields_of_a_draft_are_written(story: Story) -> None:
     marlena = await story.make(Entity(kind="npc", name="Marlena", locked=["wants"]))
     await story.edit("entity", marlena, status="in hiding")
     change = Operations(
@@ -293,7 +293,7 @@ async def test_of_several_fields_those_that_are_free_are_written(story: Story) -
     }
 
 
-async def test_who_was_made_by_the_user_is_as_they_said_for_lines_from_before(
+async def test_the_user_s_item_wins_over_lines_from_before_it(
     story: Story,
 ) -> None:
     before = await story.line()
@@ -306,7 +306,7 @@ async def test_who_was_made_by_the_user_is_as_they_said_for_lines_from_before(
     assert (kept, (await story.state(marlena))["role"]) == (0, "Spy")
 
 
-async def test_what_was_taken_back_long_ago_is_not_written_again(story: Story) -> None:
+async def test_an_undone_change_is_not_written_again(story: Story) -> None:
     marlena = await story.make(Entity(kind="npc", name="Marlena"))
     dead, gone = Operations(set={"status": "dead"}), Operations(set={"status": "gone"})
     await story.undo(await story.write("entity", marlena, dead))
@@ -319,7 +319,7 @@ async def test_what_was_taken_back_long_ago_is_not_written_again(story: Story) -
     assert (found.proposals, (await story.state(marlena))["status"]) == ([], "gone")
 
 
-async def test_who_was_deleted_or_undone_does_not_come_back_unasked(story: Story) -> None:
+async def test_a_deleted_item_is_not_created_again(story: Story) -> None:
     line = await story.line()
     bob = await story.make(Entity(kind="npc", name="Bob the Cook"), line=line)
     key = ItemKey(story.campaign_id, "entity", bob)
@@ -342,7 +342,7 @@ async def test_who_was_deleted_or_undone_does_not_come_back_unasked(story: Story
     assert (found.drafts, kept, await story.state(again)) == ([], 1, {})
 
 
-async def test_what_can_not_be_keeps_nothing_else_from_being_written(story: Story) -> None:
+async def test_an_invalid_draft_does_not_stop_the_others(story: Story) -> None:
     names = [f"Name {number}" for number in range(50)]
     marlena = await story.make(Entity(kind="npc", name="Marlena", aliases=names))
     changes = [Operations(add={"aliases": ["One more"]}), Operations(set={"status": "dead"})]
@@ -352,7 +352,7 @@ async def test_what_can_not_be_keeps_nothing_else_from_being_written(story: Stor
     assert (len(state["aliases"]), state["status"]) == (50, "dead")
 
 
-async def test_nothing_that_is_gone_is_changed(story: Story) -> None:
+async def test_deleted_items_are_not_changed(story: Story) -> None:
     line = await story.line()
     bob = await story.make(Entity(kind="npc", name="Bob"), line=line)
     key = ItemKey(story.campaign_id, "entity", bob)
@@ -364,7 +364,7 @@ async def test_nothing_that_is_gone_is_changed(story: Story) -> None:
     assert (found, kept) == (Verdict([], []), 0)
 
 
-async def test_an_older_line_says_nothing_of_what_a_newer_one_came_to(story: Story) -> None:
+async def test_an_older_line_does_not_overwrite_a_newer_one(story: Story) -> None:
     marlena = await story.make(Entity(kind="npc", name="Marlena"))
     older, newer = await story.line(), await story.line()
     await story.write("entity", marlena, Operations(set={"status": "dead"}), line=newer)
@@ -380,7 +380,7 @@ def told(text: str, *, replaces: UUID | None = None, **more: Any) -> dict[str, A
     return {"kind": "fact", "item_id": new_id(), "operations": fact, "replaces": replaces}
 
 
-async def test_a_fact_that_is_known_is_not_told_again(story: Story) -> None:
+async def test_a_known_fact_is_not_added_again(story: Story) -> None:
     marlena = await story.make(Entity(kind="npc", name="Marlena"))
     await story.make(Fact(text="Owns the “Sigil”.", about_id=marlena))
     found, _ = await story.compact(
@@ -393,9 +393,7 @@ async def test_a_fact_that_is_known_is_not_told_again(story: Story) -> None:
 
 
 @pytest.mark.parametrize("actor", ["tool", "compactor"])
-async def test_a_newer_line_supersedes_a_fact_and_an_older_one_does_not(
-    story: Story, actor: Actor
-) -> None:
+async def test_only_newer_lines_supersede_a_fact(story: Story, actor: Actor) -> None:
     older, line, newer = [await story.line() for _ in range(3)]
     open_, ajar = [
         await story.make(Fact(text=text), actor=actor, line=line)
@@ -411,7 +409,7 @@ async def test_a_newer_line_supersedes_a_fact_and_an_older_one_does_not(
     assert (await story.state(ajar))["superseded_by"] is None
 
 
-async def test_of_facts_read_at_once_the_last_one_is_in_force(story: Story) -> None:
+async def test_the_last_of_several_facts_is_valid(story: Story) -> None:
     line = await story.line()
     open_ = await story.make(Fact(text="The door is open."), line=line)
     shut = told("The door is shut.", replaces=open_)
@@ -422,7 +420,7 @@ async def test_of_facts_read_at_once_the_last_one_is_in_force(story: Story) -> N
 
 
 @pytest.mark.parametrize("how", ["written", "edited", "locked"])
-async def test_a_fact_of_the_users_is_never_superseded(story: Story, how: str) -> None:
+async def test_a_fact_of_the_user_is_never_superseded(story: Story, how: str) -> None:
     line = await story.line()
     fact = await story.make(
         Fact(text="Holt lies.", locked=["text"] if how == "locked" else []),
@@ -441,14 +439,14 @@ async def test_a_fact_of_the_users_is_never_superseded(story: Story, how: str) -
     assert proposed.content.conflicts == {"text": "locked" if how == "locked" else "user"}
 
 
-async def test_a_secret_takes_nothing_from_what_others_know(story: Story) -> None:
+async def test_a_secret_does_not_supersede_public_facts(story: Story) -> None:
     public = await story.make(Fact(text="Holt is honest."), line=await story.line())
     secret = told("Holt lies.", replaces=public, audience=GM)
     found, _ = await story.compact(secret, line=await story.line())
     assert [each.item_id for each in found.drafts] == [secret["item_id"]]
 
 
-async def test_a_name_that_is_not_clear_is_asked_about(story: Story) -> None:
+async def test_an_ambiguous_name_is_proposed(story: Story) -> None:
     some = new_id()
     people = [
         await story.make(Entity(kind="npc", name="Holt")),
@@ -462,7 +460,7 @@ async def test_a_name_that_is_not_clear_is_asked_about(story: Story) -> None:
     assert row.audience == encode_audience([some])
 
 
-async def test_a_proposal_is_made_once_and_not_again_once_it_was_refused(story: Story) -> None:
+async def test_a_proposal_is_made_once_and_not_after_a_refusal(story: Story) -> None:
     marlena = await story.make(Entity(kind="npc", name="Marlena", locked=["status"]))
     first, second = await story.line(), await story.line()
     dead = {
@@ -478,7 +476,7 @@ async def test_a_proposal_is_made_once_and_not_again_once_it_was_refused(story: 
     assert (await story.compact(dead, line=second))[1] == 1
 
 
-async def test_no_more_proposals_wait_than_a_user_can_look_at(story: Story) -> None:
+async def test_open_proposals_have_a_maximum(story: Story) -> None:
     marlena = await story.make(Entity(kind="npc", name="Marlena", locked=["status", "wants"]))
     line = await story.line()
     many = [

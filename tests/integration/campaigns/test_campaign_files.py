@@ -186,7 +186,7 @@ async def world(table: Table) -> None:
     await table.delete(f"/entities/{ids['hills']}")
 
 
-async def test_a_vault_becomes_a_campaign_that_begins_where_the_story_is(ada: Account) -> None:
+async def test_a_vault_is_imported_at_the_present_of_its_story(ada: Account) -> None:
     table = await imported(ada, seagate_vault())
     view = table.campaign
     assert (view["name"], view["day"], view["time_of_day"]) == ("Seagate", 5, "morning")
@@ -207,7 +207,7 @@ async def test_a_vault_becomes_a_campaign_that_begins_where_the_story_is(ada: Ac
     assert owes["note"] == "Owes Gareth a year of rent."
 
 
-async def test_where_jake_goes_decides_who_is_there(ada: Account) -> None:
+async def test_the_place_of_the_player_decides_who_is_present(ada: Account) -> None:
     table = await imported(ada, seagate_vault())
     [jake] = (await table.get("/entities", kind="pc"))["items"]
     [hills] = (await table.get("/entities", q="Sunfall", kind="location"))["items"]
@@ -217,9 +217,7 @@ async def test_where_jake_goes_decides_who_is_there(ada: Account) -> None:
     assert "Marlena" not in full.partition("### Active threads")[0]
 
 
-async def test_an_archive_gives_the_same_state_and_the_same_ledger(
-    ada: Account, table: Table
-) -> None:
+async def test_an_archive_restores_state_and_change_log(ada: Account, table: Table) -> None:
     await world(table)
     files = await exported(table, "json")
     copy = await imported(ada, files)
@@ -242,9 +240,7 @@ async def test_an_archive_gives_the_same_state_and_the_same_ledger(
     assert (await copy.get("/entities", q="Sunfall"))["items"]
 
 
-async def test_a_vault_gives_the_same_state_as_often_as_it_is_taken(
-    ada: Account, table: Table
-) -> None:
+async def test_a_vault_restores_the_state_again_and_again(ada: Account, table: Table) -> None:
     await world(table)
     files = await exported(table, "vault")
     copy = await imported(ada, files)
@@ -253,7 +249,7 @@ async def test_a_vault_gives_the_same_state_as_often_as_it_is_taken(
     assert await exported(copy, "vault") == files
 
 
-async def test_the_vault_of_the_fixtures_comes_back(ada: Account) -> None:
+async def test_the_example_vault_is_exported_again(ada: Account) -> None:
     first = await imported(ada, seagate_vault())
     files = await exported(first, "vault")
     assert set(seagate_vault("")) <= set(files)
@@ -263,9 +259,7 @@ async def test_the_vault_of_the_fixtures_comes_back(ada: Account) -> None:
     assert (await second.get("/context"))["full"] == GOLDEN
 
 
-async def test_changes_stay_bound_to_the_messages_of_the_chats_that_come_along(
-    ada: Account, table: Table
-) -> None:
+async def test_changes_stay_linked_to_imported_messages(ada: Account, table: Table) -> None:
     character = await ada.new_character(alternate_greetings=["The door stays shut."])
     chat = await ada.new_chat(
         campaign_id=table.campaign["id"], character_ids=[character["id"]], title="One"
@@ -295,9 +289,7 @@ async def test_changes_stay_bound_to_the_messages_of_the_chats_that_come_along(
     assert (await table.get())["day"] == 9
 
 
-async def test_what_is_changed_by_hand_in_an_archive_is_a_change_of_its_import(
-    ada: Account, table: Table
-) -> None:
+async def test_edits_of_an_archive_are_changes_of_the_import(ada: Account, table: Table) -> None:
     await world(table)
     files = await exported(table, "json")
     people = json.loads(files["npcs.json"])
@@ -317,7 +309,7 @@ async def test_what_is_changed_by_hand_in_an_archive_is_a_change_of_its_import(
     assert sorted(line["item"][1] for line in added) == ["Inspector Holt", "Marlena", "Stranger"]
 
 
-async def test_a_file_that_can_not_be_read_changes_nothing(ada: Account, table: Table) -> None:
+async def test_an_unreadable_file_changes_nothing(ada: Account, table: Table) -> None:
     await world(table)
     files = await exported(table, "json")
     before = (await ada.get("/campaigns"))["items"]
@@ -352,9 +344,7 @@ async def test_a_file_that_can_not_be_read_changes_nothing(ada: Account, table: 
     assert len((await ada.get("/chronicles"))["items"]) == 1
 
 
-async def test_a_player_s_file_has_what_the_player_may_know_and_nothing_else(
-    ada: Account, table: Table
-) -> None:
+async def test_a_player_s_file_has_only_what_is_known(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     jake = ids["jake"]
     den = await table.add("entities", kind="location", name="The den", audience="gm")
@@ -412,9 +402,7 @@ async def test_a_player_s_file_has_what_the_player_may_know_and_nothing_else(
     problem(answer, 422, "validation-failed")
 
 
-async def test_a_clock_that_an_earlier_version_hid_is_the_game_masters(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_an_old_hidden_clock_is_for_the_gm(database_url: str, tmp_path: Path) -> None:
     async with running(database_url, tmp_path) as server, server.account() as ada:
         made = await ada.post("/campaigns", {"name": "Seagate"}, 201)
         table, database = Table(ada, made), server.parts.database

@@ -14,7 +14,7 @@ from tests.support.server import Account, ok, problem
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_campaign_is_made_read_changed_and_deleted(ada: Account, table: Table) -> None:
+async def test_a_campaign_is_created_read_changed_and_deleted(ada: Account, table: Table) -> None:
     view = await table.get()
     assert (view["name"], view["day"], view["rules"]) == ("Seagate", 5, "freeform")
     changed = await table.change("", day=6, settings={"memory_interval": 6})
@@ -30,7 +30,7 @@ async def test_a_campaign_is_made_read_changed_and_deleted(ada: Account, table: 
     assert (await ada.get("/campaigns"))["items"] == []
 
 
-async def test_the_rules_that_there_are_can_be_listed_and_chosen(ada: Account) -> None:
+async def test_rule_systems_are_listed_and_chosen(ada: Account) -> None:
     listed = (await ada.get("/campaigns/rules"))["items"]
     names = [each["name"] for each in listed]
     assert "freeform" in names
@@ -55,7 +55,7 @@ async def test_items_are_listed_by_kind_place_status_and_text(table: Table) -> N
     assert len(first["items"]) + len(rest["items"]) == 5
 
 
-async def test_what_an_item_may_not_be_is_refused_and_changes_nothing(table: Table) -> None:
+async def test_invalid_items_are_refused(table: Table) -> None:
     ids = await seagate(table)
     before = await table.get()
     for kind, body in [
@@ -73,7 +73,7 @@ async def test_what_an_item_may_not_be_is_refused_and_changes_nothing(table: Tab
     assert (await table.get())["version"] == before["version"]
 
 
-async def test_each_change_is_in_the_ledger_and_can_be_undone(table: Table) -> None:
+async def test_each_change_is_logged_and_can_be_undone(table: Table) -> None:
     ids = await seagate(table)
     path = f"/entities/{ids['jake']}"
     await table.change(path, attributes={"hp": 9, "inventory": ["fork", "cloak"]})
@@ -91,7 +91,7 @@ async def test_each_change_is_in_the_ledger_and_can_be_undone(table: Table) -> N
     problem(await table.ask("POST", f"/changes/{uuid4()}/undo"), 404, "campaign-change-not-found")
 
 
-async def test_a_deleted_item_comes_back_when_that_is_undone(table: Table) -> None:
+async def test_undoing_a_deletion_restores_the_item(table: Table) -> None:
     ids = await seagate(table)
     await table.delete(f"/entities/{ids['holt']}")
     problem(await table.ask("GET", f"/entities/{ids['holt']}"), 404, "campaign-item-not-found")
@@ -119,7 +119,7 @@ async def test_a_version_is_compared_and_restored(table: Table) -> None:
     problem(await table.ask("GET", "/comparison?version=9999"), 404, "campaign-version-not-found")
 
 
-async def test_both_forms_of_the_context_say_where_the_story_is(table: Table) -> None:
+async def test_both_forms_of_the_state_block_describe_the_scene(table: Table) -> None:
     ids = await seagate(table)
     for name in ("Aldous", "Bettany", "Corwin", "Delphine", "Emeric", "Gareth"):
         await table.add("entities", kind="npc", name=name, location_id=ids["shop"])
@@ -175,7 +175,7 @@ async def path(ada: Account) -> str:
         ({f"n{number}": "n" * 900 for number in range(100)}, "64,000 are allowed"),
     ],
 )
-async def test_attributes_are_bounded(
+async def test_attributes_have_limits(
     ada: Account, path: str, attributes: dict[str, Any], said: str
 ) -> None:
     body = {"kind": "npc", "name": "Holt"}
@@ -189,16 +189,14 @@ async def test_attributes_are_bounded(
     assert (await ada.get(path))["version"] == before
 
 
-async def test_attributes_may_hold_things_with_members_of_their_own(
-    ada: Account, path: str
-) -> None:
+async def test_attributes_can_contain_objects(ada: Account, path: str) -> None:
     attributes = {"inventory": [{"name": "rope", "feet": 50}, "fork"], "luck": 0.5, "cursed": True}
     body = {"kind": "npc", "name": "Holt", "attributes": attributes}
     holt = await ada.post(f"{path}/entities", body, 201)
     assert holt["attributes"] == attributes
 
 
-async def test_flags_are_bounded(ada: Account, path: str) -> None:
+async def test_flags_have_a_maximum(ada: Account, path: str) -> None:
     flags = {f"flag {number}": True for number in range(201)}
     refused = problem(await ada.ask("PATCH", path, json={"flags": flags}), 422, "validation-failed")
     assert "length <= 200 - at `$.flags`" in refused["detail"]
@@ -206,7 +204,7 @@ async def test_flags_are_bounded(ada: Account, path: str) -> None:
     assert (await ada.patch(path, {"flags": flags}))["flags"] == flags
 
 
-async def test_the_state_shows_who_is_near_and_counts_the_others(
+async def test_the_state_shows_near_entities_and_counts_the_others(
     ada: Account, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "MAX_ENTITIES", 4)
@@ -226,7 +224,7 @@ async def test_the_state_shows_who_is_near_and_counts_the_others(
     assert state["more"] == {"entities": 3, "threads": 0, "clocks": 0, "echoes": 0}
 
 
-async def test_a_campaign_has_a_chronicle_that_its_chats_take_and_that_outlives_it(
+async def test_a_campaign_has_a_chronicle_that_outlives_it(
     ada: Account,
 ) -> None:
     campaign = await ada.post("/campaigns", {"name": "Seagate", "day": 5}, 201)

@@ -44,9 +44,7 @@ def sections(context: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.every_database
-async def test_the_oldest_of_many_scenes_become_a_chapter_which_prompts_tell(
-    play: Play, model: Recorder
-) -> None:
+async def test_old_scenes_become_a_chapter_in_prompts(play: Play, model: Recorder) -> None:
     model.chapter = {"title": "The <b>break-in", "summary": "They stole\n\nthe {{ledger}}."}
     await play.end(1)
     said = await play.end(2)
@@ -74,7 +72,7 @@ async def test_the_oldest_of_many_scenes_become_a_chapter_which_prompts_tell(
     assert context["layers"]["cold"] == sum(cold)
 
 
-async def test_chapters_follow_each_other_and_no_scene_is_in_two(play: Play) -> None:
+async def test_no_scene_is_in_two_chapters(play: Play) -> None:
     for number in range(1, 8):
         await play.end(number)
     ids = await scene_ids(play)
@@ -82,9 +80,7 @@ async def test_chapters_follow_each_other_and_no_scene_is_in_two(play: Play) -> 
     assert told == [ids[:2], ids[2:4]]
 
 
-async def test_only_so_many_tokens_of_chapters_are_told_the_last_ones(
-    play: Play, model: Recorder
-) -> None:
+async def test_prompts_have_the_last_chapters_that_fit(play: Play, model: Recorder) -> None:
     for number in range(1, 7):
         model.chapter["summary"] = f"Before scene {number} " + "they ran and ran " * 20
         await play.end(number)
@@ -97,7 +93,7 @@ async def test_only_so_many_tokens_of_chapters_are_told_the_last_ones(
     assert "chapters" not in sections(await play.prompt())
 
 
-async def test_a_chapter_goes_with_its_messages_and_comes_back(play: Play, model: Recorder) -> None:
+async def test_a_chapter_follows_its_messages(play: Play, model: Recorder) -> None:
     await play.end(1)
     second = await play.end(2)
     await play.end(3)
@@ -113,7 +109,7 @@ async def test_a_chapter_goes_with_its_messages_and_comes_back(play: Play, model
     assert [each["title"] for each in await play.chapters()] == ["The break-in"]
 
 
-async def test_a_fork_tells_the_chapter_too(play: Play) -> None:
+async def test_a_fork_has_the_chapter(play: Play) -> None:
     for number in range(1, 5):
         await play.end(number)
     last = (await play.ada.messages(play.chat))[-1]
@@ -126,7 +122,7 @@ async def test_a_fork_tells_the_chapter_too(play: Play) -> None:
 
 
 @pytest.mark.parametrize("way", ["DELETE", "undo"])
-async def test_a_chapter_that_its_user_took_back_is_not_made_again(play: Play, way: str) -> None:
+async def test_a_chapter_that_the_user_undid_is_not_made_again(play: Play, way: str) -> None:
     for number in range(1, 5):
         await play.end(number)
     [chapter] = await play.chapters()
@@ -141,9 +137,7 @@ async def test_a_chapter_that_its_user_took_back_is_not_made_again(play: Play, w
     assert [each["scene_ids"] for each in await play.chapters()] == [(await scene_ids(play))[2:4]]
 
 
-async def test_scenes_of_different_audiences_are_never_told_together(
-    play: Play, model: Recorder
-) -> None:
+async def test_a_chapter_has_scenes_of_one_audience(play: Play, model: Recorder) -> None:
     model.kept["summary"] = "SECRET"
     await play.end(1, audience="gm")
     model.kept["summary"] = "They broke in."
@@ -154,7 +148,7 @@ async def test_scenes_of_different_audiences_are_never_told_together(
     assert "SECRET" not in "".join(model.told("chapter"))
 
 
-async def test_a_scene_that_is_for_fewer_takes_its_chapter_along(play: Play) -> None:
+async def test_limiting_a_message_limits_its_chapter(play: Play) -> None:
     said = await play.end(1)
     for number in range(2, 5):
         await play.end(number)
@@ -164,7 +158,7 @@ async def test_a_scene_that_is_for_fewer_takes_its_chapter_along(play: Play) -> 
     assert "chapters" in sections(await play.prompt())
 
 
-async def test_a_scene_that_its_user_hides_takes_its_chapter_along(play: Play) -> None:
+async def test_limiting_a_scene_limits_its_chapter(play: Play) -> None:
     for number in range(1, 5):
         await play.end(number)
     first, second, third, _ = await scene_ids(play)
@@ -184,7 +178,7 @@ async def test_a_scene_that_its_user_hides_takes_its_chapter_along(play: Play) -
         '{"title": "A", "summary": "I won\'t write this."}',
     ],
 )
-async def test_what_fails_is_seen_and_tried_again(play: Play, model: Recorder, broken: str) -> None:
+async def test_a_failed_chapter_is_retried(play: Play, model: Recorder, broken: str) -> None:
     model.fails = [error(500), reply(broken)]
     for number in range(1, 5):
         await play.end(number)
@@ -193,9 +187,7 @@ async def test_what_fails_is_seen_and_tried_again(play: Play, model: Recorder, b
     assert states == ["done", "failed", "failed"]
 
 
-async def test_what_changes_while_the_model_works_is_read_again(
-    play: Play, model: Recorder
-) -> None:
+async def test_scenes_that_change_meanwhile_are_read_again(play: Play, model: Recorder) -> None:
     for number in range(1, 4):
         await play.end(number)
     first, *_ = await scene_ids(play)

@@ -73,9 +73,7 @@ def said(texts: Iterable[str], part: str) -> bool:
 
 
 @pytest.mark.every_database
-async def test_items_are_found_by_their_words_while_they_count(
-    table: Table, server: Running
-) -> None:
+async def test_current_items_are_found_by_their_words(table: Table, server: Running) -> None:
     holt = await table.add(
         "entities", kind="npc", name="Inspector Holt", aliases=["Bloodhound"], role="inspector",
         attributes={"inventory": ["a cracked monocle"], "hp": 7},
@@ -108,9 +106,7 @@ async def test_items_are_found_by_their_words_while_they_count(
     assert await found(table, "frostfall") == [": The harbour freezes in Frostfall."]
 
 
-async def test_an_entity_says_where_it_is_and_what_is_known_of_it(
-    table: Table, server: Running
-) -> None:
+async def test_an_entity_shows_its_place_and_facts(table: Table, server: Running) -> None:
     vault = await table.add("entities", kind="location", name="The Vault", audience="gm")
     holt = await table.add(
         "entities", kind="npc", name="Holt", role="bloodhound", location_id=vault["id"]
@@ -128,7 +124,7 @@ async def test_an_entity_says_where_it_is_and_what_is_known_of_it(
 
 
 @pytest.mark.every_database
-async def test_scenes_that_are_over_and_chapters_are_found(table: Table, server: Running) -> None:
+async def test_closed_scenes_and_chapters_are_found(table: Table, server: Running) -> None:
     over = await table.add(
         "scenes", title="The mill", summary="They burned the windmill.", key_moments=["A spark."]
     )
@@ -164,9 +160,7 @@ async def test_scenes_that_are_over_and_chapters_are_found(table: Table, server:
     assert await found(table, "windmill") == []
 
 
-async def test_a_chapter_that_the_prompt_has_no_room_for_is_found(
-    table: Table, server: Running
-) -> None:
+async def test_a_chapter_without_room_is_found(table: Table, server: Running) -> None:
     await table.add("chapters", title="The fire", summary="They burned the windmill. " * 20)
     await table.add("chapters", title="The flood", summary="They drowned the windmill.")
     await table.change("", settings={"chapter_tokens": 60})
@@ -179,7 +173,7 @@ async def test_a_chapter_that_the_prompt_has_no_room_for_is_found(
     assert text.startswith("The fire: Chapter\nThey burned the windmill.")
 
 
-async def test_a_beat_of_a_scene_is_no_work_for_the_index(table: Table, server: Running) -> None:
+async def test_a_beat_of_a_scene_makes_no_index_jobs(table: Table, server: Running) -> None:
     await table.add("scenes", title="The mill")
     chat = await session_of(table)
     await settled(server)
@@ -192,9 +186,7 @@ async def test_a_beat_of_a_scene_is_no_work_for_the_index(table: Table, server: 
     assert after <= before
 
 
-async def test_the_nightly_comparison_finds_nothing_to_mend_and_a_deleted_campaign_leaves_nothing(
-    table: Table, server: Running
-) -> None:
+async def test_reconciling_keeps_points_until_deletion(table: Table, server: Running) -> None:
     old = await table.add("facts", text="The bridge stands.")
     new = await table.add("facts", text="The bridge has fallen.")
     await table.change(f"/facts/{old['id']}", superseded_by=new["id"])
@@ -220,9 +212,7 @@ async def test_the_nightly_comparison_finds_nothing_to_mend_and_a_deleted_campai
     assert await campaign_points() == {}
 
 
-async def test_a_search_from_a_viewpoint_finds_what_that_one_may_know(
-    table: Table, server: Running
-) -> None:
+async def test_a_search_respects_the_viewpoint(table: Table, server: Running) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
     holt = (await table.add("entities", kind="npc", name="Holt", audience="gm"))["id"]
     await table.add("facts", text="The vault code is 7734.", audience="gm", about_id=holt)
@@ -250,9 +240,7 @@ async def test_a_search_from_a_viewpoint_finds_what_that_one_may_know(
         problem(answer, 422, "validation-failed")
 
 
-async def test_what_the_state_block_tells_is_not_repeated_among_the_memories(
-    table: Table, server: Running
-) -> None:
+async def test_memories_do_not_repeat_the_state_block(table: Table, server: Running) -> None:
     shop = await table.add("entities", kind="location", name="The Salty Sigil")
     await table.add("entities", kind="pc", name="Jake", location_id=shop["id"])
     await table.add("facts", text="The sigil on the door glows at dusk.", about_id=shop["id"])
@@ -266,9 +254,7 @@ async def test_what_the_state_block_tells_is_not_repeated_among_the_memories(
     assert remembered(context, "campaign") == ["Sunfall Hills: A sigil stone stands at dusk hill."]
 
 
-async def test_a_line_from_long_ago_comes_with_what_became_of_it(
-    table: Table, server: Running
-) -> None:
+async def test_an_old_line_comes_with_its_consequences(table: Table, server: Running) -> None:
     chat = await session_of(table)
     await table.change("", settings={"summaries": False})
     reply = await take_turn(table.account, chat, text="The drawbridge of Marrow is down.")
@@ -293,9 +279,7 @@ async def test_a_line_from_long_ago_comes_with_what_became_of_it(
     assert told.index("the flood took it") < told.index("drawbridge of Marrow is down")
 
 
-async def test_a_fact_knows_the_lines_that_it_was_made_from_while_they_count(
-    table: Table, server: Running
-) -> None:
+async def test_a_fact_knows_its_source_lines(table: Table, server: Running) -> None:
     chat = await session_of(table)
     reply = await take_turn(table.account, chat, text="The drawbridge of Marrow is down.")
     made = await table.ask("POST", f"/facts?message_id={reply}", json={"text": "One can cross."})
@@ -308,7 +292,7 @@ async def test_a_fact_knows_the_lines_that_it_was_made_from_while_they_count(
     ]
 
 
-async def test_what_was_said_once_in_the_third_round_is_in_the_prompt_of_the_fourteenth(
+async def test_a_fact_of_round_3_is_found_later(
     sqlite_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     if not (MODEL_FOLDER / "model.onnx").is_file():

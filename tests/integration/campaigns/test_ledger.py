@@ -269,7 +269,7 @@ async def play(database: Database, steps: list[tuple[str, int, int, bool]]) -> N
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(STEPS)
-async def test_the_state_is_what_a_fold_from_scratch_says(
+async def test_the_state_equals_a_fold_of_all_changes(
     sqlite: Database, steps: list[tuple[str, int, int, bool]]
 ) -> None:
     await play(sqlite, steps)
@@ -282,13 +282,13 @@ async def test_the_state_is_what_a_fold_from_scratch_says(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(STEPS)
-async def test_the_state_is_what_a_fold_from_scratch_says_on_postgresql_too(
+async def test_the_state_equals_a_fold_on_postgresql(
     postgres: Database, steps: list[tuple[str, int, int, bool]]
 ) -> None:
     await play(postgres, steps)
 
 
-async def test_what_a_swipe_left_behind_comes_back_with_it(database: Database) -> None:
+async def test_changes_come_back_with_their_swipe(database: Database) -> None:
     world = await made(database)
     grove = world.groves[0]
     reply = await grove.append("The clock ticks.")
@@ -304,7 +304,7 @@ async def test_what_a_swipe_left_behind_comes_back_with_it(database: Database) -
         assert (await session.get_one(CampaignItem, clock)).exists
 
 
-async def test_a_path_that_moves_without_a_key_is_followed_when_there_is_one(
+async def test_a_path_that_moved_without_a_key_is_followed_later(
     database: Database,
 ) -> None:
     world = await made(database)

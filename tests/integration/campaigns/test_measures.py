@@ -93,7 +93,7 @@ async def at_rest(server: Running) -> None:
     await until(is_done)
 
 
-async def test_a_long_campaign_saves_what_its_summary_stands_for(
+async def test_a_long_campaign_saves_tokens_with_its_summary(
     server: Running, ada: Account, table: Table, model: Teller
 ) -> None:
     await table.change("", settings={"memory_interval": 1})
@@ -134,7 +134,7 @@ async def test_a_long_campaign_saves_what_its_summary_stands_for(
     assert seen["tokens"] == 100 * work["runs"]
 
 
-async def test_failures_are_shown_with_the_job_that_tries_again(
+async def test_failures_are_shown_with_the_job_that_retries(
     server: Running, ada: Account, table: Table, model: Teller
 ) -> None:
     chat = await new_chat(table)
@@ -157,9 +157,7 @@ async def test_failures_are_shown_with_the_job_that_tries_again(
     assert {each["job"] for each in seen["problems"]} == {None}
 
 
-async def test_percentiles_and_days_are_of_this_campaign_alone(
-    server: Running, ada: Account, table: Table
-) -> None:
+async def test_figures_are_of_one_campaign(server: Running, ada: Account, table: Table) -> None:
     chat, campaign = UUID(await new_chat(table)), UUID(table.campaign["id"])
     async with server.parts.database.write() as session:
         owner = (await session.get_one(Chat, chat)).user_id
@@ -194,7 +192,7 @@ async def test_percentiles_and_days_are_of_this_campaign_alone(
     assert days == [(at - timedelta(days=40)).date(), at.date()]
 
 
-async def test_conflicts_are_counted_by_what_was_decided(server: Running, table: Table) -> None:
+async def test_conflicts_are_counted_by_state(server: Running, table: Table) -> None:
     campaign = UUID(table.campaign["id"])
     async with server.parts.database.write() as session:
         owner = (await session.get_one(Campaign, campaign)).user_id
@@ -213,9 +211,7 @@ async def test_conflicts_are_counted_by_what_was_decided(server: Running, table:
     assert (await table.get("/memory"))["conflicts"] == {"open": 2, "accepted": 0, "refused": 1}
 
 
-async def test_a_plain_chat_notes_nothing_and_a_stranger_sees_nothing(
-    server: Running, ada: Account, table: Table
-) -> None:
+async def test_plain_chats_store_no_figures(server: Running, ada: Account, table: Table) -> None:
     chat = await ada.new_chat()
     await ada.turn(chat["id"], text="Hello.")
     async with server.parts.database.read() as session:

@@ -109,7 +109,7 @@ async def pick_lock(exchange: Exchange) -> tuple[list[dict[str, Any]], Message]:
     return await exchange.end(played, lines[-1]), lines[-1]
 
 
-async def test_a_turn_is_written_with_its_reply_and_goes_with_it(exchange: Exchange) -> None:
+async def test_changes_of_a_turn_follow_its_reply(exchange: Exchange) -> None:
     before = await exchange.state()
     items, reply = await pick_lock(exchange)
     listed = (await exchange.table.get("/changes"))["items"]
@@ -135,7 +135,7 @@ async def test_a_turn_is_written_with_its_reply_and_goes_with_it(exchange: Excha
     assert await exchange.story() == []
 
 
-async def test_what_a_user_locked_or_deleted_meanwhile_is_left_out(exchange: Exchange) -> None:
+async def test_locked_and_deleted_items_are_left_out(exchange: Exchange) -> None:
     lines = await seed(exchange.server, exchange.ada, exchange.chat, ["I pick it.", "Click."])
     played = await exchange.begin()
     assert played is not None
@@ -153,7 +153,7 @@ async def test_what_a_user_locked_or_deleted_meanwhile_is_left_out(exchange: Exc
 
 
 @pytest.mark.every_database
-async def test_what_a_hidden_reply_makes_is_hidden_as_well(exchange: Exchange) -> None:
+async def test_changes_of_a_secret_reply_are_secret(exchange: Exchange) -> None:
     lines = await seed(exchange.server, exchange.ada, exchange.chat, ["I pick it.", "Click."])
     await exchange.ada.patch(f"/messages/{lines[-1].id}", {"audience": "gm"})
     played = await exchange.begin()
@@ -176,7 +176,7 @@ async def test_a_campaign_without_tools_has_no_table(exchange: Exchange) -> None
     assert await exchange.begin() is None
 
 
-async def test_downtime_is_written_as_the_users_own(exchange: Exchange) -> None:
+async def test_downtime_is_a_change_of_the_user(exchange: Exchange) -> None:
     identity = await identity_of(exchange.server, exchange.ada)
     async with exchange.server.parts.database.write() as session:
         campaign = await get_campaign(session, identity, exchange.campaign_id, lock=True)
@@ -190,7 +190,7 @@ async def test_downtime_is_written_as_the_users_own(exchange: Exchange) -> None:
     assert after["entities"][0]["attributes"]["stress"] == 0
 
 
-async def test_bad_numbers_of_a_user_are_refused(exchange: Exchange) -> None:
+async def test_invalid_numbers_of_the_user_are_refused(exchange: Exchange) -> None:
     for wrong in ({"heat": 10}, {"wanted": -1}, {"dice": [0]}):
         answer = await exchange.table.ask("PATCH", "", json={"attributes": wrong})
         assert answer.status_code == 422
@@ -420,7 +420,7 @@ async def evening(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Evening]:
         yield evening
 
 
-async def test_an_evening_of_twenty_turns_leaves_a_consistent_world(evening: Evening) -> None:
+async def test_an_evening_of_twenty_turns_keeps_the_world_consistent(evening: Evening) -> None:
     for number in range(TURNS):
         evening.master.habit = HABITS[number % len(HABITS)]
         await (evening.quiet if number % 2 else evening.risk)(number)

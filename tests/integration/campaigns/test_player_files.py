@@ -187,9 +187,7 @@ async def files_of(table: Table, viewpoint: str) -> dict[str, dict[str, str]]:
     return found
 
 
-async def test_a_players_file_contains_no_text_that_the_players_prompts_do_not_contain(
-    ada: Account, server: Running, model: Compactor
-) -> None:
+async def test_files_have_only_known_texts(ada: Account, server: Running, model: Compactor) -> None:
     settings = {"summaries": False, "tools": False}
     body = {"name": "Seagate", "day": 5, "rules": "blades", "settings": settings}
     table = Table(ada, await ada.post("/campaigns", body, 201))

@@ -26,9 +26,7 @@ async def _context(ada: Account, chat_id: str) -> dict[str, Any]:
     return context
 
 
-async def test_the_first_turn_has_the_full_block_and_the_next_the_light_one(
-    ada: Account, table: Table
-) -> None:
+async def test_the_full_state_block_is_followed_by_light_ones(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     chat = await ada.new_chat(campaign_id=table.campaign["id"])
     assert (await table.get("/context", chat_id=chat["id"], text="continue"))["form"] == "full"
@@ -61,7 +59,7 @@ async def test_the_first_turn_has_the_full_block_and_the_next_the_light_one(
     assert {each["injected_context"] for each in users} == {None}
 
 
-async def test_another_swipe_has_the_block_that_its_line_had(ada: Account, table: Table) -> None:
+async def test_a_swipe_has_the_state_block_of_its_line(ada: Account, table: Table) -> None:
     await seagate(table)
     chat = await ada.new_chat(campaign_id=table.campaign["id"])
     await ada.turn(chat["id"], text="I come in.")
@@ -76,7 +74,7 @@ async def test_another_swipe_has_the_block_that_its_line_had(ada: Account, table
     assert (await _last(ada, fork["id"]))["injected_context"].startswith("[Day 5")
 
 
-async def test_whoever_is_mentioned_comes_in_with_what_is_known(ada: Account, table: Table) -> None:
+async def test_mentioned_people_bring_their_facts(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     await table.add("facts", about_id=ids["holt"], text="Holt counts the gulls twice.")
     chat = await ada.new_chat(campaign_id=table.campaign["id"])
@@ -88,7 +86,7 @@ async def test_whoever_is_mentioned_comes_in_with_what_is_known(ada: Account, ta
     assert any("Holt counts the gulls twice." in each["text"] for each in context["prompt"])
 
 
-async def test_facts_name_their_subject_and_who_knows_them(ada: Account, table: Table) -> None:
+async def test_facts_show_their_subject_and_audience(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     jake = ids["jake"]
     for about, text, audience in (
@@ -124,7 +122,7 @@ async def test_facts_name_their_subject_and_who_knows_them(ada: Account, table: 
     assert "Inspector Holt (active, at Sunfall Hills): (secret: game master only) takes" in prompt
 
 
-async def test_a_plain_chat_has_nothing_of_a_campaign(ada: Account, table: Table) -> None:
+async def test_a_plain_chat_contains_nothing_of_a_campaign(ada: Account, table: Table) -> None:
     await seagate(table)
     chat = await ada.new_chat()
     await ada.turn(chat["id"], text="I come in to see Marlena.")
@@ -133,7 +131,7 @@ async def test_a_plain_chat_has_nothing_of_a_campaign(ada: Account, table: Table
     assert kinds.isdisjoint({"campaign", "state", "scenes", "mentioned"})
 
 
-async def test_what_follows_from_a_reply_goes_with_it(ada: Account, table: Table) -> None:
+async def test_changes_follow_their_reply(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     chat = await ada.new_chat(campaign_id=table.campaign["id"])
     await ada.turn(chat["id"], text="I ride out to the hills.")
@@ -177,9 +175,7 @@ async def test_what_follows_from_a_reply_goes_with_it(ada: Account, table: Table
     problem(answer, 422, "validation-failed")
 
 
-async def test_how_somebody_feels_about_others_is_not_how_they_feel_about_the_players(
-    ada: Account, table: Table
-) -> None:
+async def test_only_feelings_for_players_are_shown(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     hesk = await table.add("entities", kind="npc", name="Hesk", location_id=ids["shop"])
     other = await table.add("entities", kind="npc", name="Cass", location_id=ids["shop"])
@@ -194,7 +190,7 @@ PYTHON = re.compile(r"\b(True|False|None)\b|\{'|\['|UUID\(")
 
 
 @pytest.mark.parametrize("tools", [True, False])
-async def test_each_item_stands_once_in_a_prompt_and_in_words(ada: Account, tools: bool) -> None:
+async def test_each_item_is_in_a_prompt_once_and_in_words(ada: Account, tools: bool) -> None:
     made = await ada.post(
         "/campaigns", {"name": "Seagate", "rules": "blades", "settings": {"tools": tools}}, 201
     )

@@ -80,7 +80,7 @@ async def story(server: Running, table: Table) -> Compacted:
 
 
 @pytest.mark.every_database
-async def test_a_proposal_shows_both_sides_and_the_line_that_it_comes_from(
+async def test_a_proposal_shows_both_values_and_its_line(
     story: Compacted,
 ) -> None:
     await story.draft("marlena", status="dead")
@@ -97,7 +97,7 @@ async def test_a_proposal_shows_both_sides_and_the_line_that_it_comes_from(
     assert (proposal["then"], proposal["now"]) == ({"status": "active"}, {"status": "in hiding"})
 
 
-async def test_what_is_accepted_is_the_users_change_and_keeps_the_lock(story: Compacted) -> None:
+async def test_an_accepted_proposal_is_a_user_change_and_keeps_the_lock(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     [proposal] = await story.open()
     for _ in range(2):
@@ -114,7 +114,7 @@ async def test_what_is_accepted_is_the_users_change_and_keeps_the_lock(story: Co
     problem(await story.decide(proposal, "refuse"), 409, "proposal-decided")
 
 
-async def test_what_is_refused_changes_nothing_and_is_remembered(story: Compacted) -> None:
+async def test_a_refused_proposal_is_remembered(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     [proposal] = await story.open()
     for _ in range(2):
@@ -127,7 +127,7 @@ async def test_what_is_refused_changes_nothing_and_is_remembered(story: Compacte
 
 
 @pytest.mark.every_database
-async def test_nothing_is_written_on_what_was_changed_meanwhile(story: Compacted) -> None:
+async def test_a_changed_proposal_needs_its_new_revision(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     [proposal] = await story.open()
     match = {"if-match": f'"{proposal["revision"]}"'}
@@ -140,7 +140,7 @@ async def test_nothing_is_written_on_what_was_changed_meanwhile(story: Compacted
     assert (await story.entity("marlena"))["status"] == "dead"
 
 
-async def test_a_proposal_that_has_come_true_is_gone_while_it_is(story: Compacted) -> None:
+async def test_a_proposal_is_hidden_while_it_is_already_true(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     path = f"/entities/{story.people['marlena']}"
     await story.table.change(path, status="dead")
@@ -151,7 +151,7 @@ async def test_a_proposal_that_has_come_true_is_gone_while_it_is(story: Compacte
     assert await story.open() == []
 
 
-async def test_what_is_gone_can_not_be_changed(story: Compacted) -> None:
+async def test_a_deleted_item_cannot_be_changed(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     [proposal] = await story.open()
     await story.table.delete(f"/entities/{story.people['marlena']}")
@@ -159,7 +159,7 @@ async def test_what_is_gone_can_not_be_changed(story: Compacted) -> None:
     ok(await story.decide(proposal, "refuse"))
 
 
-async def test_a_proposal_and_what_came_of_it_follow_their_message(story: Compacted) -> None:
+async def test_a_proposal_follows_its_message(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     await story.draft("marlena", status="gone")
     dead, gone = await story.open()
@@ -175,7 +175,7 @@ async def test_a_proposal_and_what_came_of_it_follow_their_message(story: Compac
 
 
 @pytest.mark.every_database
-async def test_a_fork_shows_a_proposal_too_and_keeps_it(story: Compacted) -> None:
+async def test_a_fork_shows_and_keeps_a_proposal(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     account = story.table.account
     fork = await account.post(f"/chats/{story.chat}/fork", {"message_id": story.line}, 201)
@@ -189,7 +189,7 @@ async def test_a_fork_shows_a_proposal_too_and_keeps_it(story: Compacted) -> Non
     assert await story.open() == await story.open(state="accepted") == []
 
 
-async def test_what_is_accepted_counts_while_any_copy_of_its_line_is_told(
+async def test_an_accepted_change_follows_all_copies_of_its_line(
     story: Compacted,
 ) -> None:
     await story.draft("marlena", status="dead")
@@ -205,7 +205,7 @@ async def test_what_is_accepted_counts_while_any_copy_of_its_line_is_told(
     assert await story.open(state="accepted") == []
 
 
-async def test_a_fact_of_the_users_and_what_contradicts_it_stand_side_by_side(
+async def test_a_fact_of_the_user_is_shown_with_its_contradiction(
     story: Compacted,
 ) -> None:
     holt = story.people["holt"]
@@ -229,7 +229,7 @@ async def test_a_fact_of_the_users_and_what_contradicts_it_stand_side_by_side(
 
 
 @pytest.mark.parametrize("field", ["", "about_id"])
-async def test_who_is_meant_is_the_users_to_say(story: Compacted, field: str) -> None:
+async def test_the_user_decides_who_is_meant(story: Compacted, field: str) -> None:
     people = [UUID(story.people[name]) for name in ("holt", "marlena")]
     await story.drafts(
         {
@@ -256,7 +256,7 @@ async def test_who_is_meant_is_the_users_to_say(story: Compacted, field: str) ->
         assert (await story.entity("holt"))["role"] == "Spy"
 
 
-async def test_a_reference_that_is_not_clear_is_asked_about_until_it_is_said(
+async def test_an_ambiguous_reference_is_open_until_decided(
     story: Compacted,
 ) -> None:
     places = [UUID(story.people[name]) for name in ("hills", "shop")]
@@ -285,7 +285,7 @@ async def test_a_reference_that_is_not_clear_is_asked_about_until_it_is_said(
     assert await story.open() == []
 
 
-async def test_who_was_deleted_comes_back_only_if_the_user_wants(story: Compacted) -> None:
+async def test_a_deleted_item_is_restored_only_by_the_user(story: Compacted) -> None:
     bob = await story.table.add("entities", kind="npc", name="Bob", role="Cook")
     await story.table.delete(f"/entities/{bob['id']}")
     again = {
@@ -303,7 +303,7 @@ async def test_who_was_deleted_comes_back_only_if_the_user_wants(story: Compacte
 
 
 @pytest.mark.every_database
-async def test_a_viewpoint_sees_no_proposal_about_what_it_may_not_know(story: Compacted) -> None:
+async def test_a_viewpoint_sees_only_known_proposals(story: Compacted) -> None:
     holt, jake = story.people["holt"], story.people["jake"]
     await story.table.change(f"/entities/{holt}", locked=["wants"])
     await story.draft("marlena", status="dead")
@@ -323,7 +323,7 @@ async def test_a_viewpoint_sees_no_proposal_about_what_it_may_not_know(story: Co
     problem(nobody, 422, "validation-failed")
 
 
-async def test_a_line_that_is_limited_later_takes_its_proposals_along(story: Compacted) -> None:
+async def test_limiting_a_line_limits_its_proposals(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     account = story.table.account
     await account.patch(f"/messages/{story.line}", {"audience": "gm"})

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("fresh", "short_waits")
 DEBT = {"title": "The watchman's debt", "summary": "He wants his lantern back.", "kind": "threat"}
 
 
-async def test_after_so_many_beats_a_scene_is_compressed(play: Play, model: Recorder) -> None:
+async def test_a_scene_is_compressed_after_several_beats(play: Play, model: Recorder) -> None:
     model.kept |= {"summary": "They <b>broke</b> in.\n\n{{char}} ran.", "seeds": [DEBT]}
     await play.turn("Before the scene there is a first line.")
     await play.turn()
@@ -53,7 +53,7 @@ async def test_after_so_many_beats_a_scene_is_compressed(play: Play, model: Reco
     assert (run["state"], run["why"], run["prompt_tokens"]) == ("done", DEBT["title"], 100)
 
 
-async def test_a_compression_reads_of_the_campaign_what_no_turn_has_read(
+async def test_a_compression_reads_only_changes_since_the_last_turn(
     play: Play, model: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await seagate(play.table)
@@ -72,9 +72,7 @@ async def test_a_compression_reads_of_the_campaign_what_no_turn_has_read(
     assert -1 not in since
 
 
-async def test_at_its_end_what_is_left_is_compressed_and_the_prompt_has_it(
-    play: Play, model: Recorder
-) -> None:
+async def test_the_end_of_a_scene_is_compressed(play: Play, model: Recorder) -> None:
     for _ in range(3):
         await play.turn("Once.")
     model.kept = {"summary": "They broke in and got away.", "key_moments": ["They ran."]}
@@ -109,7 +107,7 @@ async def test_a_compressed_scene_is_not_compressed_again(play: Play, model: Rec
     assert (await play.scene())["summary"] == before[0]["summary"]
 
 
-async def test_what_a_user_took_back_does_not_come_again(play: Play, model: Recorder) -> None:
+async def test_undone_changes_are_not_made_again(play: Play, model: Recorder) -> None:
     model.kept["seeds"] = [DEBT, {"title": "A witness"}, {"title": "The key"}]
     for _ in range(3):
         await play.turn()
@@ -131,7 +129,7 @@ async def test_what_a_user_took_back_does_not_come_again(play: Play, model: Reco
     assert refused == ["The watchman's debt", "A witness", "The key"]
 
 
-async def test_a_thread_that_there_is_is_not_made_again(play: Play, model: Recorder) -> None:
+async def test_an_existing_thread_is_not_added_again(play: Play, model: Recorder) -> None:
     await play.table.add("threads", title="the WATCHMAN's debt!")
     model.kept["seeds"] = [DEBT, {"title": ""}, {"title": "A witness"}]
     for _ in range(3):
@@ -139,7 +137,7 @@ async def test_a_thread_that_there_is_is_not_made_again(play: Play, model: Recor
     assert await play.threads() == ["the WATCHMAN's debt!", "A witness"]
 
 
-async def test_on_another_branch_what_followed_is_taken_back(play: Play, model: Recorder) -> None:
+async def test_changes_follow_the_active_branch(play: Play, model: Recorder) -> None:
     model.kept["seeds"] = [DEBT]
     for _ in range(2):
         await play.turn()
@@ -155,9 +153,7 @@ async def test_on_another_branch_what_followed_is_taken_back(play: Play, model: 
     assert (await play.scene())["beats"] == 2
 
 
-async def test_a_scene_that_a_message_ends_is_open_again_without_it(
-    play: Play, model: Recorder
-) -> None:
+async def test_a_scene_is_open_again_without_its_end(play: Play, model: Recorder) -> None:
     said = await play.turn()
     await play.close(message_id=said)
     assert await play.summary() == "They broke in."
@@ -167,7 +163,7 @@ async def test_a_scene_that_a_message_ends_is_open_again_without_it(
 
 
 @pytest.mark.every_database
-async def test_what_moves_while_the_model_works_is_read_again(play: Play, model: Recorder) -> None:
+async def test_lines_that_move_are_read_again(play: Play, model: Recorder) -> None:
     await play.turn("I whistle.")
     line = (await play.ada.messages(play.chat))[0]
     async with model.thinking() as is_reached:
@@ -181,9 +177,7 @@ async def test_what_moves_while_the_model_works_is_read_again(play: Play, model:
 
 
 @pytest.mark.every_database
-async def test_a_crash_between_asking_and_writing_leaves_nothing_behind(
-    play: Play, model: Recorder, server: Running
-) -> None:
+async def test_a_lost_worker_writes_nothing(play: Play, model: Recorder, server: Running) -> None:
     model.kept["seeds"] = [DEBT]
     await play.turn()
     async with model.thinking() as is_reached:
@@ -212,7 +206,7 @@ async def test_a_crash_between_asking_and_writing_leaves_nothing_behind(
         '{"summary": "I cannot help with that.", "key_moments": []}',
     ],
 )
-async def test_what_fails_is_seen_and_tried_again(play: Play, model: Recorder, broken: str) -> None:
+async def test_a_failed_compression_is_retried(play: Play, model: Recorder, broken: str) -> None:
     model.fails = [error(500), reply(broken)]
     await play.turn()
     await play.close()
@@ -220,9 +214,7 @@ async def test_what_fails_is_seen_and_tried_again(play: Play, model: Recorder, b
     assert [each["state"] for each in await play.runs()] == ["done", "failed", "failed"]
 
 
-async def test_what_always_fails_ends_and_can_be_asked_for_again(
-    play: Play, model: Recorder
-) -> None:
+async def test_a_compression_that_gave_up_can_be_requested(play: Play, model: Recorder) -> None:
     model.fails = [reply("no JSON")] * 3
     await play.turn()
     await play.close()
@@ -233,7 +225,7 @@ async def test_what_always_fails_ends_and_can_be_asked_for_again(
     assert await play.summary() == "They broke in."
 
 
-async def test_without_summaries_nothing_is_compressed(play: Play, model: Recorder) -> None:
+async def test_without_summaries_no_scene_is_compressed(play: Play, model: Recorder) -> None:
     await play.table.change("", settings={"summaries": False})
     for _ in range(3):
         await play.turn()
@@ -242,7 +234,7 @@ async def test_without_summaries_nothing_is_compressed(play: Play, model: Record
     assert (await play.scene())["beats"] == 3
 
 
-async def test_a_locked_summary_stays(play: Play) -> None:
+async def test_a_locked_summary_is_kept(play: Play) -> None:
     await play.table.change(f"/scenes/{play.scene_id}", summary="Mine.", locked=["summary"])
     await play.turn()
     await play.close()
@@ -251,9 +243,7 @@ async def test_a_locked_summary_stays(play: Play) -> None:
 
 
 @pytest.mark.every_database
-async def test_what_is_for_some_alone_is_compressed_for_them_at_the_end(
-    play: Play, model: Recorder
-) -> None:
+async def test_secret_lines_are_compressed_at_the_end(play: Play, model: Recorder) -> None:
     model.kept["seeds"] = [DEBT]
     await play.turn()
     secret = await play.turn()
@@ -292,9 +282,7 @@ def delta(item: str, field: str, value: str = "", **more: Any) -> dict[str, Any]
 
 
 @pytest.mark.every_database
-async def test_what_a_scene_changed_is_written_where_the_ledger_has_it_not(
-    play: Play, model: Recorder
-) -> None:
+async def test_a_scene_writes_changes_that_are_missing(play: Play, model: Recorder) -> None:
     town = await seagate(play.table)
     model.kept["changes"] = [
         delta("Marlena", "status", "wounded"),
@@ -327,7 +315,7 @@ async def test_what_a_scene_changed_is_written_where_the_ledger_has_it_not(
     assert (await play.table.get(f"/entities/{town['jake']}"))["attributes"]["hp"] == 13
 
 
-async def test_what_was_changed_since_the_scene_began_stays(play: Play, model: Recorder) -> None:
+async def test_later_changes_win_over_the_scene(play: Play, model: Recorder) -> None:
     town = await seagate(play.table)
     await play.table.change(f"/entities/{town['jake']}", attributes={"hp": 5})
     await play.table.change(f"/entities/{town['marlena']}", locked=["status"])
@@ -344,9 +332,7 @@ async def test_what_was_changed_since_the_scene_began_stays(play: Play, model: R
     assert marlena["disposition"] == "afraid"
 
 
-async def test_changes_of_a_scene_come_once_also_when_it_is_compressed_again(
-    play: Play, model: Recorder
-) -> None:
+async def test_a_second_compression_repeats_no_change(play: Play, model: Recorder) -> None:
     town = await seagate(play.table)
     model.kept["changes"] = [
         delta("Jake", "inventory", "ledger", how="add"),
@@ -371,9 +357,7 @@ async def test_changes_of_a_scene_come_once_also_when_it_is_compressed_again(
     assert (await play.table.get(f"/entities/{town['marlena']}"))["status"] == "active"
 
 
-async def test_what_the_game_master_alone_knows_changes_nothing_that_all_know(
-    play: Play, model: Recorder
-) -> None:
+async def test_secrets_change_nothing_that_is_public(play: Play, model: Recorder) -> None:
     town = await seagate(play.table)
     model.kept["changes"] = [delta("Marlena", "status", "a traitor")]
     said = await play.turn("Marlena winks.")
@@ -385,9 +369,7 @@ async def test_what_the_game_master_alone_knows_changes_nothing_that_all_know(
 
 
 @pytest.mark.every_database
-async def test_a_scene_that_a_tool_ends_is_compressed_and_the_next_one_begins(
-    play: Play, model: Recorder
-) -> None:
+async def test_a_scene_that_a_tool_ends_is_compressed(play: Play, model: Recorder) -> None:
     await play.turn("I look around.")
     roof = {"location": "The roof", "description": "Slates, wet.", "title": "On the roof"}
     model.script(called(("set_scene", roof), text="Up."), called(("finish_turn", {}), text="Wet."))
@@ -402,9 +384,7 @@ async def test_a_scene_that_a_tool_ends_is_compressed_and_the_next_one_begins(
     assert (scene["status"], scene["beats"], scene["summary"]) == ("open", 2, "")
 
 
-async def test_a_message_that_is_for_fewer_takes_its_scene_and_threads_along(
-    play: Play, model: Recorder
-) -> None:
+async def test_limiting_a_message_limits_scene_and_threads(play: Play, model: Recorder) -> None:
     model.kept["seeds"] = [DEBT]
     before = await play.turn("Before the scene.")
     await play.close()
@@ -434,9 +414,7 @@ async def facts_by_text(play: Play) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.every_database
-async def test_what_is_quoted_is_a_fact_of_whom_it_is_about_and_of_its_line(
-    play: Play, model: Recorder
-) -> None:
+async def test_a_quote_is_a_fact_with_subject_and_line(play: Play, model: Recorder) -> None:
     town = await seagate(play.table)
     model.kept["kept"] = [
         quoted(PROMISE, "the Inspector"),
@@ -465,9 +443,7 @@ async def test_what_is_quoted_is_a_fact_of_whom_it_is_about_and_of_its_line(
     assert run["refused"][1]["reason"] == "It is in no line: Fifty crowns, Holt."
 
 
-async def test_what_is_known_is_not_told_twice_nor_what_the_user_took_back(
-    play: Play, model: Recorder
-) -> None:
+async def test_known_and_deleted_quotes_are_not_added(play: Play, model: Recorder) -> None:
     town = await seagate(play.table)
     await play.table.add("facts", text=f"{PROMISE}", about_id=town["holt"])
     model.kept["kept"] = [quoted(PROMISE, "Inspector Holt"), quoted(SAYING), quoted(SAYING)]
@@ -483,7 +459,7 @@ async def test_what_is_known_is_not_told_twice_nor_what_the_user_took_back(
     assert list(await facts_by_text(play)) == [PROMISE]
 
 
-async def test_it_goes_with_its_line_alone(play: Play, model: Recorder) -> None:
+async def test_a_quote_follows_its_line(play: Play, model: Recorder) -> None:
     model.kept["kept"] = [quoted(PROMISE)]
     await play.turn(PROMISE)
     said = await play.turn("I leave.")
@@ -497,7 +473,7 @@ async def test_it_goes_with_its_line_alone(play: Play, model: Recorder) -> None:
 
 
 @pytest.mark.every_database
-async def test_it_is_for_those_who_may_know_its_line(play: Play, model: Recorder) -> None:
+async def test_a_quote_has_the_audience_of_its_line(play: Play, model: Recorder) -> None:
     model.kept["kept"] = [quoted(PROMISE), quoted(SAYING)]
     secret = await play.turn(PROMISE, audience="gm")
     said = await play.turn(SAYING)
@@ -514,7 +490,7 @@ async def test_it_is_for_those_who_may_know_its_line(play: Play, model: Recorder
 
 
 @pytest.mark.every_database
-async def test_it_stays_when_its_scene_is_in_a_chapter(play: Play, model: Recorder) -> None:
+async def test_a_quote_outlives_its_scene(play: Play, model: Recorder) -> None:
     await play.table.change("", settings={"chapter_scenes": 3})
     model.kept["kept"] = [quoted(PROMISE)]
     await play.turn(PROMISE)

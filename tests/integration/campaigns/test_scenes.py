@@ -78,7 +78,7 @@ async def test_beats_follow_the_story(play: Play) -> None:
     assert await play.beats() == 0
 
 
-async def test_what_is_not_finished_is_no_beat(play: Play) -> None:
+async def test_an_unfinished_turn_is_no_beat(play: Play) -> None:
     events = await play.ada.turn(play.chat, text="/demo fail-midway")
     assert events[-1].name == "turn.failed"
     assert await play.beats() == 0
@@ -88,7 +88,7 @@ async def test_what_is_not_finished_is_no_beat(play: Play) -> None:
     assert await play.beats() == 1
 
 
-async def test_a_closed_scene_has_no_more_beats_and_the_next_one_has_them(play: Play) -> None:
+async def test_beats_go_to_the_next_scene_after_a_close(play: Play) -> None:
     await play.turn()
     assert (await play.close())["status"] == "closed"
     await play.turn()
@@ -99,13 +99,13 @@ async def test_a_closed_scene_has_no_more_beats_and_the_next_one_has_them(play: 
     assert (await play.table.get(f"/scenes/{later['id']}"))["beats"] == 1
 
 
-async def test_a_scene_has_at_most_so_many_beats(play: Play) -> None:
+async def test_a_scene_has_a_maximum_of_beats(play: Play) -> None:
     await play.table.change(f"/scenes/{play.scene_id}", beats=10_000)
     await play.turn()
     assert await play.beats() == 10_000
 
 
-async def test_a_scene_can_be_over_while_a_message_is_told(play: Play) -> None:
+async def test_a_scene_is_closed_while_its_last_message_is_active(play: Play) -> None:
     await play.turn()
     said = await play.turn()
     assert (await play.close(message_id=said))["status"] == "closed"
@@ -115,9 +115,7 @@ async def test_a_scene_can_be_over_while_a_message_is_told(play: Play) -> None:
     assert (await play.scene())["status"] == "closed"
 
 
-async def test_what_cannot_be_closed_is_refused_and_nothing_changes(
-    play: Play, ada: Account
-) -> None:
+async def test_invalid_closes_are_refused(play: Play, ada: Account) -> None:
     said = await play.turn()
     other = await ada.new_chat()
     elsewhere = (await ada.turn(other["id"], text="Hello."))[0].data["reply_id"]
@@ -151,9 +149,7 @@ async def _block(table: Table, chat: str) -> str:
     return str((await table.get("/context", chat_id=chat, text="I look around."))["full"])
 
 
-async def test_the_story_follows_the_player_out_of_an_open_scene(
-    ada: Account, table: Table
-) -> None:
+async def test_moving_the_player_ends_an_open_scene(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     chat = (await ada.new_chat(campaign_id=table.campaign["id"]))["id"]
     shop = await table.add("scenes", location_id=ids["shop"], present=[ids["marlena"]])
@@ -218,9 +214,7 @@ async def _turned(ada: Account, chat: str) -> str:
     return str((await ada.messages(chat))[-1]["injected_context"])
 
 
-async def test_a_scene_that_a_user_opens_elsewhere_takes_the_players_along(
-    ada: Account, table: Table
-) -> None:
+async def test_opening_a_scene_moves_its_players(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     mara = await table.add("entities", kind="pc", name="Mara", location_id=ids["shop"])
     scene = await table.add("scenes", location_id=ids["hills"], present=[ids["jake"]])
@@ -231,7 +225,7 @@ async def test_a_scene_that_a_user_opens_elsewhere_takes_the_players_along(
 
 
 @pytest.mark.every_database
-async def test_a_first_scene_opens_by_itself_once_the_story_has_a_place(ada: Account) -> None:
+async def test_the_first_scene_opens_at_the_first_place(ada: Account) -> None:
     for rules in ("freeform", "blades", "dnd"):
         made = await ada.post("/campaigns", {"name": "Seagate", "rules": rules}, 201)
         table = Table(ada, made)
@@ -259,7 +253,7 @@ async def test_a_first_scene_opens_by_itself_once_the_story_has_a_place(ada: Acc
         assert [(each["id"], each["beats"]) for each in await _scenes(table)] == [(first["id"], 1)]
 
 
-async def test_lines_are_looked_up_by_their_ids_however_many(sqlite_url: str) -> None:
+async def test_consequences_are_loaded_by_message_ids(sqlite_url: str) -> None:
     database = Database(sqlite_url)
     try:
         sealer = (await sign_up(database)).sealer

@@ -244,7 +244,7 @@ async def trial(ada: Account, server: Running, model: ParrotServer) -> Trial:
     return trial
 
 
-async def test_secrets_reach_nobody_who_may_not_know_them(
+async def test_secrets_only_reach_those_who_may_know_them(
     trial: Trial,
 ) -> None:
     owners = ["gm", *(trial.people[name] for name in PLAYERS)]
@@ -282,7 +282,7 @@ async def test_secrets_reach_nobody_who_may_not_know_them(
         assert word in trial.seen[whose]
 
 
-async def test_a_message_that_is_limited_takes_along_what_was_made_of_it(trial: Trial) -> None:
+async def test_limiting_a_message_hides_everything_made_from_it(trial: Trial) -> None:
     trial.model.knows = []
     told = trial.new_secret(0, "public")
     reply_id = await trial.turn("public", "turn", text=f"Listen: {told}.")

@@ -104,7 +104,7 @@ async def test_without_summaries_the_history_is_whole(
     assert len(read_rounds(await preview(ada, chat, "Well?"))) == 9
 
 
-async def test_closed_scenes_are_told_and_the_open_one_is_now(ada: Account, table: Table) -> None:
+async def test_prompts_contain_closed_scenes_and_the_open_one(ada: Account, table: Table) -> None:
     ids = await seagate(table)
     for number in range(1, 4):
         await table.add(
@@ -189,7 +189,7 @@ ROUNDS_5_TO_8 = list(range(9, 17))
 ROUND_6 = [11, 12]
 
 
-async def test_each_audience_that_has_news_gets_one_and_no_other(session: Session) -> None:
+async def test_each_audience_with_news_gets_a_summary(session: Session) -> None:
     await session.begin(hidden_information=True)
     assert await session.play(range(1, 9)) == [ROUNDS_1_TO_4]
     summary = await session.summary()
@@ -234,7 +234,7 @@ async def test_each_audience_that_has_news_gets_one_and_no_other(session: Sessio
     assert await session.previously(session.jake) == ["Told up to 32.", "Told up to 56."]
 
 
-async def test_without_hidden_information_there_is_one_for_the_game_master(
+async def test_without_hidden_information_one_summary_is_written(
     session: Session,
 ) -> None:
     await session.begin()
@@ -276,7 +276,7 @@ async def test_summaries_are_read_written_and_dropped_by_audience(session: Sessi
             problem(answer, 422, "validation-failed")
 
 
-async def test_a_message_that_is_kept_from_some_is_in_no_summary_of_theirs(
+async def test_a_limited_message_is_in_no_public_summary(
     session: Session,
 ) -> None:
     await session.begin(hidden_information=True)
@@ -304,9 +304,7 @@ async def test_a_message_that_is_kept_from_some_is_in_no_summary_of_theirs(
 
 
 @pytest.mark.every_database
-async def test_the_tables_go_down_and_up_with_their_summaries(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_a_downgrade_keeps_public_summaries(database_url: str, tmp_path: Path) -> None:
     async with running(database_url, tmp_path) as server, server.account() as ada:
         chat = (await ada.new_chat())["id"]
         lines = await seed(server, ada, chat, ["One.", "Two."])

@@ -22,7 +22,7 @@ from tests.support.server import Running
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 
-async def test_what_is_kept_follows_each_change(server: Running, table: Table) -> None:
+async def test_a_cached_campaign_follows_each_change(server: Running, table: Table) -> None:
     cache, town = SnapshotCache(), await seagate(table)
     await table.add("echoes", text="Somebody saw her.", audience="gm")
     thread = await table.add("threads", title="The Muffle")
@@ -55,7 +55,7 @@ async def test_what_is_kept_follows_each_change(server: Running, table: Table) -
     await _compare(server, table, cache)
 
 
-async def test_what_is_too_much_is_not_kept(
+async def test_a_large_campaign_is_not_cached(
     server: Running, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, town = SnapshotCache(), await seagate(table)
@@ -72,7 +72,7 @@ async def test_what_is_too_much_is_not_kept(
     assert kept.around is None
 
 
-async def test_nothing_is_kept_of_who_has_signed_out(server: Running, table: Table) -> None:
+async def test_a_cached_campaign_is_dropped_at_sign_out(server: Running, table: Table) -> None:
     cache = SnapshotCache()
     await seagate(table)
     first = await _compare(server, table, cache)
@@ -81,7 +81,7 @@ async def test_nothing_is_kept_of_who_has_signed_out(server: Running, table: Tab
     assert await _compare(server, table, cache) is not first
 
 
-async def test_a_read_that_fails_costs_nothing_that_was_kept(server: Running, table: Table) -> None:
+async def test_a_failed_read_keeps_the_cached_campaign(server: Running, table: Table) -> None:
     cache, town = SnapshotCache(), await seagate(table)
     before = await _compare(server, table, cache)
     await table.change(f"/entities/{town['jake']}", status="asleep")
@@ -94,9 +94,7 @@ async def test_a_read_that_fails_costs_nothing_that_was_kept(server: Running, ta
     assert await _read(server, table, cache) == [before.version]
 
 
-async def test_turns_at_the_same_time_read_what_changed_alone(
-    server: Running, table: Table
-) -> None:
+async def test_concurrent_turns_read_only_changes(server: Running, table: Table) -> None:
     cache, town = SnapshotCache(), await seagate(table)
     before = await _compare(server, table, cache)
     await table.change(f"/entities/{town['jake']}", status="asleep")
@@ -122,9 +120,7 @@ async def test_an_earlier_state_does_not_replace_a_later_one(server: Running, ta
     assert await _read(server, table, cache) == []
 
 
-async def test_nothing_is_kept_of_a_user_who_signs_out_during_a_read(
-    server: Running, table: Table
-) -> None:
+async def test_a_sign_out_during_a_read_caches_nothing(server: Running, table: Table) -> None:
     cache, identity = SnapshotCache(), await identity_of(server, table.account)
     await seagate(table)
 

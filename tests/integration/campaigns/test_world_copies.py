@@ -144,7 +144,7 @@ async def events_of(account: Account, chat: str) -> list[dict[str, Any]]:
     return events
 
 
-async def test_a_fork_takes_a_copy_of_the_world_as_it_was_at_its_message(server: Running) -> None:
+async def test_a_fork_copies_the_world_at_its_message(server: Running) -> None:
     async with server.account() as ada:
         evening = await play(ada)
         at_second = evening.at_second
@@ -178,7 +178,7 @@ async def test_a_fork_takes_a_copy_of_the_world_as_it_was_at_its_message(server:
         assert await world_of(evening.table) == evening.at_third
 
 
-async def test_each_story_changes_its_own_world_alone(server: Running) -> None:
+async def test_each_fork_changes_only_its_own_world(server: Running) -> None:
     async with server.account() as ada:
         evening = await play(ada)
         # The swipe that was left behind is another story, with another world.
@@ -202,7 +202,7 @@ async def test_each_story_changes_its_own_world_alone(server: Running) -> None:
         assert {each["summary"] for each in await events_of(ada, copy["id"])} == set(EVENTS)
 
 
-async def test_a_world_is_shared_unless_a_copy_is_asked_for(server: Running) -> None:
+async def test_a_fork_shares_the_world_by_default(server: Running) -> None:
     async with server.account() as ada:
         made = await ada.post("/campaigns", {"name": "Seagate"}, 201)
         table = Table(ada, made)

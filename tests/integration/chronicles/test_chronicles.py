@@ -31,7 +31,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_chronicle_starts_empty_with_what_it_was_given(writer: Chronicler) -> None:
+async def test_a_new_chronicle_is_empty(writer: Chronicler) -> None:
     made = await writer.post("/chronicles", name="The coast", description="Of the drowned.")
     assert (made["name"], made["description"]) == ("The coast", "Of the drowned.")
     assert (made["event_count"], made["current_count"], made["chat_ids"]) == (0, 0, [])
@@ -51,15 +51,13 @@ async def test_a_chronicle_starts_empty_with_what_it_was_given(writer: Chronicle
         {"name": "The coast", "description": "d" * 20_001},
     ],
 )
-async def test_what_is_not_of_the_right_form_is_refused(
-    writer: Chronicler, body: dict[str, Any]
-) -> None:
+async def test_invalid_bodies_are_refused(writer: Chronicler, body: dict[str, Any]) -> None:
     problem(await writer.ask("POST", "/chronicles", json=body), 422, "validation-failed")
     assert (await writer.get("/chronicles"))["items"] == []
 
 
 @pytest.mark.every_database
-async def test_a_patch_leaves_what_is_absent_and_clears_what_is_null(writer: Chronicler) -> None:
+async def test_a_patch_keeps_absent_fields_and_resets_null(writer: Chronicler) -> None:
     path = f"/chronicles/{await writer.new_chronicle('The coast', description='Of the drowned.')}"
     changed = await writer.patch(path, name="The shore")
     assert (changed["name"], changed["description"]) == ("The shore", "Of the drowned.")
@@ -70,7 +68,7 @@ async def test_a_patch_leaves_what_is_absent_and_clears_what_is_null(writer: Chr
     assert (await writer.get(path))["name"] == "The shore"
 
 
-async def test_a_change_of_what_was_seen_earlier_is_refused(writer: Chronicler) -> None:
+async def test_a_change_of_an_old_revision_is_refused(writer: Chronicler) -> None:
     path = f"/chronicles/{await writer.new_chronicle()}"
     await writer.patch(path, name="The shore")
     stale = {"If-Match": '"1"'}
@@ -82,7 +80,7 @@ async def test_a_change_of_what_was_seen_earlier_is_refused(writer: Chronicler) 
 
 
 @pytest.mark.every_database
-async def test_lists_go_on_page_by_page_newest_first(writer: Chronicler) -> None:
+async def test_lists_are_paged_newest_first(writer: Chronicler) -> None:
     made = [await writer.new_chronicle(f"The {place}") for place in range(5)]
     seen: list[str] = []
     query: dict[str, Any] = {"limit": 2}
@@ -95,7 +93,9 @@ async def test_lists_go_on_page_by_page_newest_first(writer: Chronicler) -> None
     assert seen == made[::-1]
 
 
-async def test_a_list_says_what_each_holds_and_who_uses_it(writer: Chronicler, chat: str) -> None:
+async def test_a_list_shows_the_events_and_chats_of_each_chronicle(
+    writer: Chronicler, chat: str
+) -> None:
     first, second = await writer.new_chronicle("First"), await writer.new_chronicle("Second")
     old = await writer.new_event(first)
     new = await writer.new_event(first)
@@ -107,15 +107,13 @@ async def test_a_list_says_what_each_holds_and_who_uses_it(writer: Chronicler, c
     assert (shown[first]["chat_ids"], shown[second]["chat_ids"]) == ([chat], [])
 
 
-async def test_a_chronicle_names_the_lorebook_that_belongs_to_it(
-    writer: Chronicler, server: Running
-) -> None:
+async def test_a_chronicle_names_its_lorebook(writer: Chronicler, server: Running) -> None:
     chronicle = await writer.new_chronicle()
     book = await _with_book(writer, server, chronicle)
     assert (await writer.get(f"/chronicles/{chronicle}"))["lorebook_id"] == book
 
 
-async def test_chats_go_on_without_a_chronicle_that_is_deleted(
+async def test_chats_outlive_their_chronicle(
     writer: Chronicler, chat: str, server: Running
 ) -> None:
     chronicle = await writer.new_chronicle()
@@ -135,9 +133,7 @@ async def test_chats_go_on_without_a_chronicle_that_is_deleted(
 
 
 @pytest.mark.every_database
-async def test_settings_that_were_read_before_a_chronicle_went_are_stale(
-    writer: Chronicler, chat: str
-) -> None:
+async def test_old_settings_are_stale_after_a_deletion(writer: Chronicler, chat: str) -> None:
     chronicle = await writer.new_chronicle()
     await writer.settle(chat, chronicle_id=chronicle)
     seen = (await writer.ask("GET", f"/chats/{chat}/settings")).headers["etag"]
@@ -149,9 +145,7 @@ async def test_settings_that_were_read_before_a_chronicle_went_are_stale(
 
 
 @pytest.mark.every_database
-async def test_with_a_chronicle_go_its_events_and_its_lorebook(
-    writer: Chronicler, chat: str, server: Running
-) -> None:
+async def test_its_contents_are_deleted_too(writer: Chronicler, chat: str, server: Running) -> None:
     chronicle, kept = await writer.new_chronicle("Going"), await writer.new_chronicle("Staying")
     [greeting] = await writer.account.messages(chat)
     event = await writer.new_event(chronicle, source_message_ids=[greeting["id"]])
@@ -169,7 +163,7 @@ async def test_with_a_chronicle_go_its_events_and_its_lorebook(
     assert await writer.summaries(kept) == ["The lamp went out."]
 
 
-async def test_an_account_holds_so_many_chronicles(writer: Chronicler, server: Running) -> None:
+async def test_an_account_has_a_maximum_of_chronicles(writer: Chronicler, server: Running) -> None:
     user_id = UUID(writer.account.user["id"])
     await writer.new_chronicle()
     async with server.parts.database.write() as session:
@@ -204,7 +198,7 @@ async def idle(database_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
 
 
 @pytest.mark.every_database
-async def test_the_index_is_told_what_goes_with_a_chronicle(idle: Running) -> None:
+async def test_the_index_is_told_of_a_deleted_chronicle(idle: Running) -> None:
     async with idle.account() as account:
         writer = Chronicler(account)
         chronicle = await writer.new_chronicle()
@@ -228,7 +222,7 @@ async def _with_book(writer: Chronicler, server: Running, chronicle_id: str) -> 
     return book_id
 
 
-async def test_what_is_not_there_is_not_found(writer: Chronicler) -> None:
+async def test_unknown_chronicles_are_not_found(writer: Chronicler) -> None:
     path = f"/chronicles/{uuid4()}"
     problem(await writer.ask("GET", path), 404, "chronicle-not-found")
     problem(await writer.ask("GET", f"{path}/events"), 404, "chronicle-not-found")
@@ -273,13 +267,13 @@ async def swipe(writer: Chronicler, message: str) -> str:
     return reply
 
 
-async def test_a_new_chronicle_is_called_as_its_chat(writer: Chronicler, chat: str) -> None:
+async def test_a_new_chronicle_gets_the_title_of_its_chat(writer: Chronicler, chat: str) -> None:
     await writer.patch(f"/chats/{chat}", title="The night ferry")
     chronicle = await enlist(writer, chat)
     assert (await writer.get(f"/chronicles/{chronicle}"))["name"] == "The night ferry"
 
 
-async def test_an_account_has_as_many_chronicles_as_it_may(
+async def test_the_maximum_applies_to_forks_too(
     writer: Chronicler, chat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repository, "MAX_CHRONICLES", 0)
@@ -298,9 +292,7 @@ async def test_an_account_has_as_many_chronicles_as_it_may(
 
 
 @pytest.mark.every_database
-async def test_null_takes_the_chronicle_from_a_chat_or_makes_a_new_one_where_one_is_kept(
-    writer: Chronicler, chat: str
-) -> None:
+async def test_null_removes_or_replaces_the_chronicle(writer: Chronicler, chat: str) -> None:
     first = await enlist(writer, chat)
     second = (await writer.settle(chat, chronicle_id=None))["chronicle_id"]
     assert second not in (None, first)
@@ -308,9 +300,7 @@ async def test_null_takes_the_chronicle_from_a_chat_or_makes_a_new_one_where_one
     assert settings.get("chronicle_id") is None
 
 
-async def test_a_copy_of_a_chat_has_a_chronicle_of_its_own(
-    writer: Chronicler, chat: str, server: Running
-) -> None:
+async def test_a_fork_has_its_own_chronicle(writer: Chronicler, chat: str, server: Running) -> None:
     chronicle = await enlist(writer, chat)
     await writer.say(chat)
     path = await writer.say(chat, "And further.")
@@ -350,9 +340,7 @@ async def test_a_copy_of_a_chat_has_a_chronicle_of_its_own(
     assert fork_row.chronicle_since == row.chronicle_since is not None
 
 
-async def test_what_is_swiped_away_in_a_copy_stays_in_the_original(
-    writer: Chronicler, chat: str
-) -> None:
+async def test_a_swipe_in_a_fork_keeps_the_original(writer: Chronicler, chat: str) -> None:
     chronicle = await enlist(writer, chat)
     reply = (await writer.say(chat))[-1]["id"]
     await writer.new_event(chronicle, "The door fell.", source_message_ids=[reply])
@@ -362,16 +350,14 @@ async def test_what_is_swiped_away_in_a_copy_stays_in_the_original(
     assert (await read_events(writer, chronicle))["The door fell."]["is_current"]
 
 
-async def test_a_chat_without_a_chronicle_is_copied_without(writer: Chronicler, chat: str) -> None:
+async def test_a_chat_without_a_chronicle_is_forked_without(writer: Chronicler, chat: str) -> None:
     reply = (await writer.say(chat))[-1]["id"]
     assert (await fork(writer, chat, reply))[1] == ""
     assert (await writer.get("/chronicles"))["items"] == []
 
 
 @pytest.mark.every_database
-async def test_a_copy_of_a_chat_has_a_copy_of_its_chronicle_s_book(
-    writer: Chronicler, chat: str, server: Running
-) -> None:
+async def test_a_fork_copies_the_lorebook(writer: Chronicler, chat: str, server: Running) -> None:
     chronicle = await enlist(writer, chat)
     await writer.say(chat)
     path = await writer.say(chat, "And further.")
@@ -421,9 +407,7 @@ async def test_a_copy_of_a_chat_has_a_copy_of_its_chronicle_s_book(
 
 
 @pytest.mark.every_database
-async def test_with_a_chat_goes_what_came_from_branches_that_it_left(
-    writer: Chronicler, chat: str, server: Running
-) -> None:
+async def test_inactive_events_are_deleted(writer: Chronicler, chat: str, server: Running) -> None:
     chronicle = await enlist(writer, chat)
     first = (await writer.say(chat))[-1]["id"]
     other = str((await writer.account.new_chat())["id"])
@@ -456,7 +440,7 @@ async def test_with_a_chat_goes_what_came_from_branches_that_it_left(
         assert set(map(str, chats)) == {other}
 
 
-async def test_an_event_that_only_another_chat_left_stays(writer: Chronicler, chat: str) -> None:
+async def test_an_event_that_another_chat_left_stays(writer: Chronicler, chat: str) -> None:
     chronicle = await enlist(writer, chat)
     here = (await writer.say(chat))[-1]["id"]
     other = str((await writer.account.new_chat())["id"])
@@ -520,9 +504,7 @@ async def busy(postgres_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
 @pytest.mark.parametrize(
     "changed", [create_event, change_event, merge_events, import_file, delete_chronicle]
 )
-async def test_what_changes_a_chronicle_waits_for_its_chat_without_locking_it(
-    busy: Running, request: Change
-) -> None:
+async def test_a_change_waits_for_the_lock_of_its_chat(busy: Running, request: Change) -> None:
     async with busy.account("Ada") as ada:
         writer = Chronicler(ada)
         chat = (await ada.new_chat())["id"]

@@ -66,9 +66,7 @@ async def summaries(play: Evening) -> list[str]:
     return [each["summary"] for each in await play.events()]
 
 
-async def test_a_compaction_tells_nothing_that_the_agent_has_told_from_its_lines(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_compaction_repeats_no_event_of_the_agent(play: Evening, model: Compactor) -> None:
     model.records = {"I promise": [study_call(PROMISE)]}
     await play.turn("I promise it.")
     await play.at_rest(kind=TURN)
@@ -92,7 +90,7 @@ async def test_a_compaction_tells_nothing_that_the_agent_has_told_from_its_lines
     assert reasons[3] == "H9 is not an event that you were shown."
 
 
-async def test_the_agent_tells_nothing_that_a_compaction_has_told_from_its_lines(
+async def test_the_agent_repeats_no_event_of_a_compaction(
     play: Evening, model: Compactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "holds", is_study)
@@ -108,7 +106,7 @@ async def test_the_agent_tells_nothing_that_a_compaction_has_told_from_its_lines
     assert refused[0]["reason"].startswith(f"E1 may say the same. E1: {PROMISE}")
 
 
-async def test_of_two_who_write_at_the_same_time_the_second_begins_again(
+async def test_of_two_concurrent_writers_the_second_starts_again(
     play: Evening, model: Compactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_last_step(request: Request) -> bool:
@@ -136,9 +134,7 @@ async def times(play: Evening) -> dict[str, tuple[int | None, str]]:
     return {each["summary"]: (each["day"], each["time"]) for each in await play.events()}
 
 
-async def test_events_have_the_day_of_their_message_and_not_the_day_on_which_they_are_read(
-    play: Evening, model: Compactor
-) -> None:
+async def test_events_have_the_day_of_their_message(play: Evening, model: Compactor) -> None:
     model.records = {
         "Holt falls": [study_call("Holt fell down the stairs of the chapel.")],
         "Holt wakes": [study_call("Holt woke up among strangers.")],
@@ -190,9 +186,7 @@ async def test_events_have_the_day_of_their_message_and_not_the_day_on_which_the
     assert await times(play) == early
 
 
-async def test_memories_of_a_campaign_carry_the_day_of_the_story(
-    play: Evening, model: Compactor, server: Running
-) -> None:
+async def test_memories_have_story_days(play: Evening, model: Compactor, server: Running) -> None:
     await play.turn("The lighthouse keeper hid the brass compass.")
     await play.table.change("", day=6)
     for number in range(12):
@@ -227,9 +221,7 @@ async def read_known(
 
 
 @pytest.mark.every_database
-async def test_a_world_that_is_refreshed_is_the_one_that_is_read(
-    server: Running, table: Table
-) -> None:
+async def test_a_refreshed_world_equals_a_new_one(server: Running, table: Table) -> None:
     town = await seagate(table)
     thread = await table.add("threads", title="The Muffle")
     clock = await table.add("clocks", name="Watch", segments=4)
@@ -255,7 +247,7 @@ async def test_a_world_that_is_refreshed_is_the_one_that_is_read(
 
 
 @pytest.mark.every_database
-async def test_a_world_that_is_refreshed_is_not_read_again(server: Running, table: Table) -> None:
+async def test_a_refreshed_world_reads_only_changes(server: Running, table: Table) -> None:
     town = await seagate(table)
     before = await read_known(server, table)
     await table.change(f"/entities/{town['jake']}", status="asleep")
@@ -265,7 +257,7 @@ async def test_a_world_that_is_refreshed_is_not_read_again(server: Running, tabl
 
 
 @pytest.mark.every_database
-async def test_of_a_large_campaign_what_changed_last_is_known_and_who_is_named(
+async def test_a_large_world_has_the_latest_and_the_named_items(
     server: Running, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     town = await seagate(table)
@@ -394,9 +386,7 @@ async def notes(play: Evening) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.every_database
-async def test_an_evening_leaves_notes_and_going_back_leaves_those_of_then(
-    server: Running, table: Table, model: Compactor
-) -> None:
+async def test_going_back_restores_notes(server: Running, table: Table, model: Compactor) -> None:
     model.reset()
     model.finds = dict(EVENING_LINES.values())
     model.finds[ELSEWHERE] = [npc("Inspector Holt", disposition="friendly")]

@@ -58,9 +58,7 @@ DEBT: Call = ("thread_updater_tool", {"name": "The debt", "set": {"summary": "It
 
 
 @pytest.mark.every_database
-async def test_after_so_many_rounds_what_was_told_is_in_the_state(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_compaction_follows_several_rounds(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"compaction_interval": 3})
     model.finds = {"Holt falls": [HOLT]}
     first = await play.turn("Holt falls down the stairs.")
@@ -87,7 +85,7 @@ async def test_after_so_many_rounds_what_was_told_is_in_the_state(
     assert len(lines_of(model.asked[1])) == 6
 
 
-async def test_all_tools_keep_what_they_are_for(play: Evening, model: Compactor) -> None:
+async def test_each_tool_writes_its_kind_of_item(play: Evening, model: Compactor) -> None:
     town = await seagate(play.table)
     thread = await play.table.add("threads", title="The Fading Muffle", kind="quest")
     clock = await play.table.add("clocks", name="The alarm", segments=6, filled=1)
@@ -188,7 +186,7 @@ async def test_all_tools_keep_what_they_are_for(play: Evening, model: Compactor)
     assert len(versions) == 1
 
 
-async def test_by_hand_it_says_what_was_queued_and_what_is_wrong(
+async def test_a_request_says_what_it_queued_or_why_not(
     play: Evening, model: Compactor, ada: Account
 ) -> None:
     nothing = await play.compact()
@@ -222,9 +220,7 @@ async def test_by_hand_it_says_what_was_queued_and_what_is_wrong(
     problem(missing, 404, "campaign-not-found")
 
 
-async def test_a_campaign_is_not_compacted_from_someone_elses_chat(
-    play: Evening, server: Running
-) -> None:
+async def test_a_campaign_reads_only_chats_of_its_owner(play: Evening, server: Running) -> None:
     async with server.account(f"eve-{uuid4().hex[:8]}") as eve:
         body = {"chat_id": play.chat}
         own = await eve.post("/campaigns", {"name": "Mine"}, 201)
@@ -232,7 +228,7 @@ async def test_a_campaign_is_not_compacted_from_someone_elses_chat(
         problem(await eve.ask("POST", path, json=body), 404, "chat-not-found")
 
 
-async def test_at_a_scenes_end_what_it_told_is_read(play: Evening, model: Compactor) -> None:
+async def test_the_end_of_a_scene_is_compacted(play: Evening, model: Compactor) -> None:
     scene = await play.table.add("scenes", title="The stairs")
     model.finds = {"Holt falls": [HOLT]}
     await play.turn("Holt falls down the stairs.")
@@ -242,9 +238,7 @@ async def test_at_a_scenes_end_what_it_told_is_read(play: Evening, model: Compac
     assert await play.entity("Inspector Holt")
 
 
-async def test_without_consent_nothing_is_read_nor_what_was_said_before_it(
-    play: Evening, model: Compactor, ada: Account
-) -> None:
+async def test_no_consent_means_no_reading(play: Evening, model: Compactor, ada: Account) -> None:
     path = f"/chats/{play.chat}/settings"
     await ada.patch(path, {"chronicle_enabled": False})
     await play.table.change("", settings={"compaction_interval": 1})
@@ -260,9 +254,7 @@ async def test_without_consent_nothing_is_read_nor_what_was_said_before_it(
     assert "between us" not in asked
 
 
-async def test_consent_that_is_withdrawn_while_the_model_reads_leaves_nothing(
-    play: Evening, model: Compactor, ada: Account
-) -> None:
+async def test_withdrawn_consent_ends_it(play: Evening, model: Compactor, ada: Account) -> None:
     model.finds = {"Holt falls": [HOLT]}
     await play.turn("Holt falls down the stairs.")
     async with model.thinking() as is_reached:
@@ -274,9 +266,7 @@ async def test_consent_that_is_withdrawn_while_the_model_reads_leaves_nothing(
     assert await play.changes() == []
 
 
-async def test_while_a_fight_is_on_it_waits_and_goes_on_after(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_compaction_waits_for_the_end_of_a_fight(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"compaction_interval": 2}, flags={"combat": True})
     for _ in range(3):
         await play.ada.turn(play.chat, text="I strike.")
@@ -323,7 +313,7 @@ async def test_while_a_fight_is_on_it_waits_and_goes_on_after(
 
 
 @pytest.mark.every_database
-async def test_a_fight_that_ends_while_it_looks_does_not_make_it_wait(
+async def test_a_fight_that_ends_during_the_check_causes_no_wait(
     play: Evening, model: Compactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_looked, may_wait = asyncio.Event(), asyncio.Event()
@@ -349,7 +339,7 @@ async def test_a_fight_that_ends_while_it_looks_does_not_make_it_wait(
     assert len(model.asked) == 1
 
 
-async def test_a_turn_that_ends_a_fight_lets_it_go_on(play: Evening, model: Compactor) -> None:
+async def test_a_turn_that_ends_a_fight_resumes_it(play: Evening, model: Compactor) -> None:
     await play.table.change("", flags={"combat": True})
     other = await evening(play.server, play.table)
     for each in (play, other):
@@ -379,9 +369,7 @@ async def test_a_turn_that_ends_a_fight_lets_it_go_on(play: Evening, model: Comp
     assert sorted(asked) == ["So it is.", "The fight is over."]
 
 
-async def test_an_item_that_is_deleted_while_the_model_works_costs_one_call_and_no_other_change(
-    play: Evening, model: Compactor
-) -> None:
+async def test_an_item_deleted_meanwhile_costs_one_call(play: Evening, model: Compactor) -> None:
     thread = await play.table.add("threads", title="The Fading Muffle", kind="quest")
     fact = await play.table.add("facts", text="The gate is shut.")
     model.finds = {
@@ -410,9 +398,7 @@ async def test_an_item_that_is_deleted_while_the_model_works_costs_one_call_and_
     ]
 
 
-async def test_a_chat_that_is_deleted_while_the_model_works_does_not_make_it_free(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_chat_deleted_meanwhile_is_paid_for(play: Evening, model: Compactor) -> None:
     async def spent() -> int:
         items = (await play.ada.get("/me/usage"))["items"]
         [used] = [each["used"] for each in items if each["quota"] == "tokens_per_day"]
@@ -431,7 +417,7 @@ async def test_a_chat_that_is_deleted_while_the_model_works_does_not_make_it_fre
 
 
 @pytest.mark.every_database
-async def test_all_is_written_or_nothing(
+async def test_all_changes_are_written_or_none(
     play: Evening, model: Compactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model.finds = {
@@ -464,9 +450,7 @@ async def _are(tries: list[int], count: int) -> bool:
 
 
 @pytest.mark.every_database
-async def test_a_failure_is_seen_and_the_same_lines_are_read_again(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_failed_compaction_is_shown_and_retried(play: Evening, model: Compactor) -> None:
     model.fails = [error(503), error(503)]
     model.finds = {"Holt falls": [HOLT]}
     await play.turn("Holt falls down the stairs.")
@@ -478,9 +462,7 @@ async def test_a_failure_is_seen_and_the_same_lines_are_read_again(
     assert await play.entity("Inspector Holt")
 
 
-async def test_after_it_gave_up_play_goes_on_and_the_next_one_reads_all(
-    play: Evening, model: Compactor
-) -> None:
+async def test_the_next_compaction_reads_what_was_missed(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"compaction_interval": 2})
     model.fails = [error(400)] * 3
     model.finds = {"Holt falls": [HOLT]}
@@ -497,9 +479,7 @@ async def test_after_it_gave_up_play_goes_on_and_the_next_one_reads_all(
     assert await play.entity("Inspector Holt")
 
 
-async def test_a_call_that_cannot_be_is_answered_and_the_rest_is_kept(
-    play: Evening, model: Compactor
-) -> None:
+async def test_an_invalid_call_does_not_stop_the_others(play: Evening, model: Compactor) -> None:
     model.finds = {
         "Holt falls": [
             HOLT,
@@ -519,9 +499,7 @@ async def test_a_call_that_cannot_be_is_answered_and_the_rest_is_kept(
         assert part in reasons
 
 
-async def test_what_is_not_named_stays_and_nothing_is_deleted(
-    play: Evening, model: Compactor
-) -> None:
+async def test_unnamed_fields_stay_and_nothing_is_deleted(play: Evening, model: Compactor) -> None:
     await seagate(play.table)
     model.finds = {
         "Jake": [
@@ -538,9 +516,7 @@ async def test_what_is_not_named_stays_and_nothing_is_deleted(
     assert await play.entity("Marlena")
 
 
-async def test_one_who_is_made_is_found_again_within_the_run(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_new_entity_is_found_within_the_run(play: Evening, model: Compactor) -> None:
     model.finds = {
         "Brother": [
             npc("Brother Anselm", role="a monk"),
@@ -557,9 +533,7 @@ async def test_one_who_is_made_is_found_again_within_the_run(
     assert fact["about_id"] == monk["id"]
 
 
-async def test_where_it_is_not_clear_who_is_meant_nobody_changes(
-    play: Evening, model: Compactor
-) -> None:
+async def test_an_ambiguous_name_changes_nothing(play: Evening, model: Compactor) -> None:
     for name in ("Anna Reyes", "Tomas Reyes"):
         await play.table.add("entities", kind="npc", name=name)
     model.finds = {"Reyes": [npc("Reyes", status="dead")]}
@@ -573,9 +547,7 @@ async def test_where_it_is_not_clear_who_is_meant_nobody_changes(
     assert len(model.asked) == 1
 
 
-async def test_what_the_user_has_locked_or_changed_since_is_proposed(
-    play: Evening, model: Compactor
-) -> None:
+async def test_locked_and_changed_fields_are_proposed(play: Evening, model: Compactor) -> None:
     town = await seagate(play.table)
     await play.table.change(f"/entities/{town['holt']}", locked=["status"])
     model.finds = {"Holt falls": [HOLT, npc("Inspector Holt", wants="A doctor")]}
@@ -593,9 +565,7 @@ async def test_what_the_user_has_locked_or_changed_since_is_proposed(
     assert line == (await play.ada.messages(play.chat))[0]["id"]
 
 
-async def test_another_swipe_takes_back_what_followed_and_is_read_itself(
-    play: Evening, model: Compactor
-) -> None:
+async def test_another_swipe_replaces_its_changes(play: Evening, model: Compactor) -> None:
     model.finds = {
         "Holt falls": [HOLT],
         "stairs hold": [npc("Inspector Holt", status="well")],
@@ -624,9 +594,7 @@ async def test_another_swipe_takes_back_what_followed_and_is_read_itself(
     assert (await play.compact())["messages"] == 0
 
 
-async def test_a_reply_that_goes_on_is_read_again_and_nothing_counts_twice(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_continued_reply_counts_once(play: Evening, model: Compactor) -> None:
     await seagate(play.table)
     model.finds = {
         "gold": [("character_updater_tool", {"name": "Jake", "add": {"gold": 5}})],
@@ -650,7 +618,7 @@ async def test_a_reply_that_goes_on_is_read_again_and_nothing_counts_twice(
 
 
 @pytest.mark.every_database
-async def test_what_a_fork_has_copied_counts_as_read(play: Evening, model: Compactor) -> None:
+async def test_copied_changes_count_as_read(play: Evening, model: Compactor) -> None:
     model.finds = {"Holt falls": [HOLT], "debt": [DEBT]}
     await play.turn("Holt falls down the stairs.")
     last = await play.turn("The debt is due.")
@@ -669,9 +637,7 @@ async def test_what_a_fork_has_copied_counts_as_read(play: Evening, model: Compa
 
 
 @pytest.mark.every_database
-async def test_two_workers_at_once_write_once(
-    play: Evening, model: Compactor, server: Running
-) -> None:
+async def test_two_workers_write_once(play: Evening, model: Compactor, server: Running) -> None:
     """The first one is taken for dead while it asks; what it would write is nobody's then."""
     model.finds = {"Holt falls": [HOLT], "debt": [DEBT]}
     await play.turn("Holt falls down the stairs, and the debt is due.")
@@ -691,9 +657,7 @@ async def test_two_workers_at_once_write_once(
 
 
 @pytest.mark.every_database
-async def test_what_moves_while_the_model_reads_is_read_again(
-    play: Evening, model: Compactor
-) -> None:
+async def test_lines_that_move_are_read_again(play: Evening, model: Compactor) -> None:
     model.finds = {"Holt falls": [HOLT], "debt": [DEBT]}
     await play.turn("Holt falls down the stairs.")
     line = (await play.ada.messages(play.chat))[0]
@@ -708,9 +672,7 @@ async def test_what_moves_while_the_model_reads_is_read_again(
 
 
 @pytest.mark.every_database
-async def test_each_audience_is_read_by_itself_and_keeps_what_it_reads(
-    play: Evening, model: Compactor
-) -> None:
+async def test_each_audience_is_compacted_separately(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"hidden_information": True})
     town = await seagate(play.table)
     secret = await play.table.add("entities", kind="npc", name="The Heron", audience="gm")
@@ -743,9 +705,7 @@ async def test_each_audience_is_read_by_itself_and_keeps_what_it_reads(
     assert marlena["status"] == "active"
 
 
-async def test_a_message_that_becomes_secret_takes_back_what_it_told_everyone(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_message_that_becomes_secret_is_undone(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"hidden_information": True})
     model.finds = {"Holt falls": [HOLT]}
     await play.turn("Holt falls down the stairs.")
@@ -759,9 +719,7 @@ async def test_a_message_that_becomes_secret_takes_back_what_it_told_everyone(
     assert holt["audience"] == "gm"
 
 
-async def test_what_comes_from_several_messages_is_read_again_without_the_secret_one(
-    play: Evening, model: Compactor
-) -> None:
+async def test_changes_of_several_lines_are_read_again(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"hidden_information": True})
     model.finds = {"Holt falls": [HOLT]}
     # What both say is a change of the last of them.
@@ -798,9 +756,7 @@ async def test_a_run_can_be_undone(play: Evening, model: Compactor) -> None:
     assert (await play.compact())["messages"] == 0
 
 
-async def test_what_is_compacted_leaves_the_history_but_for_the_last_rounds(
-    play: Evening, model: Compactor
-) -> None:
+async def test_compacted_lines_leave_the_history(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"memory_interval": 2, "summaries": False})
     model.finds = {"Holt falls": [HOLT]}
     await play.turn("Holt falls down the stairs.")
@@ -828,9 +784,7 @@ async def test_what_is_compacted_leaves_the_history_but_for_the_last_rounds(
     assert {"Round 6.", "Round 7."} <= await told()
 
 
-async def test_what_neither_the_summary_nor_the_state_tells_stays(
-    play: Evening, model: Compactor, ada: Account
-) -> None:
+async def test_unread_lines_stay_in_history(play: Evening, model: Compactor, ada: Account) -> None:
     await play.table.change("", settings={"memory_interval": 1, "summaries": False})
     path = f"/chats/{play.chat}/settings"
     await ada.patch(path, {"chronicle_enabled": False})
@@ -844,7 +798,9 @@ async def test_what_neither_the_summary_nor_the_state_tells_stays(
     assert {"Before they agreed.", "Round 0.", "Round 1."} <= texts
 
 
-async def test_a_compaction_calls_for_a_full_block(play: Evening, model: Compactor) -> None:
+async def test_a_compaction_is_followed_by_a_full_state_block(
+    play: Evening, model: Compactor
+) -> None:
     await seagate(play.table)
     await play.turn()
     await play.turn()
@@ -855,9 +811,7 @@ async def test_a_compaction_calls_for_a_full_block(play: Evening, model: Compact
     assert (context["form"], context["why"]) == ("full", "a compaction came in between")
 
 
-async def test_a_reference_that_was_not_shown_is_refused_and_makes_nothing(
-    play: Evening, model: Compactor
-) -> None:
+async def test_unknown_references_are_refused(play: Evening, model: Compactor) -> None:
     town = await seagate(play.table)
     await play.table.add("threads", title="The debt")
     model.finds = {
@@ -898,9 +852,7 @@ async def test_a_reference_that_was_not_shown_is_refused_and_makes_nothing(
     assert [len(model.asked), run["state"]] == [3, "done"]
 
 
-async def test_a_user_without_a_persona_is_the_only_player_character(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_user_without_persona_is_the_only_player(play: Evening, model: Compactor) -> None:
     account = play.ada.name
     await play.turn("I open the door.")
     await seagate(play.table)
@@ -940,9 +892,7 @@ async def test_a_user_without_a_persona_is_the_only_player_character(
     assert "decide for Robin" in str(await play.prompt())
 
 
-async def test_an_answer_that_declines_is_a_failure_and_is_asked_for_again(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_declined_request_fails_and_is_repeated(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"memory_interval": 1})
     model.finds = {"Holt falls": [HOLT]}
     model.records = {"Holt falls": [("create_chronicle_event", {"summary": "Holt fell."})]}
@@ -977,9 +927,7 @@ async def test_an_answer_that_declines_is_a_failure_and_is_asked_for_again(
     assert summary["text"] == "So it went."
 
 
-async def test_a_model_without_tools_is_asked_in_another_way(
-    play: Evening, model: Compactor
-) -> None:
+async def test_a_model_without_tools_is_asked_for_json(play: Evening, model: Compactor) -> None:
     """The last one of the module: from then on the server is known to have no tools."""
     model.has_tools = False
     model.finds = {"Holt falls": [HOLT]}

@@ -59,9 +59,7 @@ async def spend(server: Running, ada: Account, chat: str, *spent: tuple[datetime
     return user_id
 
 
-async def test_what_was_spent_counts_for_a_day_and_for_one_user(
-    server: Running, ada: Account, chat: str
-) -> None:
+async def test_spent_tokens_count_for_one_day(server: Running, ada: Account, chat: str) -> None:
     at = now()
     user_id = await spend(
         server, ada, chat, (at - 25 * HOUR, 1_000), (at - 23 * HOUR, 300), (at - HOUR, 40)
@@ -72,9 +70,7 @@ async def test_what_was_spent_counts_for_a_day_and_for_one_user(
         assert await spent_today(session, UUID(int=1), at) == 0
 
 
-async def test_it_is_over_when_enough_of_it_is_a_day_old(
-    server: Running, ada: Account, chat: str
-) -> None:
+async def test_the_wait_ends_a_day_later(server: Running, ada: Account, chat: str) -> None:
     at = now()
     user_id = await spend(
         server, ada, chat, (at - 20 * HOUR, 60), (at - 10 * HOUR, 60), (at - HOUR, 60)
@@ -90,7 +86,7 @@ async def test_it_is_over_when_enough_of_it_is_a_day_old(
         assert await seconds_to_wait(session, UUID(int=1), at, allowed=1) == 0
 
 
-async def test_a_summary_waits_until_there_is_something_to_spend_again(
+async def test_a_summary_waits_for_tokens_of_the_next_day(
     database_url: str, tmp_path: Path
 ) -> None:
     async with Storyteller() as teller:
@@ -166,9 +162,7 @@ async def window_of_reader(ada: Account) -> int:
     return int(next(each["context_window"] for each in models if each["id"] == f"openai/{READER}"))
 
 
-async def test_a_summary_that_was_refused_is_written_in_smaller_steps(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_a_refused_summary_is_written_in_steps(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         Reader(3_000) as vendor,
         talekeeper(sqlite_url, tmp_path, vendor) as (server, ada, chat),
@@ -190,7 +184,7 @@ async def test_a_summary_that_was_refused_is_written_in_smaller_steps(
         assert {run.state for run in await runs_of(server, chat)} == {"done"}
 
 
-async def test_the_agent_reads_on_after_a_refusal(sqlite_url: str, tmp_path: Path) -> None:
+async def test_the_agent_continues_after_a_refusal(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         Reader(2_500) as vendor,
         talekeeper(sqlite_url, tmp_path, vendor) as (server, ada, chat),
@@ -208,9 +202,7 @@ async def test_the_agent_reads_on_after_a_refusal(sqlite_url: str, tmp_path: Pat
         assert vendor.refusals in {1, 2}
 
 
-async def test_work_that_cannot_read_less_fails_with_the_cause(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_work_that_cannot_read_less_fails(sqlite_url: str, tmp_path: Path) -> None:
     class Tiny(Reader):
         def count(self, body: Any) -> int:
             return 9_000 if body["model"] == READER else 1

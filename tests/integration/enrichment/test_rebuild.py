@@ -157,7 +157,7 @@ async def runs(study: Study) -> list[tuple[str, str]]:
     return [(row.state, row.error or "") for row in rows]
 
 
-async def test_the_agents_events_are_replaced_and_all_others_stay(study: Study) -> None:
+async def test_events_of_the_agent_are_replaced(study: Study) -> None:
     await long_story(study)
     _, boat, _ = await study.events()
     events = f"/chronicles/{study.chronicle_id}/events"
@@ -187,7 +187,7 @@ async def test_the_agents_events_are_replaced_and_all_others_stay(study: Study) 
     assert await study.marks() == [22, 23, 24, 46, 47, 48, 56, 58]
 
 
-async def test_a_rebuild_is_undone_run_by_run_and_what_it_replaced_comes_back(
+async def test_undoing_a_rebuild_restores_the_replaced_events(
     study: Study,
 ) -> None:
     await long_story(study)
@@ -212,7 +212,7 @@ async def test_a_rebuild_is_undone_run_by_run_and_what_it_replaced_comes_back(
     assert await study.events() == []
 
 
-async def test_a_dry_run_tells_what_it_takes_and_asks_nobody(study: Study) -> None:
+async def test_a_dry_run_estimates_without_asking_the_model(study: Study) -> None:
     await long_story(study)
     asked = len(study.model.server.requests)
     account = study.account
@@ -241,7 +241,7 @@ async def test_a_dry_run_tells_what_it_takes_and_asks_nobody(study: Study) -> No
     assert 0.5 < estimate["prompt_tokens"]["least"] / (characters / 4) < 2
 
 
-async def test_what_is_not_asked_for_is_left_as_it_is(study: Study) -> None:
+async def test_events_outside_the_range_are_kept(study: Study) -> None:
     await long_story(study)
     study.model.script(*found(study.model, event("Mara gave the boat to Ben.", "#32")))
     await start(study, from_position=24, to_position=46)
@@ -255,7 +255,7 @@ async def test_what_is_not_asked_for_is_left_as_it_is(study: Study) -> None:
     ]
 
 
-async def test_a_rebuild_that_may_not_be_is_refused_with_its_reason(study: Study) -> None:
+async def test_an_invalid_rebuild_is_refused_with_its_reason(study: Study) -> None:
     await study.tell("I light the lamp.", "The lamp shines.")
     account, path = study.account, path_of(study)
     body = {"chat_id": study.chat_id}
@@ -281,7 +281,7 @@ async def test_a_rebuild_that_may_not_be_is_refused_with_its_reason(study: Study
     assert study.model.server.requests == []
 
 
-async def test_stopped_what_is_done_stays_and_the_rest_is_as_it_was(study: Study) -> None:
+async def test_a_stopped_rebuild_keeps_finished_batches(study: Study) -> None:
     await long_story(study)
     study.model.script(*anew(study.model))
     job = await start(study)
@@ -326,7 +326,7 @@ def stuck(study: Study) -> JobKind:
     return JobKind(lambda job: Stuck(runtime, job).run(), keep=True, stoppable=True)
 
 
-async def test_killed_in_the_middle_of_a_batch_it_goes_on_where_it_was(study: Study) -> None:
+async def test_a_killed_rebuild_resumes_at_its_batch(study: Study) -> None:
     await long_story(study)
     first, second, third = (anew(study.model)[at : at + 2] for at in (0, 2, 4))
     study.model.script(*first, *second, *second, *third)
@@ -348,7 +348,7 @@ async def test_killed_in_the_middle_of_a_batch_it_goes_on_where_it_was(study: St
     ]
 
 
-async def test_lines_that_are_left_while_they_are_read_are_read_anew(study: Study) -> None:
+async def test_lines_that_change_meanwhile_are_read_again(study: Study) -> None:
     model = study.model
     *_, last = await study.tell("I light the lamp.", "The lamp shines.", "I go.", "A wolf bites.")
     model.script(
@@ -369,7 +369,7 @@ async def test_lines_that_are_left_while_they_are_read_are_read_anew(study: Stud
     assert "wolf" not in model.prompt_of(model.server.requests[-1])
 
 
-async def test_it_ends_when_consent_is_withdrawn(study: Study) -> None:
+async def test_withdrawn_consent_ends_a_rebuild(study: Study) -> None:
     await long_story(study)
     asked = len(study.model.server.requests)
     study.model.script(*anew(study.model))
@@ -389,7 +389,7 @@ async def test_it_ends_when_consent_is_withdrawn(study: Study) -> None:
     assert [each.place for each in await study.events()] == [11, 29, 52]
 
 
-async def test_it_ends_when_its_model_is_deleted(study: Study) -> None:
+async def test_an_unknown_model_ends_a_rebuild(study: Study) -> None:
     await long_story(study)
     asked = len(study.model.server.requests)
     await start(study)
@@ -407,9 +407,7 @@ async def test_it_ends_when_its_model_is_deleted(study: Study) -> None:
     assert len(study.model.server.requests) == asked
 
 
-async def test_it_waits_when_the_tokens_of_the_day_are_spent(
-    sqlite_url: str, tmp_path: Path, model: Vendor
-) -> None:
+async def test_it_waits_for_daily_tokens(sqlite_url: str, tmp_path: Path, model: Vendor) -> None:
     async with studying(sqlite_url, tmp_path, model, enrichment_tokens_per_day=30_000) as study:
         await long_story(study)
         call = event("The lamp of Morrow was lit.", "#12")
@@ -422,7 +420,7 @@ async def test_it_waits_when_the_tokens_of_the_day_are_spent(
         assert await runs(study) == [("done", "")]
 
 
-async def test_a_batch_that_fails_is_tried_again_and_uses_up_no_attempt(study: Study) -> None:
+async def test_a_failed_batch_is_retried_without_an_attempt(study: Study) -> None:
     model = study.model
     await long_story(study)
     first, second, third = (anew(model)[at : at + 2] for at in (0, 2, 4))
@@ -443,7 +441,7 @@ async def test_a_batch_that_fails_is_tried_again_and_uses_up_no_attempt(study: S
 
 
 @pytest.mark.parametrize("problem", ["model-blocked", "model-malformed-answer"])
-async def test_what_never_gets_an_answer_is_passed_over(study: Study, problem: str) -> None:
+async def test_batches_without_an_answer_are_skipped(study: Study, problem: str) -> None:
     model = study.model
     await long_story(study)
     refused = reply("", finish="content_filter", used=usage(50, 0))
@@ -471,7 +469,7 @@ async def entries(study: Study) -> dict[str, dict[str, Any]]:
     return {each["title"]: {**each, "lorebook_id": own["id"]} for each in items}
 
 
-async def test_the_agents_own_entries_are_replaced_and_changed_ones_stay(study: Study) -> None:
+async def test_only_unchanged_entries_of_the_agent_are_replaced(study: Study) -> None:
     model, account = study.model, study.account
     await study.tell("I sail to Morrow on the Gull.", "Morrow lies in the north, says the Gull.")
     model.script(
@@ -533,7 +531,7 @@ async def test_other_branches_and_other_chats_keep_their_events(study: Study) ->
     assert "The lamp was lit." in {each["summary"] for each in page["items"]}
 
 
-async def test_a_sealed_account_waits_until_its_user_is_there(study: Study) -> None:
+async def test_a_sealed_account_waits_for_its_user(study: Study) -> None:
     await study.tell("I light the lamp.", "The lamp shines.")
     await study.account.patch("/me", {"key_mode": "sealed"})
     job = await start(study)

@@ -40,9 +40,7 @@ __all__ = ["model", "server", "study"]
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_run_tells_what_it_read_wrote_was_refused_and_took(
-    study: Study, model: Vendor
-) -> None:
+async def test_a_run_shows_its_input_results_and_costs(study: Study, model: Vendor) -> None:
     path = f"/chats/{study.chat_id}/enrichment"
     lines = await study.tell("I light the lamp.", "The lamp of Morrow shines.")
     before = await study.account.get(path)
@@ -93,7 +91,7 @@ async def test_a_run_tells_what_it_read_wrote_was_refused_and_took(
     assert "Morrow" not in json.dumps([str(row.error), str(row.model)])
 
 
-async def test_what_waits_and_what_failed_are_told(study: Study, model: Vendor) -> None:
+async def test_waiting_lines_and_failures_are_shown(study: Study, model: Vendor) -> None:
     path = f"/chats/{study.chat_id}/enrichment"
     await study.tell("I light the lamp.", "The lamp shines.")
     model.script(model.fails(503))
@@ -119,7 +117,7 @@ async def test_what_waits_and_what_failed_are_told(study: Study, model: Vendor) 
 
 
 @pytest.mark.every_database
-async def test_a_job_that_gave_up_is_shown_while_lines_wait(study: Study, model: Vendor) -> None:
+async def test_a_dead_job_is_shown_while_lines_wait(study: Study, model: Vendor) -> None:
     path = f"/chats/{study.chat_id}/enrichment"
     await study.tell("I light the lamp.", "The lamp shines.")
     model.script(model.fails(401))
@@ -209,7 +207,7 @@ async def change_entry(study: Study, found: dict[str, Any], **changes: Any) -> N
 
 
 @pytest.mark.every_database
-async def test_all_that_a_run_wrote_goes_at_once(study: Study) -> None:
+async def test_undoing_a_run_removes_all_its_results(study: Study) -> None:
     run_id = await run_agent(
         study,
         event("The lamp was lit."),
@@ -239,7 +237,7 @@ async def test_all_that_a_run_wrote_goes_at_once(study: Study) -> None:
     problem(await study.account.ask("POST", path), 409, "run-already-undone")
 
 
-async def test_the_index_forgets_what_was_taken_back(study: Study) -> None:
+async def test_undoing_a_run_removes_its_points(study: Study) -> None:
     run_id = await run_agent(study, event("The lamp was lit."), entry("Morrow", "A town."))
     await settled(study.server)
     [lamp], [morrow] = await read_events(study), await read_entries(study)
@@ -256,7 +254,7 @@ async def test_the_index_forgets_what_was_taken_back(study: Study) -> None:
     assert await indexed() == set()
 
 
-async def test_what_a_user_changed_since_stays_unless_it_is_forced(study: Study) -> None:
+async def test_changes_of_the_user_survive_an_undo(study: Study) -> None:
     run_id = await run_agent(
         study,
         event("The lamp was lit."),
@@ -280,7 +278,7 @@ async def test_what_a_user_changed_since_stays_unless_it_is_forced(study: Study)
     ]
 
 
-async def test_force_takes_back_what_was_changed_since(study: Study) -> None:
+async def test_force_removes_changed_results_too(study: Study) -> None:
     run_id = await run_agent(study, event("The lamp was lit."), entry("Morrow", "A harbour town."))
     [lamp] = await read_events(study)
     await change_event(study, lamp["id"], significance=5)
@@ -293,7 +291,7 @@ async def test_force_takes_back_what_was_changed_since(study: Study) -> None:
 
 
 @pytest.mark.every_database
-async def test_force_finishes_what_undoing_has_left_and_nothing_else(study: Study) -> None:
+async def test_force_removes_only_what_was_kept_before(study: Study) -> None:
     """What a user wrote after the first undoing is not what the run wrote."""
     await run_agent(study, event("The gate was locked by Mara."))
     [locked] = await read_events(study)
@@ -319,7 +317,7 @@ async def test_force_finishes_what_undoing_has_left_and_nothing_else(study: Stud
 
 
 @pytest.mark.every_database
-async def test_what_a_run_superseded_is_true_again(study: Study) -> None:
+async def test_undoing_restores_superseded_events(study: Study) -> None:
     await run_agent(study, event("The gate was locked by Mara."))
     [locked] = await read_events(study)
     run_id = await run_agent(study, event("The gate was thrown open by rebels.", supersedes="E1"))
@@ -332,7 +330,7 @@ async def test_what_a_run_superseded_is_true_again(study: Study) -> None:
 
 
 @pytest.mark.every_database
-async def test_undoing_from_the_middle_hands_the_mark_on(study: Study) -> None:
+async def test_undoing_a_middle_run_moves_the_mark(study: Study) -> None:
     """Of three facts, each of which put an end to the one before, the middle one goes."""
     await run_agent(study, event("The gate was locked by Mara."))
     middle = await run_agent(study, event("The gate was thrown open by rebels.", supersedes="E1"))
@@ -348,7 +346,7 @@ async def test_undoing_from_the_middle_hands_the_mark_on(study: Study) -> None:
 
 
 @pytest.mark.every_database
-async def test_runs_undone_one_after_the_other_leave_nothing(study: Study) -> None:
+async def test_undoing_all_runs_leaves_nothing(study: Study) -> None:
     """Undoing the last one leaves its things at new revisions, which are not a user's changes."""
     first = await run_agent(
         study, event("The gate was locked by Mara."), entry("Gate", "Made of oak.")
@@ -372,7 +370,7 @@ async def test_runs_undone_one_after_the_other_leave_nothing(study: Study) -> No
     assert await read_entries(study) == []
 
 
-async def test_what_a_later_run_changed_is_left_to_it(study: Study) -> None:
+async def test_changes_of_a_later_run_are_kept(study: Study) -> None:
     first = await run_agent(study, entry("Gate", "Made of oak."))
     await settled(study.server)
     await run_agent(
@@ -388,7 +386,7 @@ async def test_what_a_later_run_changed_is_left_to_it(study: Study) -> None:
 
 
 @pytest.mark.every_database
-async def test_an_event_that_supersedes_another_of_its_own_run_goes_too(study: Study) -> None:
+async def test_superseded_events_of_the_same_run_are_removed(study: Study) -> None:
     run_id = await run_agent(
         study,
         event("The gate was locked by Mara."),
@@ -400,7 +398,7 @@ async def test_an_event_that_supersedes_another_of_its_own_run_goes_too(study: S
     assert await read_events(study, current="false") == []
 
 
-async def test_what_is_gone_already_is_no_obstacle(study: Study) -> None:
+async def test_deleted_results_do_not_stop_an_undo(study: Study) -> None:
     run_id = await run_agent(study, event("The lamp was lit."), entry("Morrow", "A harbour town."))
     [lamp] = await read_events(study)
     path = f"/chronicles/{study.chronicle_id}/events/{lamp['id']}"
@@ -410,7 +408,7 @@ async def test_what_is_gone_already_is_no_obstacle(study: Study) -> None:
     assert await read_entries(study) == []
 
 
-async def test_undoing_while_the_agent_works_on_the_same_chronicle_loses_nothing(
+async def test_undoing_while_the_agent_works_loses_nothing(
     study: Study,
 ) -> None:
     first = await run_agent(study, event("The lamp was lit."))
@@ -427,7 +425,7 @@ async def test_undoing_while_the_agent_works_on_the_same_chronicle_loses_nothing
 
 
 @pytest.mark.every_database
-async def test_two_at_once_undo_a_run_once(study: Study) -> None:
+async def test_concurrent_undos_happen_once(study: Study) -> None:
     run_id = await run_agent(study, event("The lamp was lit."), entry("Morrow", "A harbour town."))
     path = f"/enrichment/runs/{run_id}/undo"
     answers = await asyncio.gather(*(study.account.ask("POST", path) for _ in range(4)))
@@ -468,7 +466,7 @@ async def read_summaries(study: Study) -> int:
 
 @pytest.mark.parametrize("force", ["false", "true"])
 @pytest.mark.parametrize("edited", [False, True])
-async def test_undoing_a_summary_takes_it_away_unless_somebody_changed_it(
+async def test_undoing_a_summary_deletes_it_unless_edited(
     sqlite_url: str, tmp_path: Path, model: Vendor, *, edited: bool, force: str
 ) -> None:
     async with studying(sqlite_url, tmp_path, model) as study:

@@ -73,7 +73,7 @@ async def begin(server: Running, ada: Account, chat: str, lines: int, **summary:
     await set_chat(ada, chat, budgets=SMALL, summary=settings)
 
 
-async def test_it_is_off_unless_asked_for(
+async def test_summaries_are_off_by_default(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await seed(server, ada, chat, [TICK] * 60)
@@ -86,7 +86,7 @@ async def test_it_is_off_unless_asked_for(
     assert summaries_in(await preview(ada, chat, "Well?")) == []
 
 
-async def test_what_scrolled_away_is_summed_up_and_stands_before_the_history(
+async def test_lines_that_left_the_history_are_summarised(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
@@ -115,7 +115,7 @@ async def test_what_scrolled_away_is_summed_up_and_stands_before_the_history(
     assert (run.from_position, run.to_position) == (0, through)
 
 
-async def test_a_chat_that_scrolls_on_never_has_a_gap(
+async def test_summaries_and_history_have_no_gap(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 4)
@@ -142,7 +142,7 @@ async def test_a_chat_that_scrolls_on_never_has_a_gap(
 
 
 @pytest.mark.parametrize("history", [40, 110])
-async def test_of_a_tiny_history_no_summary_is_asked_for_at_each_turn(
+async def test_a_tiny_history_is_not_summarised_at_each_turn(
     ada: Account, chat: str, server: Running, teller: Storyteller, history: int
 ) -> None:
     await begin(server, ada, chat, 4, interval=20)
@@ -159,9 +159,7 @@ async def test_of_a_tiny_history_no_summary_is_asked_for_at_each_turn(
     assert 2 <= len(teller.summed_up) <= 7
 
 
-async def test_a_reply_that_went_on_is_not_told_by_the_summary_through_it(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_no_summary_of_a_continued_reply(ada: Account, chat: str, server: Running) -> None:
     await set_chat(ada, chat, summary={"enabled": True})
     first = await say(ada, chat)
     last = await say(ada, chat)
@@ -176,7 +174,7 @@ async def test_a_reply_that_went_on_is_not_told_by_the_summary_through_it(
     assert (await summary_of(ada, chat))["text"] == "Later."
 
 
-async def test_a_stored_prompt_keeps_the_summary_as_it_was(ada: Account, chat: str) -> None:
+async def test_a_stored_prompt_keeps_its_summary(ada: Account, chat: str) -> None:
     await set_chat(ada, chat, summary={"enabled": True})
     first = await say(ada, chat)
     await put_summary(ada, chat, "As it was.", through_message_id=first)
@@ -189,7 +187,7 @@ async def test_a_stored_prompt_keeps_the_summary_as_it_was(ada: Account, chat: s
     assert (await ada.get(f"/messages/{told}/context")) == before
 
 
-async def test_nothing_is_summed_up_while_all_of_it_fits(
+async def test_a_history_that_fits_is_not_summarised(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 20)
@@ -200,7 +198,7 @@ async def test_nothing_is_summed_up_while_all_of_it_fits(
     assert teller.summed_up == []
 
 
-async def test_a_path_that_is_left_takes_its_summary_along(ada: Account, chat: str) -> None:
+async def test_a_summary_follows_the_active_path(ada: Account, chat: str) -> None:
     await set_chat(ada, chat, summary={"enabled": True})
     for number in range(4):
         await say(ada, chat, f"{number}: {TICK}")
@@ -223,9 +221,7 @@ async def test_a_path_that_is_left_takes_its_summary_along(ada: Account, chat: s
     assert await text() is None
 
 
-async def test_a_swipe_is_not_told_by_a_summary_of_what_it_takes_the_place_of(
-    ada: Account, chat: str, teller: Storyteller
-) -> None:
+async def test_a_swipe_is_not_summarised(ada: Account, chat: str, teller: Storyteller) -> None:
     await set_chat(ada, chat, summary={"enabled": True})
     first = await say(ada, chat)
     await put_summary(ada, chat, "Before.", through_message_id=(await ada.messages(chat))[0]["id"])
@@ -237,7 +233,7 @@ async def test_a_swipe_is_not_told_by_a_summary_of_what_it_takes_the_place_of(
     assert (await summary_of(ada, chat))["text"] == "Before."
 
 
-async def test_what_a_user_wrote_is_kept_and_built_upon(
+async def test_an_edited_summary_is_kept_and_continued(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
@@ -262,7 +258,7 @@ async def test_what_a_user_wrote_is_kept_and_built_upon(
     assert [each["is_used"] for each in items[:2]] == [True, False]
 
 
-async def test_a_model_that_fails_leaves_the_turn_fine_and_the_next_one_catches_up(
+async def test_a_failed_summary_is_written_with_the_next_turn(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
@@ -280,7 +276,7 @@ async def test_a_model_that_fails_leaves_the_turn_fine_and_the_next_one_catches_
     assert numbers_in(teller.summed_up[-1])[0] == 1
 
 
-async def test_a_model_that_is_away_for_a_moment_is_asked_again(
+async def test_a_summary_is_retried_after_temporary_errors(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
@@ -305,7 +301,7 @@ async def test_a_model_that_is_away_for_a_moment_is_asked_again(
         (reply("", used=usage(50, 0)), "model-empty-reply"),
     ],
 )
-async def test_lines_that_the_filter_never_lets_through_are_passed_over_with_a_note(
+async def test_filtered_lines_are_left_out_with_a_note(
     ada: Account, chat: str, server: Running, teller: Storyteller, refusal: Answer, problem: str
 ) -> None:
     await begin(server, ada, chat, 40)
@@ -332,9 +328,7 @@ async def test_lines_that_the_filter_never_lets_through_are_passed_over_with_a_n
     assert (await summary_of(ada, chat))["text"].startswith("Told up to")
 
 
-async def test_a_model_that_there_is_not_leaves_a_run_that_says_so(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_an_unknown_model_leaves_a_failed_run(database_url: str, tmp_path: Path) -> None:
     async with (
         Storyteller() as teller,
         running(
@@ -352,7 +346,7 @@ async def test_a_model_that_there_is_not_leaves_a_run_that_says_so(
         assert teller.summed_up == []
 
 
-async def test_what_a_server_does_not_report_is_estimated(
+async def test_unreported_tokens_are_estimated(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
@@ -367,7 +361,7 @@ async def test_what_a_server_does_not_report_is_estimated(
     assert run.completion_tokens > 0
 
 
-async def test_a_long_past_is_summed_up_in_steps_that_build_on_each_other(
+async def test_a_long_past_is_summarised_in_steps(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 360)
@@ -390,9 +384,7 @@ async def test_a_long_past_is_summed_up_in_steps_that_build_on_each_other(
     assert context["history"]["first"] <= items[0]["through_position"] + 1
 
 
-async def test_a_job_that_is_broken_off_goes_on_where_it_was(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_a_summary_job_resumes_after_a_restart(database_url: str, tmp_path: Path) -> None:
     async with Storyteller() as teller:
         folder = tmp_path / "data"
         async with (
@@ -423,7 +415,7 @@ async def test_a_job_that_is_broken_off_goes_on_where_it_was(
             assert context["history"]["first"] <= items[0]["through_position"] + 1
 
 
-async def test_a_path_that_changes_while_the_model_writes_is_looked_at_again(
+async def test_a_path_that_changes_meanwhile_is_read_again(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
@@ -443,7 +435,7 @@ async def test_a_path_that_changes_while_the_model_writes_is_looked_at_again(
     assert (dropped.prompt_tokens, dropped.completion_tokens) == (7, 3)
 
 
-async def test_a_summary_that_was_edited_while_the_model_wrote_is_not_passed_over(
+async def test_a_summary_edited_meanwhile_is_the_new_base(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
@@ -471,7 +463,7 @@ async def _texts(ada: Account, chat: str) -> list[str]:
     return [each["text"] for each in page["items"]]
 
 
-async def test_a_message_that_is_shown_again_is_told_by_the_next_summary(
+async def test_a_message_that_is_shown_again_is_summarised(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
@@ -489,9 +481,7 @@ async def test_a_message_that_is_shown_again_is_told_by_the_next_summary(
     assert (await summary_of(ada, chat))["is_used"] is True
 
 
-async def test_what_a_shown_message_makes_stale_goes_on_every_branch_but_not_what_was_edited(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_shown_message_ends_summaries(ada: Account, chat: str, server: Running) -> None:
     lines = [str(line.id) for line in await seed(server, ada, chat, [TICK] * 8)]
 
     async def write(through: str, text: str, *, edited: bool = False) -> None:
@@ -523,7 +513,7 @@ async def test_what_a_shown_message_makes_stale_goes_on_every_branch_but_not_wha
 
 
 @pytest.mark.parametrize("hidden", [True, False], ids=["hidden", "shown"])
-async def test_a_message_that_is_hidden_or_shown_while_the_model_writes_is_not_missed(
+async def test_a_message_hidden_or_shown_meanwhile_is_noticed(
     ada: Account, chat: str, server: Running, teller: Storyteller, hidden: bool
 ) -> None:
     await begin(server, ada, chat, 40)
@@ -541,7 +531,7 @@ async def test_a_message_that_is_hidden_or_shown_while_the_model_writes_is_not_m
     assert runs == [("failed", "path-changed"), ("done", None)]
 
 
-async def test_a_budget_in_another_unit_than_the_chat_s_is_left_to_the_next_reply(
+async def test_a_budget_in_another_unit_is_ignored(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
@@ -568,7 +558,7 @@ async def test_a_budget_in_another_unit_than_the_chat_s_is_left_to_the_next_repl
     assert await summary_of(ada, chat)
 
 
-async def test_its_job_can_be_stopped_and_what_is_stored_stays(
+async def test_a_stopped_job_keeps_its_summaries(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 4)
@@ -587,7 +577,7 @@ async def test_its_job_can_be_stopped_and_what_is_stored_stays(
     assert previous_in(teller.summed_up[2]) == "One."
 
 
-async def test_switched_off_on_the_way_nothing_more_is_stored_or_asked(
+async def test_a_summary_switched_off_meanwhile_is_not_stored(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await begin(server, ada, chat, 40)
@@ -601,9 +591,7 @@ async def test_switched_off_on_the_way_nothing_more_is_stored_or_asked(
     assert len(teller.summed_up) == 1
 
 
-async def test_history_reaches_back_to_a_summary_that_is_late_as_far_as_there_is_room(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_history_reaches_back_if_it_can(ada: Account, chat: str, server: Running) -> None:
     await seed(server, ada, chat, [f"{number}: {TICK}" for number in range(80)])
     fixed = (await preview(ada, chat, "Well?"))["totals"]["fixed"]
     budgets = {"total": fixed + 1_050, "history": 600, "retrieval": 900, "reply_reserve": 100}
@@ -630,7 +618,7 @@ async def test_history_reaches_back_to_a_summary_that_is_late_as_far_as_there_is
     assert (await summary_of(ada, chat))["is_used"] is False
 
 
-async def test_hidden_messages_are_left_out_and_the_story_stays_data(
+async def test_hidden_lines_are_left_out_and_the_story_stays_data(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     texts = [f"{number}: {TICK}" for number in range(40)]
@@ -662,9 +650,7 @@ async def test_hidden_messages_are_left_out_and_the_story_stays_data(
     assert text in (await preview(ada, chat, "Well?"))["prompt"][0]["text"]
 
 
-async def test_a_copy_of_the_chat_takes_its_summaries_along(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_fork_copies_the_summaries(ada: Account, chat: str, server: Running) -> None:
     await set_chat(ada, chat, summary={"enabled": True})
     await seed(server, ada, chat, [TICK] * 10)
     lines = await ada.messages(chat)
@@ -677,9 +663,7 @@ async def test_a_copy_of_the_chat_takes_its_summaries_along(
         assert bool(summaries_in(await preview(ada, fork, "Well?"))) == (text is not None)
 
 
-async def test_what_the_agent_has_read_is_read_in_a_copy_of_the_chat_too(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_fork_copies_agent_marks(ada: Account, chat: str, server: Running) -> None:
     lines = await seed(server, ada, chat, [TICK] * 4)
     async with server.parts.database.write() as session:
         for line in (lines[0], lines[2]):
@@ -696,7 +680,7 @@ async def test_what_the_agent_has_read_is_read_in_a_copy_of_the_chat_too(
     assert [(str(mark.id), mark.position) for mark in marks] == [(copies[1]["id"], 1)]
 
 
-async def test_the_demo_model_sums_up_without_a_key_and_says_that_it_is_a_demo(
+async def test_the_demo_model_writes_marked_summaries(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await set_chat(ada, chat, model="demo")
@@ -710,7 +694,7 @@ async def test_the_demo_model_sums_up_without_a_key_and_says_that_it_is_a_demo(
     assert teller.requests == []
 
 
-async def test_another_model_may_write_the_summaries(
+async def test_another_model_can_write_summaries(
     ada: Account, chat: str, server: Running, teller: Storyteller
 ) -> None:
     await set_chat(ada, chat, model="demo", enrichment={"model": MODEL_ID})

@@ -33,7 +33,7 @@ def url_of(chat: str) -> str:
     return f"/chats/{chat}/summary"
 
 
-async def test_where_nothing_is_summarised_there_is_none(ada: Account, chat: str) -> None:
+async def test_a_chat_without_summaries_has_none(ada: Account, chat: str) -> None:
     problem(await ada.ask("GET", url_of(chat)), 404, "summary-not-found")
     problem(await ada.ask("DELETE", url_of(chat)), 404, "summary-not-found")
     assert (await ada.get(f"/chats/{chat}/summaries"))["items"] == []
@@ -41,7 +41,7 @@ async def test_where_nothing_is_summarised_there_is_none(ada: Account, chat: str
     assert "through_message_id" in problem(answer, 422, "validation-failed")["detail"]
 
 
-async def test_a_user_s_own_summary_is_current_until_it_is_dropped(
+async def test_an_own_summary_is_current_until_it_is_deleted(
     ada: Account, chat: str, lines: list[dict[str, Any]]
 ) -> None:
     early = await put_summary(ada, chat, "Early.", through_message_id=lines[3]["id"])
@@ -71,7 +71,7 @@ async def test_a_user_s_own_summary_is_current_until_it_is_dropped(
     assert await summary_of(ada, chat) == {}
 
 
-async def test_two_people_s_changes_do_not_pass_each_other_unseen(
+async def test_stale_edits_are_refused(
     ada: Account, chat: str, lines: list[dict[str, Any]]
 ) -> None:
     body = {"text": "One.", "through_message_id": lines[3]["id"]}
@@ -108,7 +108,7 @@ async def test_two_people_s_changes_do_not_pass_each_other_unseen(
         {"text": "a", "edited": True},
     ],
 )
-async def test_what_is_no_summary_is_refused_and_changes_nothing(
+async def test_invalid_summaries_are_refused(
     ada: Account, chat: str, lines: list[dict[str, Any]], body: dict[str, Any]
 ) -> None:
     await put_summary(ada, chat, "As it was.", through_message_id=lines[3]["id"])
@@ -118,7 +118,7 @@ async def test_what_is_no_summary_is_refused_and_changes_nothing(
     assert (found["text"], found["revision"]) == ("As it was.", 1)
 
 
-async def test_a_summary_ends_with_a_message_of_the_path_that_is_played(
+async def test_a_summary_ends_with_a_message_of_the_active_path(
     ada: Account, chat: str, lines: list[dict[str, Any]]
 ) -> None:
     other = (await ada.new_chat(character_ids=[]))["id"]
@@ -140,9 +140,7 @@ async def test_a_summary_ends_with_a_message_of_the_path_that_is_played(
     assert await summary_of(ada, other) == {}
 
 
-async def test_the_list_comes_in_pages(
-    ada: Account, chat: str, lines: list[dict[str, Any]]
-) -> None:
+async def test_the_list_has_pages(ada: Account, chat: str, lines: list[dict[str, Any]]) -> None:
     for place in (1, 3, 5, 7):
         await put_summary(ada, chat, f"To {place}.", through_message_id=lines[place]["id"])
     url = f"/chats/{chat}/summaries"
@@ -159,7 +157,7 @@ async def test_the_list_comes_in_pages(
 
 
 @pytest.mark.every_database
-async def test_all_turns_that_wait_share_one_query_and_see_their_own_job(
+async def test_turns_that_wait_share_one_query(
     database: Database,
 ) -> None:
     busy, idle, watch = uuid4(), uuid4(), SummaryWatch(database, SUMMARY)
@@ -176,7 +174,7 @@ async def test_all_turns_that_wait_share_one_query_and_see_their_own_job(
 
 
 @pytest.mark.every_database
-async def test_a_turn_that_gives_up_leaves_the_others_their_answer(database: Database) -> None:
+async def test_a_cancelled_turn_leaves_the_others_their_answer(database: Database) -> None:
     watch, lanes = SummaryWatch(database, SUMMARY), [uuid4(), uuid4()]
     first, second = [asyncio.create_task(watch.poll(lane)) for lane in lanes]
     await asyncio.sleep(0)

@@ -48,9 +48,7 @@ async def kill_the_king(study: Study) -> None:
 
 
 @pytest.mark.parametrize("kind", ["openai", "gemini"])
-async def test_what_happened_in_six_turns_is_written_down(
-    sqlite_url: str, tmp_path: Path, kind: Kind
-) -> None:
+async def test_six_turns_make_three_events(sqlite_url: str, tmp_path: Path, kind: Kind) -> None:
     async with vendor(kind) as model, studying(sqlite_url, tmp_path, model) as study:
         for turn in range(6):
             place = 2 * turn + 2
@@ -92,9 +90,7 @@ async def test_what_happened_in_six_turns_is_written_down(
         assert tools_of(model.server.requests) == 9
 
 
-async def test_without_consent_the_model_is_asked_for_nothing_but_replies(
-    database_url: str, tmp_path: Path, model: Vendor
-) -> None:
+async def test_no_consent_no_request(database_url: str, tmp_path: Path, model: Vendor) -> None:
     async with studying(
         database_url,
         tmp_path,
@@ -112,9 +108,7 @@ async def test_without_consent_the_model_is_asked_for_nothing_but_replies(
         assert await study.runs() == []
 
 
-async def test_consent_withdrawn_while_the_model_reads_leaves_nothing(
-    study: Study, model: Vendor
-) -> None:
+async def test_withdrawn_consent_leaves_nothing(study: Study, model: Vendor) -> None:
     await kill_the_king(study)
     async with model.thinking() as hold:
         await hold.is_reached.wait()
@@ -127,9 +121,7 @@ async def test_consent_withdrawn_while_the_model_reads_leaves_nothing(
     assert (job.state, job.error) == ("done", "chronicle-not-enabled")
 
 
-async def test_consent_that_is_given_anew_while_the_model_reads_begins_anew(
-    study: Study, model: Vendor
-) -> None:
+async def test_renewed_consent_starts_the_job_again(study: Study, model: Vendor) -> None:
     await kill_the_king(study)
     async with model.thinking() as hold:
         await hold.is_reached.wait()
@@ -141,7 +133,7 @@ async def test_consent_that_is_given_anew_while_the_model_reads_begins_anew(
     assert await study.marks() == []
 
 
-async def test_a_chat_deleted_while_the_model_reads_is_gone(study: Study, model: Vendor) -> None:
+async def test_a_chat_deleted_meanwhile_is_not_read(study: Study, model: Vendor) -> None:
     await kill_the_king(study)
     async with model.thinking() as hold:
         await hold.is_reached.wait()
@@ -151,9 +143,7 @@ async def test_a_chat_deleted_while_the_model_reads_is_gone(study: Study, model:
     assert await study.jobs() == []
 
 
-async def test_what_was_said_before_consent_is_neither_read_nor_shown(
-    study: Study, model: Vendor
-) -> None:
+async def test_lines_before_consent_are_never_sent(study: Study, model: Vendor) -> None:
     await study.settings(chronicle_enabled=False)
     await study.tell("The secret of the well.", "It is deep.")
     await study.settings(chronicle_enabled=True)
@@ -178,9 +168,7 @@ async def test_a_line_without_its_reply_waits_for_it(study: Study, model: Vendor
     assert await study.marks() == [2, 4]
 
 
-async def test_a_reply_that_was_swiped_away_before_the_job_ran_is_not_read(
-    study: Study, model: Vendor
-) -> None:
+async def test_a_reply_that_was_swiped_is_not_read(study: Study, model: Vendor) -> None:
     lines = await study.tell("Who is there?", "A wolf!")
     model.script(model.decides(significant=False))
     await study.account.turn(study.chat_id, regenerate_of=str(lines[-1].id))
@@ -190,9 +178,7 @@ async def test_a_reply_that_was_swiped_away_before_the_job_ran_is_not_read(
     assert "Who is there?" in model.prompt_of(request)
 
 
-async def test_a_reply_swiped_away_while_the_model_reads_is_read_anew(
-    study: Study, model: Vendor
-) -> None:
+async def test_a_reply_swiped_meanwhile_is_read_again(study: Study, model: Vendor) -> None:
     lines = await study.tell("Who is there?", "A wolf!")
     model.script(
         model.decides(),
@@ -213,9 +199,7 @@ async def test_a_reply_swiped_away_while_the_model_reads_is_read_anew(
     assert await study.marks() == [2]
 
 
-async def test_events_of_a_reply_that_is_swiped_away_later_stop_counting(
-    study: Study, model: Vendor
-) -> None:
+async def test_events_of_a_swiped_reply_are_inactive(study: Study, model: Vendor) -> None:
     lines = await study.tell("Who is there?", "A wolf!")
     model.script(model.decides(), model.calls(event("A wolf came to the door.", "#3"), FINISH))
     await study.read()
@@ -227,9 +211,7 @@ async def test_events_of_a_reply_that_is_swiped_away_later_stop_counting(
 
 
 @pytest.mark.every_database
-async def test_after_a_long_stretch_a_swipe_has_no_more_read_than_what_it_changes(
-    study: Study, model: Vendor
-) -> None:
+async def test_a_swipe_is_read_without_the_lines_before_it(study: Study, model: Vendor) -> None:
     lines = await study.tell(
         "I wait.", "Nothing.", "I wait on.", "Nothing still.", "Hm.", "A wolf!"
     )
@@ -241,9 +223,7 @@ async def test_after_a_long_stretch_a_swipe_has_no_more_read_than_what_it_change
     assert (again.from_position, again.to_position) == (5, 6)
 
 
-async def test_a_reply_that_goes_on_after_it_was_read_is_read_anew(
-    study: Study, model: Vendor
-) -> None:
+async def test_a_continued_reply_is_read_again(study: Study, model: Vendor) -> None:
     await study.tell("I wait.", "Nothing.", "Who is there?", "A wolf")
     model.script(*(model.decides(significant=False) for _ in range(2)))
     await study.read()
@@ -254,9 +234,7 @@ async def test_a_reply_that_goes_on_after_it_was_read_is_read_anew(
     assert await study.marks() == [2, 4]
 
 
-async def test_two_jobs_that_read_the_same_lines_write_once(
-    database_url: str, tmp_path: Path, model: Vendor
-) -> None:
+async def test_two_jobs_write_once(database_url: str, tmp_path: Path, model: Vendor) -> None:
     """A chat that goes over to another chronicle has a job in the lane of either."""
     async with studying(database_url, tmp_path, model) as study:
         await study.tell("I light the lamp.", "It burns.")
@@ -280,9 +258,7 @@ async def test_two_jobs_that_read_the_same_lines_write_once(
         assert sorted(run.state for run, _ in await study.runs()) == ["done", "failed"]
 
 
-async def test_a_failed_run_loses_nothing_and_the_next_one_catches_up(
-    study: Study, model: Vendor
-) -> None:
+async def test_the_next_run_reads_lines_of_a_failed_one(study: Study, model: Vendor) -> None:
     await study.tell("I bury the sword.", "It is buried.")
     model.script(model.decides(), model.fails(503))
     await study.read()
@@ -299,7 +275,7 @@ async def test_a_failed_run_loses_nothing_and_the_next_one_catches_up(
     assert [run.state for run, _ in await study.runs()] == ["failed", "done"]
 
 
-async def test_the_provider_says_when_to_come_back(study: Study, model: Vendor) -> None:
+async def test_the_provider_sets_the_time_of_the_retry(study: Study, model: Vendor) -> None:
     await study.tell("I bury the sword.", "It is buried.")
     model.script(model.fails(429, headers={"retry-after": "120"}))
     await study.read()
@@ -310,7 +286,7 @@ async def test_the_provider_says_when_to_come_back(study: Study, model: Vendor) 
 
 
 @pytest.mark.every_database
-async def test_an_unknown_model_ends_the_job_with_a_run_that_says_so(study: Study) -> None:
+async def test_an_unknown_model_ends_the_job(study: Study) -> None:
     """The model was on offer when it was chosen, and no longer is."""
     identity = await identity_of(study.server, study.account)
     chosen = UserSettings(enrichment=EnrichmentSettings(model="gemini/none"))
@@ -327,9 +303,7 @@ async def test_an_unknown_model_ends_the_job_with_a_run_that_says_so(study: Stud
 
 
 @pytest.mark.every_database
-async def test_work_stops_when_the_days_tokens_are_spent_and_loses_nothing(
-    database_url: str, tmp_path: Path, model: Vendor
-) -> None:
+async def test_the_job_waits_for_tokens(database_url: str, tmp_path: Path, model: Vendor) -> None:
     async with studying(database_url, tmp_path, model, enrichment_tokens_per_day=100) as study:
         await study.tell("I bury the sword.", "It is buried.")
         model.script(model.decides(significant=False))
@@ -344,7 +318,7 @@ async def test_work_stops_when_the_days_tokens_are_spent_and_loses_nothing(
 
 
 @pytest.mark.every_database
-async def test_a_long_past_is_read_stretch_by_stretch(study: Study, model: Vendor) -> None:
+async def test_a_long_past_is_read_in_steps(study: Study, model: Vendor) -> None:
     await study.tell(*(f"Line number {n}." for n in range(58)))
     model.script(*(model.decides(significant=False) for _ in range(3)))
     await study.read()
@@ -372,7 +346,7 @@ async def test_a_long_past_is_read_stretch_by_stretch(study: Study, model: Vendo
     ],
 )
 @pytest.mark.every_database
-async def test_lines_that_never_get_an_answer_are_passed_over_in_the_end(
+async def test_lines_without_an_answer_are_skipped_in_the_end(
     study: Study, model: Vendor, text: str, finish: str, problem: str
 ) -> None:
     await study.tell("A door.", "It opens.")
@@ -396,7 +370,7 @@ async def test_lines_that_never_get_an_answer_are_passed_over_in_the_end(
 
 
 @pytest.mark.every_database
-async def test_a_fault_of_ours_leaves_a_failed_run_too(
+async def test_an_internal_error_leaves_a_failed_run(
     study: Study, model: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await study.tell("I kill the king.", "The king is dead.")
@@ -412,9 +386,7 @@ async def test_a_fault_of_ours_leaves_a_failed_run_too(
     assert (job.attempts, job.error) == (1, "internal-error")
 
 
-async def test_the_demo_keeps_a_chronicle_and_says_that_it_is_a_demo(
-    database_url: str, tmp_path: Path, model: Vendor
-) -> None:
+async def test_the_demo_writes_an_event(database_url: str, tmp_path: Path, model: Vendor) -> None:
     async with studying(database_url, tmp_path, model, enrichment_model="demo") as study:
         await study.tell(
             "I find the silver key under the altar of the chapel.",
@@ -427,9 +399,7 @@ async def test_the_demo_keeps_a_chronicle_and_says_that_it_is_a_demo(
         assert model.server.requests == []
 
 
-async def test_a_line_that_is_too_long_for_a_small_model_is_read_in_part(
-    sqlite_url: str, tmp_path: Path, model: Vendor
-) -> None:
+async def test_long_lines_are_truncated(sqlite_url: str, tmp_path: Path, model: Vendor) -> None:
     async with studying(sqlite_url, tmp_path, model, openai_context_window=4_096) as study:
         long = "It began. " + "The rain fell on the roofs of the harbour. " * 500 + "It ended."
         await study.tell("I listen.", long, "I sleep.", "Good night.")

@@ -60,7 +60,7 @@ async def read_sealer(server: Running, ada: Reader) -> Sealer:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-async def test_every_format_comes_in_and_goes_out_in_each(ada: Reader, name: str) -> None:
+async def test_every_format_is_imported_and_exported_in_each(ada: Reader, name: str) -> None:
     found = (await ada.import_book(FORMATS[name]))["lorebook"]
     entries = await ada.entries(found["id"])
     assert found["entry_count"] == len(entries) > 0
@@ -88,7 +88,7 @@ async def test_an_import_says_how_entries_are_found(ada: Reader) -> None:
     assert (await ada.import_book(own))["found_by"] == "meaning"
 
 
-async def test_a_book_is_called_what_the_form_says_where_the_file_does_not(ada: Reader) -> None:
+async def test_the_form_names_a_book_if_its_file_does_not(ada: Reader) -> None:
     nameless: dict[str, Any] = {"entries": {}}
     forms: list[tuple[dict[str, Any], dict[str, str], str]] = [
         (nameless, {"name": " Harbour "}, "Harbour"),
@@ -121,7 +121,7 @@ async def test_an_export_is_a_file_to_download(ada: Reader) -> None:
         (b'{"entries": [{"keys": [], "content": "' + b"c" * 200_001 + b'"}]}', "lorebook-limit"),
     ],
 )
-async def test_what_is_refused_leaves_nothing_behind(
+async def test_a_refused_file_adds_nothing(
     ada: Reader, server: Running, data: bytes, slug: str
 ) -> None:
     answer = await ada.upload(data)
@@ -136,7 +136,7 @@ async def test_a_form_without_a_file_is_refused(ada: Reader) -> None:
     problem(answer, 415, "unsupported-media-type")
 
 
-async def test_a_book_and_an_account_hold_so_much_and_no_more(
+async def test_books_and_accounts_have_limits(
     ada: Reader, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_ENTRIES", 2)
@@ -151,7 +151,7 @@ async def test_a_book_and_an_account_hold_so_much_and_no_more(
     assert await counted(server, ada) == (1, 2)
 
 
-async def test_an_import_that_is_sent_again_is_done_once(ada: Reader, server: Running) -> None:
+async def test_an_import_with_the_same_key_is_done_once(ada: Reader, server: Running) -> None:
     data = json.dumps(WORLD).encode()
     answers = [
         ok(
@@ -169,7 +169,7 @@ async def test_an_import_that_is_sent_again_is_done_once(ada: Reader, server: Ru
     assert await counted(server, ada) == (1, 2)
 
 
-async def test_the_index_hears_of_every_change(ada: Reader, server: Running) -> None:
+async def test_every_change_is_reported_to_the_index(ada: Reader, server: Running) -> None:
     async def heard() -> list[tuple[str, UUID, UUID | None]]:
         async with server.parts.database.read() as session:
             rows = list(await session.scalars(select(IndexChange).order_by(IndexChange.id)))
@@ -190,9 +190,7 @@ async def test_the_index_hears_of_every_change(ada: Reader, server: Running) -> 
     assert ("lore", UUID(character["lorebook_id"]), None) in await heard()
 
 
-async def test_no_word_of_a_lorebook_is_readable_in_the_database(
-    ada: Reader, server: Running
-) -> None:
+async def test_no_text_of_a_lorebook_is_readable_in_the_db(ada: Reader, server: Running) -> None:
     entry = {
         "key": [CANARY],
         "comment": CANARY,
@@ -227,9 +225,7 @@ async def test_a_turn_reads_a_book_and_its_entries(ada: Reader, server: Running)
     assert entries[2][2].keys == NewLoreEntry(keys=["new"]).keys
 
 
-async def test_a_book_of_thousands_of_entries_comes_in_and_goes_out_in_its_order(
-    ada: Reader, server: Running
-) -> None:
+async def test_thousands_of_entries_keep_their_order(ada: Reader, server: Running) -> None:
     entries = {str(n): {"uid": n, "key": [f"k{n}"], "content": f"c{n}"} for n in range(4_100)}
     found = (await ada.import_book({"entries": entries}))["lorebook"]
     assert found["entry_count"] == 4_100
@@ -240,7 +236,7 @@ async def test_a_book_of_thousands_of_entries_comes_in_and_goes_out_in_its_order
     assert [entry.keys for _, _, entry in loaded] == [entry["key"] for entry in entries.values()]
 
 
-async def test_changes_at_the_same_time_are_all_kept(ada: Reader) -> None:
+async def test_concurrent_changes_are_all_kept(ada: Reader) -> None:
     book = await ada.new_book()
     await asyncio.gather(*(ada.new_entry(book, title=str(n)) for n in range(8)))
     entries = await ada.entries(book)
@@ -310,9 +306,7 @@ async def row_of(server: Running, character_id: str) -> Character:
         return await session.get_one(Character, UUID(character_id))
 
 
-async def test_a_card_s_book_becomes_a_lorebook_and_is_in_the_card_no_more(
-    ada: Reader, server: Running
-) -> None:
+async def test_the_book_of_a_card_becomes_a_lorebook(ada: Reader, server: Running) -> None:
     imported = await ada.import_card((CARDS / "syn_v3.json").read_bytes())
     character, lorebook = imported["character"], imported["lorebook"]
     assert character["character_book"] == CARD_BOOK
@@ -329,7 +323,7 @@ async def test_a_card_s_book_becomes_a_lorebook_and_is_in_the_card_no_more(
 
 
 @pytest.mark.parametrize("name", CARD_FILES)
-async def test_every_kind_of_card_file_gives_the_book_back(ada: Reader, name: str) -> None:
+async def test_every_card_format_returns_the_book(ada: Reader, name: str) -> None:
     data = (CARDS / name).read_bytes()
     imported = await ada.import_card(data)
     character = imported["character"]
@@ -350,7 +344,7 @@ async def test_every_kind_of_card_file_gives_the_book_back(ada: Reader, name: st
 
 
 @pytest.mark.every_database
-async def test_a_book_without_a_name_is_called_after_its_character(ada: Reader) -> None:
+async def test_a_book_without_a_name_gets_the_name_of_its_character(ada: Reader) -> None:
     book = {"entries": [{"keys": ["a"], "content": "b"}]}
     made = await ada.account.new_character(name="Mara of the Lamp", character_book=book)
     assert made["character_book"] == book
@@ -362,7 +356,7 @@ async def test_a_book_without_a_name_is_called_after_its_character(ada: Reader) 
 
 
 @pytest.mark.every_database
-async def test_a_patch_of_the_card_s_book_is_a_change_of_the_lorebook(ada: Reader) -> None:
+async def test_a_patch_of_the_card_s_book_changes_the_lorebook(ada: Reader) -> None:
     made = await ada.account.new_character()
     path = f"/characters/{made['id']}"
     assert (made["lorebook_id"], made["character_book"]) == (None, None)
@@ -393,7 +387,7 @@ async def test_a_patch_of_the_card_s_book_is_a_change_of_the_lorebook(ada: Reade
     assert book_in(await ada.export_card(made["id"])) is None
 
 
-async def test_a_card_without_its_lorebook_goes_on(ada: Reader) -> None:
+async def test_a_card_outlives_its_lorebook(ada: Reader) -> None:
     made = await ada.account.new_character(character_book=CARD_BOOK)
     await ada.delete(f"/lorebooks/{made['lorebook_id']}")
     shown = await ada.get(f"/characters/{made['id']}")
@@ -401,7 +395,7 @@ async def test_a_card_without_its_lorebook_goes_on(ada: Reader) -> None:
     assert shown["name"] == made["name"]
 
 
-async def test_the_book_goes_with_its_character(ada: Reader, server: Running) -> None:
+async def test_deleting_a_character_deletes_its_book(ada: Reader, server: Running) -> None:
     made = await ada.account.new_character(character_book=CARD_BOOK)
     await ada.delete(f"/characters/{made['id']}")
     assert (await ada.get("/lorebooks"))["items"] == []
@@ -420,7 +414,7 @@ async def test_world_info_inside_a_card_is_a_book_too(ada: Reader) -> None:
     assert await ada.get(f"/characters/{made['id']}") == made
 
 
-async def test_a_book_that_is_too_large_is_refused_with_its_card(
+async def test_a_card_with_a_large_book_is_refused(
     ada: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = await ada.account.new_character(character_book=CARD_BOOK)
@@ -441,9 +435,7 @@ async def test_a_book_that_is_too_large_is_refused_with_its_card(
 
 
 @pytest.mark.every_database
-async def test_a_card_of_an_older_version_has_its_book_in_it_until_it_is_changed(
-    ada: Reader, server: Running
-) -> None:
+async def test_an_old_card_contains_its_book_until_changed(ada: Reader, server: Running) -> None:
     made = await ada.account.new_character(character_book=CARD_BOOK)
     sealer, row = await read_sealer(server, ada), await row_of(server, made["id"])
     card = open_card(sealer, row.id, row.sealed_card)

@@ -54,7 +54,7 @@ FULL_ENTRY: dict[str, Any] = {
 AROUND_THE_ENTRY = ("id", "lorebook_id", "place", "revision", "created_at", "updated_at")
 
 
-async def test_a_book_starts_empty_with_what_it_was_given(ada: Reader) -> None:
+async def test_a_new_book_is_empty(ada: Reader) -> None:
     made = await ada.post("/lorebooks", name="Lore", scan_depth=4, is_global=True)
     assert (made["name"], made["scan_depth"], made["is_global"]) == ("Lore", 4, True)
     assert (made["entry_count"], made["revision"], made["character_id"]) == (0, 1, None)
@@ -65,7 +65,7 @@ async def test_a_book_starts_empty_with_what_it_was_given(ada: Reader) -> None:
     assert answer.headers["etag"] == '"1"'
 
 
-async def test_an_entry_holds_every_field(ada: Reader) -> None:
+async def test_an_entry_stores_every_field(ada: Reader) -> None:
     book = await ada.new_book()
     made = await ada.new_entry(book, **FULL_ENTRY)
     shown = {name: value for name, value in made.items() if name not in AROUND_THE_ENTRY}
@@ -74,7 +74,7 @@ async def test_an_entry_holds_every_field(ada: Reader) -> None:
     assert await ada.entries(book) == [made]
 
 
-async def test_an_entry_of_nothing_is_as_world_info_has_it(ada: Reader) -> None:
+async def test_an_empty_entry_has_the_defaults_of_world_info(ada: Reader) -> None:
     made = await ada.new_entry(await ada.new_book())
     assert (made["order"], made["depth"], made["probability"]) == (100, 4, 100)
     assert (made["position"], made["logic"]) == ("before_character", "and_any")
@@ -98,9 +98,7 @@ async def test_an_entry_of_nothing_is_as_world_info_has_it(ada: Reader) -> None:
         ("/{book}/entries", {"unknown": 1}),
     ],
 )
-async def test_what_is_not_of_the_right_form_is_refused(
-    ada: Reader, path: str, body: dict[str, Any]
-) -> None:
+async def test_invalid_bodies_are_refused(ada: Reader, path: str, body: dict[str, Any]) -> None:
     book = await ada.new_book()
     answer = await ada.ask("POST", f"/lorebooks{path.format(book=book)}", json=body)
     problem(answer, 422, "validation-failed")
@@ -108,7 +106,7 @@ async def test_what_is_not_of_the_right_form_is_refused(
     assert len((await ada.get("/lorebooks"))["items"]) == 1
 
 
-async def test_a_patch_leaves_what_is_absent_and_clears_what_is_null(ada: Reader) -> None:
+async def test_a_patch_keeps_absent_fields_and_resets_null(ada: Reader) -> None:
     book = await ada.new_book(scan_depth=4, token_budget=500)
     path = f"/lorebooks/{book}"
     changed = await ada.patch(path, scan_depth=None, description="Of the light.", is_global=True)
@@ -140,7 +138,7 @@ async def test_every_change_of_an_entry_is_a_change_of_its_book(ada: Reader) -> 
     assert await ada.revision(book) == 6
 
 
-async def test_a_write_upon_a_revision_that_is_gone_is_refused(ada: Reader) -> None:
+async def test_a_write_to_an_old_revision_is_refused(ada: Reader) -> None:
     book = await ada.new_book()
     entry = (await ada.new_entry(book))["id"]
     for path, stale in (
@@ -154,7 +152,7 @@ async def test_a_write_upon_a_revision_that_is_gone_is_refused(ada: Reader) -> N
         ok(await ada.ask("PATCH", path, headers={"If-Match": tag}, json={}))
 
 
-async def test_a_deleted_book_takes_its_entries_and_links_along(ada: Reader) -> None:
+async def test_deleting_a_book_deletes_its_entries_and_links(ada: Reader) -> None:
     book = await ada.new_book()
     entry = (await ada.new_entry(book))["id"]
     persona = (await ada.post("/personas", name="Wanderer"))["id"]
@@ -166,7 +164,7 @@ async def test_a_deleted_book_takes_its_entries_and_links_along(ada: Reader) -> 
     assert (await ada.get(f"/personas/{persona}/lorebooks"))["items"] == []
 
 
-async def test_an_entry_is_found_in_its_own_book_alone(ada: Reader) -> None:
+async def test_an_entry_is_only_found_in_its_own_book(ada: Reader) -> None:
     book, other = await ada.new_book(), await ada.new_book("Another")
     entry = (await ada.new_entry(book))["id"]
     for method in ("GET", "PATCH", "DELETE"):
@@ -224,7 +222,7 @@ async def test_books_are_listed_newest_first_with_their_counts_and_links(ada: Re
     assert rest["next"] is None
 
 
-async def test_world_info_comes_in_and_goes_out_as_it_was(ada: Reader) -> None:
+async def test_world_info_is_exported_as_it_was_imported(ada: Reader) -> None:
     found = await ada.import_book(WORLD, filename="C:\\books\\The light.json")
     book = found["lorebook"]
     assert (book["name"], book["entry_count"], book["revision"]) == ("The light", 2, 1)
@@ -289,9 +287,7 @@ async def books_of_turn(server: Running, ada: Reader, stage: Stage) -> list[Chat
         )
 
 
-async def test_a_chat_has_books_from_four_places_in_their_order(
-    ada: Reader, server: Running
-) -> None:
+async def test_the_books_of_a_chat_come_from_four_places(ada: Reader, server: Running) -> None:
     stage = await set_stage(ada)
     assert await list_books(ada, stage) == [
         ("chat", "chat", False),
@@ -309,7 +305,7 @@ async def test_a_chat_has_books_from_four_places_in_their_order(
     assert [ref.source for ref in refs] == ["chat", "persona", "character", "character", "global"]
 
 
-async def test_a_book_that_a_chat_has_twice_counts_once(ada: Reader, server: Running) -> None:
+async def test_a_book_with_two_links_is_used_once(ada: Reader, server: Running) -> None:
     stage = await set_stage(ada)
     book = stage.books["global"]
     await ada.put(f"/characters/{stage.character}/lorebooks/{book}")
@@ -320,7 +316,7 @@ async def test_a_book_that_a_chat_has_twice_counts_once(ada: Reader, server: Run
 
 
 @pytest.mark.parametrize("name", ["card", "character", "persona", "global", "chat"])
-async def test_what_a_chat_switches_off_is_off_there_and_nowhere_else(
+async def test_a_chat_switches_a_book_off_for_itself(
     ada: Reader, server: Running, name: str
 ) -> None:
     stage = await set_stage(ada)
@@ -345,7 +341,7 @@ async def test_what_a_chat_switches_off_is_off_there_and_nowhere_else(
         assert await list_books(ada, stage) == before
 
 
-async def test_a_chat_says_what_it_says_of_a_book(ada: Reader) -> None:
+async def test_a_chat_reports_its_link_to_a_book(ada: Reader) -> None:
     stage = await set_stage(ada)
     for name, state, source in (
         ("chat", "linked", "chat"),
@@ -364,7 +360,7 @@ async def test_a_chat_says_what_it_says_of_a_book(ada: Reader) -> None:
 
 
 @pytest.mark.every_database
-async def test_a_link_is_made_once_and_taken_away_once(ada: Reader) -> None:
+async def test_links_are_added_and_deleted_once(ada: Reader) -> None:
     stage = await set_stage(ada)
     for kind, holder in (("characters", stage.character), ("personas", stage.persona)):
         path = f"/{kind}/{holder}/lorebooks"
@@ -380,7 +376,7 @@ async def test_a_link_is_made_once_and_taken_away_once(ada: Reader) -> None:
         assert again == after[:-1]
 
 
-async def test_a_character_s_list_begins_with_its_card_s_own_book(ada: Reader) -> None:
+async def test_the_list_of_a_character_begins_with_its_card_s_book(ada: Reader) -> None:
     stage = await set_stage(ada)
     path = f"/characters/{stage.character}/lorebooks"
     own, linked = (await ada.get(path))["items"]
@@ -389,7 +385,7 @@ async def test_a_character_s_list_begins_with_its_card_s_own_book(ada: Reader) -
     problem(await ada.ask("DELETE", f"{path}/{own['id']}"), 404, "lorebook-not-linked")
 
 
-async def test_links_go_with_what_they_lead_from(ada: Reader) -> None:
+async def test_links_are_deleted_with_their_owners(ada: Reader) -> None:
     stage = await set_stage(ada)
     for path in (
         f"/chats/{stage.chat}",
@@ -409,9 +405,7 @@ async def test_links_go_with_what_they_lead_from(ada: Reader) -> None:
     assert all(item["links"] == nowhere for item in items)
 
 
-async def test_nobody_links_what_is_someone_else_s(
-    ada: Reader, ben: Reader, server: Running
-) -> None:
+async def test_foreign_books_are_not_linked(ada: Reader, ben: Reader, server: Running) -> None:
     theirs, own = await set_stage(ada), await set_stage(ben)
     routes: list[tuple[str, str, Any]] = [
         ("/chats/{chat}/lorebooks/{book}", "chat", {"state": "linked"}),
@@ -432,7 +426,7 @@ async def test_nobody_links_what_is_someone_else_s(
 
 
 @pytest.mark.every_database
-async def test_nobody_s_global_books_are_in_someone_else_s_chats(ada: Reader, ben: Reader) -> None:
+async def test_global_books_are_only_in_chats_of_their_owner(ada: Reader, ben: Reader) -> None:
     await ada.new_book("hers", is_global=True)
     chat = (await ben.account.new_chat())["id"]
     assert (await ben.get(f"/chats/{chat}/lorebooks"))["items"] == []

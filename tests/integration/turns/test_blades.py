@@ -92,7 +92,7 @@ class TestAModelThatIgnoresTheDie:
         ],
         ids=["prose", "finish_turn", "finish_turn alone", "an unknown tool"],
     )
-    async def test_is_asked_again_for_the_aftermath_that_the_die_has_fixed(
+    async def test_is_asked_again_for_the_aftermath(
         self, game: Game, vendor: OpenAIServer, ignoring: Answer
     ) -> None:
         turn_id = await wait_for_die(game, vendor)
@@ -112,7 +112,7 @@ class TestAModelThatIgnoresTheDie:
         [moved] = named(events, "mood.changed")
         assert (moved["mood"], moved["variant"]) == ("aftermath", "setback")
 
-    async def test_has_the_new_numbers_in_the_aftermath_and_the_costs_echo(
+    async def test_sees_new_numbers_in_the_aftermath(
         self, game: Game, vendor: OpenAIServer
     ) -> None:
         turn_id = await wait_for_die(game, vendor)
@@ -124,9 +124,7 @@ class TestAModelThatIgnoresTheDie:
         echoes = [each["text"] for each in (await game.state())["echoes"]]
         assert echoes == ["the pick snaps (harm: a cut hand, 2 heat)"]
 
-    async def test_leaves_no_action_open_for_more_than_two_turns(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_ends_an_action_after_two_turns(self, game: Game, vendor: OpenAIServer) -> None:
         vendor.script(called(("engage", ENGAGE)), reply("You try the lock."))
         await game.say()
         assert await read_world(game) == ("action", [], 0, [1, 1, 1])
@@ -134,9 +132,7 @@ class TestAModelThatIgnoresTheDie:
         assert named(await game.say(), "mood.changed")[0]["mood"] == "scene"
         assert await read_world(game) == BEFORE
 
-    async def test_settles_an_action_that_an_earlier_turn_has_left_open(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_settles_an_action_left_open(self, game: Game, vendor: OpenAIServer) -> None:
         turn_id = await wait_for_die(game, vendor)
         vendor.script(error(401, message="no"))
         assert (await game.choose(turn_id, "1.0"))[-1].name == "turn.failed"
@@ -148,9 +144,7 @@ class TestAModelThatIgnoresTheDie:
         await game.say("I bind my hand.")
         assert await read_world(game) == at_risk("scene")
 
-    async def test_leaves_no_fight_open_in_which_nobody_rolls(
-        self, ada: Account, vendor: OpenAIServer
-    ) -> None:
+    async def test_ends_a_fight_without_rolls(self, ada: Account, vendor: OpenAIServer) -> None:
         game = await new_game(ada, rules="dnd")
         vendor.script(called(("start_combat", {})), called(FINISH, text="They draw."))
         await game.say()
@@ -163,7 +157,7 @@ class TestAModelThatIgnoresTheDie:
 
 class TestAChosenDie:
     @pytest.mark.every_database
-    async def test_counts_though_the_narration_is_stopped_and_continue_tells_the_rest(
+    async def test_counts_though_the_narration_is_stopped(
         self, game: Game, vendor: OpenAIServer, server: Running
     ) -> None:
         turn_id = await wait_for_die(game, vendor, text="Click.")
@@ -205,7 +199,7 @@ class TestAChosenDie:
         await game.account.post(f"/messages/{answer['id']}/activate")
         assert await read_world(game) == at_risk("aftermath")
 
-    async def test_counts_though_nothing_was_told(
+    async def test_counts_without_narration(
         self, game: Game, vendor: OpenAIServer, server: Running
     ) -> None:
         turn_id = await wait_for_die(game, vendor, text="")
@@ -226,9 +220,7 @@ class TestAChosenDie:
         assert await read_world(game) == at_risk("aftermath")
         await check_tree(server.parts.database, game.chat)
 
-    async def test_counts_in_a_turn_that_is_given_up_at_a_later_question(
-        self, ada: Account, vendor: OpenAIServer
-    ) -> None:
+    async def test_counts_if_the_turn_is_stopped(self, ada: Account, vendor: OpenAIServer) -> None:
         game = await new_game(ada)
         vendor.script(called(("advance_time", {"days": 1}), QUESTION))
         turn_id = (await game.say())[0].data["turn_id"]
@@ -253,7 +245,7 @@ class TestForgettingToNarrate:
         [called(FINISH, text="The rain stops."), reply("The rain stops.")],
         ids=["finished again", "only told"],
     )
-    async def test_an_end_without_text_is_refused_and_nothing_is_lost(
+    async def test_an_end_without_text_is_refused(
         self, game: Game, vendor: OpenAIServer, second: Answer
     ) -> None:
         end = ("finish_turn", {**FINISH[1], "threat": "Steps on the stairs."})
@@ -270,9 +262,7 @@ class TestForgettingToNarrate:
         assert [each["text"] for each in state["echoes"]] == ["Steps on the stairs."]
         assert named(events, "suggestions") == [{"items": ["Wait", "Knock"]}]
 
-    async def test_a_voice_without_text_is_asked_to_narrate(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_a_voice_without_text_fails(self, game: Game, vendor: OpenAIServer) -> None:
         vendor.script(
             called(("speak_as_npc", {"npc": "Marlena"})), reply(""), reply("She drawls a greeting.")
         )
@@ -283,9 +273,7 @@ class TestForgettingToNarrate:
         assert told["result"] == {"name": "Marlena"}
         assert "narrate first" in told["next"]
 
-    async def test_a_model_that_never_narrates_is_asked_twice_more(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_a_silent_model_is_asked_twice(self, game: Game, vendor: OpenAIServer) -> None:
         vendor.script(called(FINISH), called(FINISH), called(FINISH))
         events = await game.say()
         assert events[-1].name == "turn.failed"
@@ -295,9 +283,7 @@ class TestForgettingToNarrate:
 
 
 class TestAnAnswerOfOnesOwn:
-    async def test_goes_to_the_model_and_counts_once(
-        self, ada: Account, vendor: OpenAIServer
-    ) -> None:
+    async def test_is_sent_to_the_model_once(self, ada: Account, vendor: OpenAIServer) -> None:
         game = await new_game(ada)
         vendor.script(called(QUESTION, text="A fork."))
         events = await game.say()
@@ -320,14 +306,12 @@ class TestAnAnswerOfOnesOwn:
         refused = await game.account.ask("POST", f"/turns/{turn_id}/choice", json=body)
         assert refused.status_code == 409
 
-    async def test_is_none_for_a_die(self, game: Game, vendor: OpenAIServer) -> None:
+    async def test_is_not_offered_for_a_die(self, game: Game, vendor: OpenAIServer) -> None:
         turn_id = await wait_for_die(game, vendor)
         assert (await game.turn(turn_id))["waiting"]["own"] == ""
 
 
-async def test_a_private_turn_rolls_dice_and_changes_nothing(
-    ada: Account, vendor: OpenAIServer
-) -> None:
+async def test_a_private_turn_changes_nothing(ada: Account, vendor: OpenAIServer) -> None:
     game = await new_game(ada, rules="dnd")
     await game.account.patch(game.path, {"settings": {"hidden_information": True}})
     await game.add("entities", kind="pc", name="Anna", attributes={"hp": 20})
@@ -369,7 +353,7 @@ async def begin_downtime(tired_game: Game, status: int = 200, **body: Any) -> An
 
 
 @pytest.mark.every_database
-async def test_downtime_begins_with_an_activity_and_ends_by_the_users_call(
+async def test_the_user_begins_and_ends_downtime(
     tired_game: Game,
 ) -> None:
     begun = await begin_downtime(tired_game, target="Silk")
@@ -393,7 +377,7 @@ async def test_downtime_begins_with_an_activity_and_ends_by_the_users_call(
     assert silk["attributes"]["stress"] == 8 - lost
 
 
-async def test_what_cannot_be_is_refused_and_nothing_changes(tired_game: Game) -> None:
+async def test_invalid_downtime_is_refused(tired_game: Game) -> None:
     path = f"{tired_game.path}/downtime"
     before = await tired_game.changes()
     for body in ({"activity": "sleep"}, {"activity": "project", "target": "No clock"}, {}):
@@ -411,9 +395,7 @@ async def test_what_cannot_be_is_refused_and_nothing_changes(tired_game: Game) -
     assert await tired_game.changes() == before
 
 
-async def test_rules_without_downtime_and_campaigns_without_tools_have_none(
-    ada: Account, tired_game: Game
-) -> None:
+async def test_only_some_campaigns_have_downtime(ada: Account, tired_game: Game) -> None:
     plain = await new_game(ada)
     for each in (plain, tired_game):
         if each is tired_game:
@@ -422,7 +404,7 @@ async def test_rules_without_downtime_and_campaigns_without_tools_have_none(
         problem(answer, 422, "validation-failed")
 
 
-async def test_not_while_a_turn_waits(tired_game: Game, vendor: OpenAIServer) -> None:
+async def test_no_downtime_while_a_turn_waits(tired_game: Game, vendor: OpenAIServer) -> None:
     turn_id = await tired_game.wait_for_choice(vendor)
     answer = await tired_game.account.ask(
         "POST", f"{tired_game.path}/downtime", json={"activity": "recovery"}
@@ -435,7 +417,7 @@ async def test_not_while_a_turn_waits(tired_game: Game, vendor: OpenAIServer) ->
 
 
 @pytest.mark.every_database
-async def test_not_in_the_middle_of_an_action(tired_game: Game) -> None:
+async def test_no_downtime_during_an_action(tired_game: Game) -> None:
     campaign = tired_game.campaign["id"]
     world = {"attributes": {"play": {"mood": "action"}}}
     await tired_game.account.patch(f"/campaigns/{campaign}", world)
@@ -457,7 +439,7 @@ async def start_demo(ada: Account) -> tuple[Game, str, list[dict[str, object]]]:
     return game, str(events[0].data["turn_id"]), events[-1].data["options"]
 
 
-async def test_a_lock_is_picked_with_a_die_a_price_and_a_clock(ada: Account) -> None:
+async def test_a_lock_is_picked_with_a_die_a_cost_and_a_clock(ada: Account) -> None:
     game, turn_id, options = await start_demo(ada)
     worst = options[-1]
     events = await game.choose(turn_id, str(worst["id"]))
@@ -475,7 +457,7 @@ async def test_a_lock_is_picked_with_a_die_a_price_and_a_clock(ada: Account) -> 
     assert {each["target"]["kind"] for each in changed} >= {"world", "entity", "clock"}
 
 
-async def test_swiping_the_reply_undoes_all_of_it_and_another_can_be_played(ada: Account) -> None:
+async def test_swiping_the_reply_undoes_it(ada: Account) -> None:
     game, turn_id, options = await start_demo(ada)
     await game.choose(turn_id, str(options[0]["id"]))
     reply_id = (await game.turn(turn_id))["reply_id"]
@@ -489,7 +471,7 @@ async def test_swiping_the_reply_undoes_all_of_it_and_another_can_be_played(ada:
     assert len((await game.state())["clocks"]) == 1
 
 
-async def test_what_is_not_risky_is_told_and_the_aftermath_passes(ada: Account) -> None:
+async def test_a_safe_action_needs_no_die(ada: Account) -> None:
     game, turn_id, options = await start_demo(ada)
     await game.choose(turn_id, str(options[0]["id"]))
     events = await game.say("I look around.")
@@ -499,7 +481,7 @@ async def test_what_is_not_risky_is_told_and_the_aftermath_passes(ada: Account) 
     assert state["attributes"]["play"]["mood"] == "scene"
 
 
-async def test_each_of_two_risks_in_a_row_is_told_to_its_end(ada: Account) -> None:
+async def test_two_risks_in_a_row_are_both_resolved(ada: Account) -> None:
     game, turn_id, options = await start_demo(ada)
     first = await game.choose(turn_id, str(options[0]["id"]))
     # With the same outcome, where the dice allow it.
@@ -516,7 +498,7 @@ async def test_each_of_two_risks_in_a_row_is_told_to_its_end(ada: Account) -> No
     assert clock["filled"] == 2
 
 
-async def test_a_game_without_moods_is_told_and_has_suggestions(ada: Account) -> None:
+async def test_a_game_without_moods_has_suggestions(ada: Account) -> None:
     game = await new_game(ada)
     events = await game.say(LINE)
     assert events[-1].name == "turn.completed"

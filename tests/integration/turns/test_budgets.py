@@ -57,9 +57,7 @@ async def turn(ada: Account, chat: str, **body: Any) -> dict[str, Any]:
     return await ada.get(url)
 
 
-async def test_the_chat_s_budgets_win_over_the_account_s_and_those_over_the_server_s(
-    ada: Account, chat: str
-) -> None:
+async def test_budgets_come_from_chat_account_and_server(ada: Account, chat: str) -> None:
     assert (await preview(ada, chat))["budgets"] == {
         "total": 200_000,
         "history": 150_000,
@@ -80,9 +78,7 @@ async def test_the_chat_s_budgets_win_over_the_account_s_and_those_over_the_serv
     assert (await preview(ada, chat))["budgets"]["history"] == 20_000
 
 
-async def test_a_prompt_never_takes_more_than_the_model_s_window(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_prompt_fits_the_model_s_window(ada: Account, chat: str, server: Running) -> None:
     await set_chat(ada, chat, model=MODEL_ID)
     await seed(server, ada, chat, ["So it goes on and on. " * 50 for _ in range(100)])
     context = await turn(ada, chat, text="Well?")
@@ -97,7 +93,7 @@ async def test_a_prompt_never_takes_more_than_the_model_s_window(
 
 
 @pytest.mark.parametrize("own", [{}, {"total": WINDOW, "history": WINDOW, "retrieval": WINDOW}])
-async def test_lore_that_is_asked_for_has_room_in_a_small_window(
+async def test_lore_has_room_in_a_small_window(
     ada: Account, chat: str, server: Running, own: dict[str, int]
 ) -> None:
     names = ["bell", "salt", "eel", "fog", "ferry"]
@@ -128,7 +124,7 @@ async def test_lore_that_is_asked_for_has_room_in_a_small_window(
 
 
 @pytest.mark.parametrize("budget", [0, 50, 333, 1000, 2500, 100_000])
-async def test_the_longest_run_of_last_lines_that_fits_is_kept_but_for_a_tenth(
+async def test_the_longest_run_of_lines_is_kept(
     ada: Account, chat: str, server: Running, budget: int
 ) -> None:
     await seed(server, ada, chat, [f"{n} " + "la " * (n * 7 % 40) for n in range(80)])
@@ -149,18 +145,14 @@ async def test_the_longest_run_of_last_lines_that_fits_is_kept_but_for_a_tenth(
     assert sent[-1].startswith("79 ")
 
 
-async def test_a_long_line_is_not_passed_over_for_older_short_ones(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_no_shorter_line_follows_a_gap(ada: Account, chat: str, server: Running) -> None:
     await seed(server, ada, chat, ["short", "short", "long " * 400, "late", "later"])
     await set_chat(ada, chat, budgets={"history": 300})
     sent = [message["text"] for message in (await preview(ada, chat))["prompt"]]
     assert sent[1:-1] == ["late", "later"]
 
 
-async def test_the_beginning_of_the_prompt_stays_the_same_for_several_turns(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_the_first_line_rarely_changes(ada: Account, chat: str, server: Running) -> None:
     await seed(server, ada, chat, ["So it goes on and on. " * 5 for _ in range(60)])
     await set_chat(ada, chat, budgets={"history": 1200}, sampling={"max_output_tokens": 10})
     firsts = [
@@ -172,9 +164,7 @@ async def test_the_beginning_of_the_prompt_stays_the_same_for_several_turns(
     assert 1 <= moves <= 8
 
 
-async def test_a_budget_that_the_fixed_part_fills_leaves_no_history(
-    ada: Account, server: Running
-) -> None:
+async def test_a_full_budget_leaves_no_history(ada: Account, server: Running) -> None:
     character = await ada.new_character(description="Tall. " * 800)
     chat = (await ada.new_chat(character_ids=[character["id"]]))["id"]
     await seed(server, ada, chat, ["So it goes. " * 20 for _ in range(10)])
@@ -192,7 +182,7 @@ async def test_a_budget_that_the_fixed_part_fills_leaves_no_history(
     assert len(await ada.messages(chat)) == 11
 
 
-async def test_previews_are_the_same_again_and_again_and_the_turn_sends_what_they_show(
+async def test_previews_are_stable_and_show_the_prompt_of_the_turn(
     ada: Account,
 ) -> None:
     character = await ada.new_character(
@@ -212,7 +202,7 @@ async def test_previews_are_the_same_again_and_again_and_the_turn_sends_what_the
         reply = (await ada.messages(chat))[-1]["id"]
 
 
-async def test_a_pick_stays_for_the_chat_and_a_draw_changes_with_the_message(
+async def test_a_pick_stays_and_a_draw_changes_with_the_message(
     ada: Account,
 ) -> None:
     numbers = "::".join(map(str, range(200)))
@@ -230,9 +220,7 @@ async def test_a_pick_stays_for_the_chat_and_a_draw_changes_with_the_message(
     assert len({card["Personality"] for card in cards}) > 1
 
 
-async def test_variables_are_kept_when_a_line_is_stored_and_by_nothing_else(
-    ada: Account, server: Running
-) -> None:
+async def test_variables_are_stored_only_with_a_line(ada: Account, server: Running) -> None:
     character = await ada.new_character(
         description="Asked {{incvar::asked}}, by all {{incglobalvar::asked}}."
     )
@@ -284,9 +272,7 @@ async def test_macros_in_a_stored_line_stay_as_they_are(ada: Account, chat: str)
     assert shown.endswith("/ {{user}} {{setvar::a::b}} {{random::a::b}} <USER>")
 
 
-async def test_a_preview_without_a_line_shows_the_prompt_without_one(
-    ada: Account, chat: str
-) -> None:
+async def test_a_preview_without_a_line_has_no_user_line(ada: Account, chat: str) -> None:
     context = await preview(ada, chat, text=None)
     assert [item["kind"] for item in context["items"]] == ["system_prompt"]
     assert context["prompt"][-1]["text"] == "The door creaks open."
@@ -303,7 +289,7 @@ async def preview_budgets(ada: Account, chat: str, **body: Any) -> tuple[int, in
 
 
 @pytest.mark.parametrize(("name", "most"), [("total", 50_000), ("reply_reserve", 40_000)])
-async def test_nothing_above_a_maximum_can_be_set_or_tried(
+async def test_nothing_exceeds_maxima(
     sqlite_url: str, tmp_path: Path, name: str, most: int
 ) -> None:
     maxima: dict[str, Any] = {"max_budget_total": 50_000, "max_budget_reply_reserve": 40_000}
@@ -326,7 +312,7 @@ async def test_nothing_above_a_maximum_can_be_set_or_tried(
         assert await preview_budgets(ada, chat, **largest) == (50_000, 40_000)
 
 
-async def test_settings_above_a_maximum_that_was_lowered_count_as_the_maximum(
+async def test_settings_above_a_lowered_maximum_are_reduced(
     database_url: str, tmp_path: Path
 ) -> None:
     large = {"budgets": {"total": 90_000, "reply_reserve": 60_000}}
@@ -357,9 +343,7 @@ async def test_settings_above_a_maximum_that_was_lowered_count_as_the_maximum(
         assert await preview_budgets(ada, chat) == (8_000, 500)
 
 
-async def test_a_maximum_below_the_server_s_own_defaults_counts_for_those_who_set_nothing(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_a_low_maximum_replaces_the_defaults(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         running(sqlite_url, tmp_path, max_budget_total=4_096) as server,
         server.account() as ada,
@@ -383,9 +367,7 @@ async def take_reply(ada: Account, chat: str, **body: Any) -> str:
     return str(events[0].data["reply_id"])
 
 
-async def test_budgets_can_be_tried_without_keeping_them(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_preview_accepts_budgets(ada: Account, chat: str, server: Running) -> None:
     await seed(server, ada, chat, [f"{n} " + "la " * 30 for n in range(60)])
     await ada.patch(f"/chats/{chat}/settings", {"budgets": {"retrieval": 77}})
     before = await post_preview(ada, chat, text="Well?")
@@ -399,9 +381,7 @@ async def test_budgets_can_be_tried_without_keeping_them(
     assert (await ada.get(url, text="Well?")) == before
 
 
-async def test_budgets_that_leave_no_room_are_refused_as_in_the_settings(
-    ada: Account, chat: str
-) -> None:
+async def test_a_preview_refuses_impossible_budgets(ada: Account, chat: str) -> None:
     url = f"/chats/{chat}/context"
     for budgets in ({"total": 5_000, "reply_reserve": 5_000}, {"total": 10}, {"history": -1}):
         answer = await ada.ask("POST", url, json={"budgets": budgets})
@@ -414,7 +394,7 @@ async def test_budgets_that_leave_no_room_are_refused_as_in_the_settings(
     assert body["needed"] > body["available"]
 
 
-async def test_a_draft_that_no_address_could_hold_is_previewed(ada: Account, chat: str) -> None:
+async def test_a_draft_longer_than_a_url_is_previewed(ada: Account, chat: str) -> None:
     draft = "And then the tide came in again. " * 1_000
     context = await post_preview(ada, chat, text=draft, prompt=True)
     assert context["prompt"][-1] == {"role": "user", "text": draft}
@@ -424,9 +404,7 @@ async def test_a_draft_that_no_address_could_hold_is_previewed(ada: Account, cha
     assert len(await ada.messages(chat)) == 1
 
 
-async def test_a_preview_says_how_it_differs_from_the_last_reply_s_prompt(
-    ada: Account, chat: str
-) -> None:
+async def test_a_preview_shows_the_difference_to_the_last_prompt(ada: Account, chat: str) -> None:
     assert (await post_preview(ada, chat, diff="previous"))["difference"] is None
     first = await take_reply(ada, chat, text="Who is there?")
     last = await take_reply(ada, chat, text="Come in.")
@@ -445,9 +423,7 @@ async def test_a_preview_says_how_it_differs_from_the_last_reply_s_prompt(
     assert (await post_preview(ada, chat, text="Well?", diff="previous"))["difference"] is None
 
 
-async def test_a_reply_of_another_branch_is_held_against_the_one_above_it(
-    ada: Account, chat: str
-) -> None:
+async def test_a_reply_is_compared_with_the_one_above_it(ada: Account, chat: str) -> None:
     first = await take_reply(ada, chat, text="Who is there?")
     last = await take_reply(ada, chat, text="Come in.")
     shown = await context_of(ada, last, diff="previous")
@@ -458,7 +434,7 @@ async def test_a_reply_of_another_branch_is_held_against_the_one_above_it(
     assert left["difference"]["previous_message_id"] == first
 
 
-async def test_a_reply_s_context_has_what_the_provider_reported(ada: Account, chat: str) -> None:
+async def test_a_context_has_the_usage_that_the_provider_reported(ada: Account, chat: str) -> None:
     events = await ada.turn(chat, text="Who is there?")
     turn = await ada.get(f"/turns/{events[0].data['turn_id']}")
     context = await context_of(ada, events[0].data["reply_id"])
@@ -472,7 +448,7 @@ async def test_a_reply_s_context_has_what_the_provider_reported(ada: Account, ch
     assert (await post_preview(ada, chat))["usage"] is None
 
 
-async def test_it_says_which_lorebook_an_entry_is_in(ada: Account, chat: str) -> None:
+async def test_a_context_names_the_lorebook_of_an_entry(ada: Account, chat: str) -> None:
     entry = {"title": "Light", "keys": ["lighthouse"], "content": "It is dark."}
     book = await new_book(ada, entry)
     await link(ada, chat, book)
@@ -485,9 +461,7 @@ async def test_it_says_which_lorebook_an_entry_is_in(ada: Account, chat: str) ->
     assert (await context_of(ada, message))["containers"] == {}
 
 
-async def test_a_key_that_may_only_read_may_preview(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_read_only_key_may_preview(ada: Account, chat: str, server: Running) -> None:
     body = {"label": "reader", "scope": "read"}
     key = await ada.post("/api-keys", body, 201)
     async with server.program(key["token"]) as program:
@@ -497,9 +471,7 @@ async def test_a_key_that_may_only_read_may_preview(
         problem(answer, 404, "chat-not-found")
 
 
-async def test_whoever_has_too_much_under_way_waits_with_looking_too(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_previews_have_a_quota(ada: Account, chat: str, server: Running) -> None:
     book = await new_book(ada, {"keys": ["inn"], "content": "An inn."})
     looks: dict[str, dict[str, Any]] = {
         f"/chats/{chat}/context": {},
@@ -516,7 +488,7 @@ async def test_whoever_has_too_much_under_way_waits_with_looking_too(
         await ada.post(path, body)
 
 
-async def test_budgets_are_shown_as_they_were_set_whatever_the_provider_counts(
+async def test_ratios_do_not_change_the_budgets_that_are_shown(
     ada: Account, chat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ratios, "RELOAD_SECONDS", 0.0)

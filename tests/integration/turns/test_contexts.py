@@ -73,9 +73,7 @@ def ready(events: list[Event]) -> dict[str, int]:
     return totals
 
 
-async def test_a_plain_prompt_is_shown_as_it_was_sent(
-    ada: Account, vendor: OpenAIServer, told: str
-) -> None:
+async def test_a_prompt_is_shown_as_sent(ada: Account, vendor: OpenAIServer, told: str) -> None:
     _, prompt, context = await turn(ada, vendor, told, text="Sit down.")
     assert [message["role"] for message in prompt] == [
         "system",
@@ -90,9 +88,7 @@ async def test_a_plain_prompt_is_shown_as_it_was_sent(
     assert [item["kind"] for item in context["items"]] == ["system_prompt", "user_line"]
 
 
-async def test_hidden_lines_are_left_out_and_named(
-    ada: Account, vendor: OpenAIServer, told: str
-) -> None:
+async def test_hidden_lines_are_named(ada: Account, vendor: OpenAIServer, told: str) -> None:
     lines = await ada.messages(told)
     for line in (lines[0], lines[3], lines[4], lines[6]):
         await ada.patch(f"/messages/{line['id']}", {"hidden": True})
@@ -107,7 +103,9 @@ async def test_hidden_lines_are_left_out_and_named(
     assert context["history"]["hidden"] == [3, 4]
 
 
-async def test_a_group_s_prompt_is_shown_with_its_names(ada: Account, vendor: OpenAIServer) -> None:
+async def test_the_prompt_of_a_group_is_shown_with_names(
+    ada: Account, vendor: OpenAIServer
+) -> None:
     members = [(await ada.new_character(name=name))["id"] for name in ("Mara", "Bo: the Smith")]
     chat = (await ada.new_chat(character_ids=members))["id"]
     await turn(ada, vendor, chat, text="Who speaks?", speaker=members[1])
@@ -123,9 +121,7 @@ async def test_a_group_s_prompt_is_shown_with_its_names(ada: Account, vendor: Op
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3, 50])
-async def test_what_stands_at_a_depth_is_shown_where_it_stood(
-    ada: Account, vendor: OpenAIServer, depth: int
-) -> None:
+async def test_a_depth_is_shown_as_sent(ada: Account, vendor: OpenAIServer, depth: int) -> None:
     character = await ada.new_character(
         extensions={
             "depth_prompt": {"prompt": "{{char}} limps.", "depth": depth, "role": "system"}
@@ -145,9 +141,7 @@ async def test_what_stands_at_a_depth_is_shown_where_it_stood(
     await turn(ada, vendor, chat, text="Three.")
 
 
-async def test_a_continued_reply_is_shown_as_far_as_it_went_then(
-    ada: Account, vendor: OpenAIServer, told: str
-) -> None:
+async def test_a_continued_reply_is_shown(ada: Account, vendor: OpenAIServer, told: str) -> None:
     before = (await ada.messages(told))[-1]["text"]
     reply_id, prompt, _ = await turn(ada, vendor, told, **{"continue": True})
     assert prompt[-2]["text"] == before
@@ -157,9 +151,7 @@ async def test_a_continued_reply_is_shown_as_far_as_it_went_then(
     assert prompt[-2]["text"] != before
 
 
-async def test_regenerating_sends_what_was_sent_before(
-    ada: Account, vendor: OpenAIServer, told: str
-) -> None:
+async def test_a_swipe_sends_the_same_prompt(ada: Account, vendor: OpenAIServer, told: str) -> None:
     await settings(
         ada, told, authors_note={"text": "{{random::a::b::c}}{{pick::a::b::c}}{{roll::d20}}"}
     )
@@ -170,9 +162,7 @@ async def test_regenerating_sends_what_was_sent_before(
     assert await context_of(ada, first) == context
 
 
-async def test_an_opening_and_a_line_unasked_have_records_too(
-    ada: Account, vendor: OpenAIServer
-) -> None:
+async def test_openings_have_records_too(ada: Account, vendor: OpenAIServer) -> None:
     character = await ada.new_character(first_mes="")
     chat = (await ada.new_chat(character_ids=[character["id"]]))["id"]
     opening, _, context = await turn(ada, vendor, chat)
@@ -181,9 +171,7 @@ async def test_an_opening_and_a_line_unasked_have_records_too(
     await turn(ada, vendor, chat, regenerate_of=opening)
 
 
-async def test_memory_may_stand_before_the_history(
-    ada: Account, vendor: OpenAIServer, told: str
-) -> None:
+async def test_memory_can_precede_history(ada: Account, vendor: OpenAIServer, told: str) -> None:
     book = (await ada.post("/lorebooks", {"name": "Coast"}, 201))["id"]
     entry = {"title": "Inn", "keys": ["inn"], "content": "It burned down."}
     await ada.post(f"/lorebooks/{book}/entries", entry, 201)
@@ -199,9 +187,7 @@ async def test_memory_may_stand_before_the_history(
     assert places == {"before_history": True, "after_history": False}
 
 
-async def test_whatever_changes_later_the_prompt_is_shown_as_it_was_sent(
-    ada: Account, vendor: OpenAIServer
-) -> None:
+async def test_later_changes_do_not_alter_a_prompt(ada: Account, vendor: OpenAIServer) -> None:
     character = await ada.new_character(
         description="{{char}} keeps the inn.", mes_example="<START>\n{{char}}: Hm."
     )
@@ -234,7 +220,7 @@ async def test_whatever_changes_later_the_prompt_is_shown_as_it_was_sent(
 
 
 @pytest.mark.every_database
-async def test_a_prompt_that_had_to_be_cut_in_the_middle_is_shown_with_its_gap(
+async def test_the_gap_of_a_truncated_prompt_is_shown(
     ada: Account, vendor: OpenAIServer, chat: str, server: Running
 ) -> None:
     """The safety net: the counts in the database say a third of the truth."""
@@ -261,7 +247,7 @@ async def test_a_prompt_that_had_to_be_cut_in_the_middle_is_shown_with_its_gap(
 
 
 @pytest.mark.every_database
-async def test_the_record_of_a_full_window_is_small_and_its_prompt_exact(
+async def test_the_record_of_a_full_window_is_small(
     ada: Account, vendor: OpenAIServer, chat: str, server: Running
 ) -> None:
     text = "The rain had not stopped since the morning, and nobody spoke of leaving. " * 10
@@ -283,9 +269,7 @@ async def test_the_record_of_a_full_window_is_small_and_its_prompt_exact(
     assert len(row.sealed_record) < 64 * 1024
 
 
-async def test_a_text_that_many_prompts_share_is_kept_once(
-    ada: Account, told: str, server: Running
-) -> None:
+async def test_a_shared_text_is_stored_once(ada: Account, told: str, server: Running) -> None:
     async with server.parts.database.read() as session:
         texts = await session.scalar(select(func.count()).where(ContextText.chat_id == UUID(told)))
         records = await session.scalar(
@@ -295,9 +279,7 @@ async def test_a_text_that_many_prompts_share_is_kept_once(
 
 
 @pytest.mark.every_database
-async def test_the_difference_says_what_came_what_went_and_what_stayed(
-    ada: Account, vendor: OpenAIServer, told: str
-) -> None:
+async def test_the_difference_is_itemised(ada: Account, vendor: OpenAIServer, told: str) -> None:
     await settings(ada, told, authors_note={"text": "It rains.", "depth": 1})
     first, prompt, _ = await turn(ada, vendor, told, text="One.")
     await settings(ada, told, authors_note=None, post_history_instructions="Be brief.")
@@ -319,7 +301,7 @@ async def test_the_difference_says_what_came_what_went_and_what_stayed(
     assert first_reply["difference"] is None
 
 
-async def test_what_no_model_wrote_has_no_context(ada: Account, told: str) -> None:
+async def test_lines_without_a_model_have_no_context(ada: Account, told: str) -> None:
     greeting, line, *_, reply = await ada.messages(told)
     edited = await ada.patch(f"/messages/{reply['id']}", {"text": "Mine."})
     fork = await ada.post(f"/chats/{told}/fork", {"message_id": reply["id"]}, 201)
@@ -332,9 +314,7 @@ async def test_what_no_model_wrote_has_no_context(ada: Account, told: str) -> No
     problem(answer, 422, "validation-failed")
 
 
-async def test_impersonating_and_suggesting_leave_no_record(
-    ada: Account, told: str, server: Running
-) -> None:
+async def test_impersonation_leaves_no_record(ada: Account, told: str, server: Running) -> None:
     async with server.parts.database.read() as session:
         query = select(func.count()).where(StoredContextRecord.chat_id == UUID(told))
         before = await session.scalar(query)

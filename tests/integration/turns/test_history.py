@@ -82,7 +82,7 @@ class Story:
 
 
 @pytest.mark.parametrize("number", range(rounds(1, 6)))
-async def test_a_prompt_is_as_if_nothing_were_kept_whatever_happened(
+async def test_a_cached_history_changes_no_prompt(
     server: Running, ada: Account, chat: str, number: int
 ) -> None:
     await seed(server, ada, chat, [f"{n} " + "la " * (n % 7) for n in range(40)])
@@ -114,7 +114,7 @@ def count_lines_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return read
 
 
-async def test_what_is_kept_is_neither_read_nor_opened_again(
+async def test_cached_lines_are_not_read_again(
     server: Running, ada: Account, chat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await seed(server, ada, chat, [f"{n} la" for n in range(30)])
@@ -128,9 +128,7 @@ async def test_what_is_kept_is_neither_read_nor_opened_again(
 
 
 @pytest.mark.every_database
-async def test_lines_are_found_by_their_tokens_from_the_root(
-    server: Running, ada: Account, chat: str
-) -> None:
+async def test_lines_are_found_by_an_index(server: Running, ada: Account, chat: str) -> None:
     await seed(server, ada, chat, [f"{n} la" for n in range(300)])
     database = server.parts.database
     async with database.write() as session:
@@ -156,9 +154,7 @@ async def test_lines_are_found_by_their_tokens_from_the_root(
     assert "ix_messages_active_position" not in steps
 
 
-async def test_two_lines_of_one_length_change_places_unseen_by_the_sums(
-    server: Running, ada: Account, chat: str
-) -> None:
+async def test_lines_of_equal_length_are_swapped(server: Running, ada: Account, chat: str) -> None:
     await seed(server, ada, chat, ["one two", "two one", "three four", "four three"])
     story = Story(server, ada, chat, 1)
     lines = {each["text"]: each["id"] for each in await story.messages()}
@@ -177,7 +173,7 @@ async def test_two_lines_of_one_length_change_places_unseen_by_the_sums(
     assert not any("two one" in each for each in said)
 
 
-async def test_nothing_of_a_user_who_signs_out_is_kept(
+async def test_a_sign_out_drops_the_cached_history(
     server: Running, ada: Account, chat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await seed(server, ada, chat, [f"{n} la" for n in range(30)])
@@ -198,9 +194,7 @@ def find_tables(statements: list[Statement]) -> set[str]:
     return {table for each in statements for table in ENRICHMENT_TABLES.findall(each.text)}
 
 
-async def test_a_chat_without_a_chronicle_and_summaries_pays_for_neither(
-    server: Running, ada: Account, chat: str
-) -> None:
+async def test_unused_features_need_no_queries(server: Running, ada: Account, chat: str) -> None:
     book = await new_book(ada)
     await new_entry(ada, book, title="The lamp", keys=["lamp"], content="It never goes out.")
     await ada.put(f"/chats/{chat}/lorebooks/{book}", {"state": "linked"})

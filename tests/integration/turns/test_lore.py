@@ -71,9 +71,7 @@ def texts_of(context: dict[str, Any]) -> list[str]:
     return [message["text"] for message in context["prompt"]]
 
 
-async def test_a_world_info_file_s_places_come_up_where_they_are_spoken_of(
-    ada: Account, chat: str
-) -> None:
+async def test_entries_of_a_file_are_found_by_their_keys(ada: Account, chat: str) -> None:
     await link(ada, chat, await import_world(ada, WORLD.read_bytes()))
     assert reasons(await preview(ada, chat, "Good evening.")) == {"The coast": "constant"}
     context = await preview(ada, chat, "We sail past Skerrow Light to the Salt Market.")
@@ -91,9 +89,7 @@ async def test_a_world_info_file_s_places_come_up_where_they_are_spoken_of(
     assert reasons(context)["Salt Market"] == 'key "salt market" in message 2'
 
 
-async def test_hidden_messages_take_no_place_of_those_that_are_looked_through(
-    ada: Account, chat: str
-) -> None:
+async def test_hidden_messages_do_not_count_for_the_scan_depth(ada: Account, chat: str) -> None:
     await linked(ada, chat, {"title": "Market", "content": "It is loud.", "keys": ["salt market"]})
     await set_chat(ada, chat, lore={"scan_depth": 3})
     await take_turn(ada, chat, text="I ask for the Salt Market.")
@@ -105,7 +101,9 @@ async def test_hidden_messages_take_no_place_of_those_that_are_looked_through(
     assert reasons(context)["Market"] == 'key "salt market" in message 2'
 
 
-async def test_entries_stand_where_they_say(ada: Account, model: OpenAIServer) -> None:
+async def test_entries_have_their_positions_in_the_prompt(
+    ada: Account, model: OpenAIServer
+) -> None:
     character = await ada.new_character(
         description="She keeps an inn. {{outlet::weather}}",
         mes_example="<START>\n{{user}}: A room?\n{{char}}: Upstairs.",
@@ -171,7 +169,7 @@ async def test_entries_stand_where_they_say(ada: Account, model: OpenAIServer) -
     assert sent == texts_of(context)
 
 
-async def test_lore_stands_as_written_where_the_chat_wants_it(ada: Account, chat: str) -> None:
+async def test_lore_can_keep_its_written_position(ada: Account, chat: str) -> None:
     example = "<START>\n{{user}}: A bed?\n<START>\n{{user}}: A meal?"
     await linked(
         ada,
@@ -190,7 +188,7 @@ async def test_lore_stands_as_written_where_the_chat_wants_it(ada: Account, chat
     assert "<START>" not in "".join([*behind, head, *rest])
 
 
-async def test_a_regenerated_reply_is_a_swipe_too(ada: Account, chat: str) -> None:
+async def test_a_regenerated_reply_is_a_swipe_for_triggers(ada: Account, chat: str) -> None:
     kinds = ("normal", "swipe", "regenerate", "continue", "other")
     entries = (
         {"title": kind, "constant": True, "content": kind, "triggers": [kind]} for kind in kinds
@@ -202,9 +200,7 @@ async def test_a_regenerated_reply_is_a_swipe_too(ada: Account, chat: str) -> No
     assert set(reasons(await context_of(ada, again))) == {"regenerate", "swipe"}
 
 
-async def test_sticky_and_cooldown_follow_the_branch_that_they_began_on(
-    ada: Account, chat: str
-) -> None:
+async def test_sticky_and_cooldown_follow_their_branch(ada: Account, chat: str) -> None:
     entry = {"title": "Bell", "keys": ["bell"], "content": "It tolls.", "sticky": 4, "cooldown": 4}
     await linked(ada, chat, entry)
     await set_chat(ada, chat, lore={"scan_depth": 1})
@@ -241,9 +237,7 @@ async def test_sticky_and_cooldown_follow_the_branch_that_they_began_on(
     assert "sticky" in await is_in("Go on.")
 
 
-async def test_chance_falls_the_same_in_the_preview_the_turn_and_the_turn_taken_again(
-    ada: Account, chat: str
-) -> None:
+async def test_random_choices_are_the_same_in_all_prompts(ada: Account, chat: str) -> None:
     entries = [
         {"title": f"c{n}", "keys": ["coin"], "content": f"Coin {n}.", "probability": 50}
         for n in range(24)
@@ -273,7 +267,7 @@ async def test_chance_falls_the_same_in_the_preview_the_turn_and_the_turn_taken_
 
 
 @pytest.mark.every_database
-async def test_what_macros_in_lore_write_stays_with_the_turn(ada: Account, chat: str) -> None:
+async def test_macros_in_lore_write_variables_with_the_turn(ada: Account, chat: str) -> None:
     entry = {
         "title": "Ledger",
         "keys": ["pay"],
@@ -287,9 +281,7 @@ async def test_what_macros_in_lore_write_stays_with_the_turn(ada: Account, chat:
 
 
 @pytest.mark.every_database
-async def test_five_thousand_entries_make_no_large_record(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_five_thousand_entries_fit(ada: Account, chat: str, server: Running) -> None:
     entries = {
         str(n): {
             "uid": n,
@@ -321,9 +313,7 @@ async def test_five_thousand_entries_make_no_large_record(
     assert len(record.sealed_record) < 64 * 1024
 
 
-async def test_an_author_s_note_comes_with_every_third_line_and_its_lore_with_it(
-    ada: Account, chat: str
-) -> None:
+async def test_an_author_s_note_and_its_lore_have_an_interval(ada: Account, chat: str) -> None:
     await linked(
         ada, chat, {"title": "Top", "content": "TOP", "position": "note_top", "constant": True}
     )
@@ -345,9 +335,7 @@ async def test_an_author_s_note_comes_with_every_third_line_and_its_lore_with_it
 
 
 @pytest.mark.parametrize("position", ["before_prompt", "after_prompt"])
-async def test_an_author_s_note_may_stand_around_the_system_prompt(
-    ada: Account, chat: str, position: str
-) -> None:
+async def test_the_note_can_wrap_the_system_prompt(ada: Account, chat: str, position: str) -> None:
     await linked(
         ada, chat, {"title": "End", "content": "END", "position": "note_bottom", "constant": True}
     )
@@ -359,9 +347,7 @@ async def test_an_author_s_note_may_stand_around_the_system_prompt(
     assert places == sorted(places)
 
 
-async def test_lorebooks_look_into_the_author_s_note_where_they_may(
-    ada: Account, chat: str
-) -> None:
+async def test_lorebooks_can_scan_the_author_s_note(ada: Account, chat: str) -> None:
     await linked(ada, chat, {"title": "Bell", "keys": ["bell"], "content": "It tolls."})
     await set_chat(ada, chat, authors_note={"text": "Mind the bell."})
     assert reasons(await preview(ada, chat, "Hello.")) == {}
@@ -370,7 +356,7 @@ async def test_lorebooks_look_into_the_author_s_note_where_they_may(
     assert found == {"Bell": 'key "bell" in the author\'s note'}
 
 
-async def test_a_character_may_have_an_author_s_note_for_chats_without_one(ada: Account) -> None:
+async def test_a_card_can_contain_an_author_s_note(ada: Account) -> None:
     note = {"text": "CARD'S NOTE", "depth": 0, "role": "user"}
     extensions = {"talekeeper": {"authors_note": note}}
     character = await ada.new_character(extensions=extensions)
@@ -389,7 +375,7 @@ async def test_a_character_may_have_an_author_s_note_for_chats_without_one(ada: 
     assert not [each for each in shown["items"] if each["kind"] == "authors_note"]
 
 
-async def test_books_of_a_group_s_members_are_used_in_their_own_replies(ada: Account) -> None:
+async def test_books_of_members_are_used_in_their_own_replies(ada: Account) -> None:
     members: dict[str, str] = {}
     for name in ("Mags", "Alda"):
         entry = {"keys": ["lamp"], "content": f"{name}'s lamp.", "name": f"{name}'s card"}
@@ -435,7 +421,7 @@ def matches_of(entry: dict[str, Any], *messages: str) -> dict[str, str]:
     }
 
 
-async def test_entries_come_in_by_their_keys_and_the_text_says_where(ada: Account) -> None:
+async def test_a_test_shows_found_entries_and_their_keys(ada: Account) -> None:
     book = await new_book(
         ada,
         {"title": "Light", "keys": ["lighthouse"], "content": "Maud keeps the lighthouse."},
@@ -475,7 +461,7 @@ async def test_entries_come_in_by_their_keys_and_the_text_says_where(ada: Accoun
     assert answer["budget"] > answer["tokens"]
 
 
-async def test_what_nearly_came_in_is_listed_with_the_reason(ada: Account) -> None:
+async def test_a_test_shows_why_entries_are_left_out(ada: Account) -> None:
     inn = {"keys": ["inn"], "content": "An inn."}
     book = await new_book(
         ada,
@@ -508,7 +494,7 @@ async def test_what_nearly_came_in_is_listed_with_the_reason(ada: Account) -> No
     assert answer["budget"] == 100
 
 
-async def test_a_seed_makes_the_same_draw_again(ada: Account) -> None:
+async def test_a_test_with_a_seed_is_repeatable(ada: Account) -> None:
     book = await new_book(ada, {"keys": ["coin"], "content": "Heads.", "probability": 50})
     rolls: dict[int, float] = {}
     for seed in range(12):
@@ -521,7 +507,7 @@ async def test_a_seed_makes_the_same_draw_again(ada: Account) -> None:
     assert len(set(rolls.values())) > 6
 
 
-async def test_older_messages_count_as_far_as_the_scan_looks_back(ada: Account) -> None:
+async def test_a_test_scans_older_messages_up_to_the_depth(ada: Account) -> None:
     book = await new_book(ada, {"title": "Inn", "keys": ["inn"], "content": "An inn."})
     messages = ("The inn is near.", "Is it?", "It is.")
     assert reasons_in(await try_book(ada, book, *messages)) == {}
@@ -533,7 +519,7 @@ async def test_older_messages_count_as_far_as_the_scan_looks_back(ada: Account) 
     assert matches_of(answer["entries"][0], *messages) == {"inn": "inn"}
 
 
-async def test_in_a_chat_its_cast_its_settings_and_its_past_count(ada: Account) -> None:
+async def test_a_test_in_a_chat_uses_its_cast_and_settings(ada: Account) -> None:
     character = await ada.new_character(name="Bob", description="He owns the Gilded Eel.")
     chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
     book = await new_book(
@@ -567,7 +553,7 @@ async def test_in_a_chat_its_cast_its_settings_and_its_past_count(ada: Account) 
     assert "budget" in reasons_out(answer).values()
 
 
-async def test_the_text_is_not_said_in_the_chat(ada: Account, chat: str) -> None:
+async def test_a_test_adds_no_message(ada: Account, chat: str) -> None:
     book = await new_book(ada, {"keys": ["inn"], "content": "An inn."})
     before = await ada.messages(chat)
     assert (await try_book(ada, book, "The inn.", "", chat_id=chat))["entries"]
@@ -575,7 +561,7 @@ async def test_the_text_is_not_said_in_the_chat(ada: Account, chat: str) -> None
     assert (await ada.get(f"/chats/{chat}/lorebooks"))["items"] == []
 
 
-async def test_texts_books_and_chats_that_can_t_be_tried_are_refused(ada: Account) -> None:
+async def test_invalid_tests_are_refused(ada: Account) -> None:
     book = await new_book(ada, {"keys": ["inn"], "content": "An inn."})
     account = ada
 
@@ -588,9 +574,7 @@ async def test_texts_books_and_chats_that_can_t_be_tried_are_refused(ada: Accoun
     problem(await ask(book, texts=["x" * 60_000] * 2), 422, "validation-failed")
 
 
-async def test_a_lorebook_is_not_tried_in_somebody_elses_chat(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_foreign_chats_are_not_tested(ada: Account, chat: str, server: Running) -> None:
     async with server.account(f"eve-of-{ada.name}") as eve:
         book = await new_book(eve, {"keys": ["inn"], "content": "An inn."})
         body = {"texts": ["The inn."], "chat_id": chat}
@@ -598,7 +582,7 @@ async def test_a_lorebook_is_not_tried_in_somebody_elses_chat(
         problem(answer, 404, "chat-not-found")
 
 
-async def test_a_key_that_only_looks_may_try_a_lorebook(ada: Account, server: Running) -> None:
+async def test_a_read_only_key_may_test(ada: Account, server: Running) -> None:
     book = await new_book(ada, {"keys": ["inn"], "content": "An inn."})
     key = {"label": "looks", "scope": "read"}
     made = await ada.post("/api-keys", key, 201)

@@ -72,12 +72,12 @@ async def test_macros_in_a_line_are_fixed_when_it_is_stored(ada: Account, chat: 
     assert (await edit(ada, plain["id"], "No macros."))["typed"] is None
 
 
-async def test_a_line_with_many_macros_is_expanded_all_the_same(ada: Account, chat: str) -> None:
+async def test_a_line_with_many_macros_is_expanded(ada: Account, chat: str) -> None:
     await take_turn(ada, chat, text="{{char}} " * 500)
     assert (await last_line(ada, chat))["text"] == "Mags " * 500
 
 
-async def test_lines_stay_as_typed_where_macros_are_off(ada: Account, chat: str) -> None:
+async def test_lines_stay_as_typed_if_macros_are_off(ada: Account, chat: str) -> None:
     await set_chat(ada, chat, expand_macros=False)
     await take_turn(ada, chat, text=TYPED)
     line = await last_line(ada, chat)
@@ -96,7 +96,7 @@ async def test_a_reply_keeps_its_braces(ada: Account, chat: str) -> None:
     ("text", "slug", "status"),
     [("{{setvar::hp::1}}", "message-empty", 422), ("{{char}}" * 10_001, "macro-limit", 422)],
 )
-async def test_a_line_that_macros_make_unusable_is_refused(
+async def test_unusable_lines_are_refused(
     ada: Account, chat: str, text: str, slug: str, status: int
 ) -> None:
     answer = await ada.ask("POST", f"/chats/{chat}/turns", json={"text": text})
@@ -104,9 +104,7 @@ async def test_a_line_that_macros_make_unusable_is_refused(
     assert len(await ada.messages(chat)) == 1
 
 
-async def test_regex_scripts_see_the_line_before_its_macros_are_expanded(
-    ada: Account, chat: str
-) -> None:
+async def test_regex_scripts_run_before_macros(ada: Account, chat: str) -> None:
     script = {"scriptName": "Hush", "findRegex": r"/\{\{char\}\}/", "replaceString": "somebody"}
     body = {"scripts": [{**script, "placement": [1]}]}
     await ada.put("/me/regex-scripts", body)
@@ -126,7 +124,7 @@ def read_left_out(context: dict[str, Any]) -> dict[str, str]:
     return {each["title"]: each["reason"] for each in context["left_out"]}
 
 
-async def test_fields_that_are_long_together_refuse_the_turn_and_nothing_is_stored(
+async def test_fields_that_grow_too_long_refuse_the_turn(
     ada: Account,
 ) -> None:
     """Each field of the card stays below the limits of a field."""
@@ -144,7 +142,7 @@ async def test_fields_that_are_long_together_refuse_the_turn_and_nothing_is_stor
     assert len(await ada.messages(chat)) == 1
 
 
-async def test_lore_whose_macros_do_too_much_is_left_out_and_the_turn_goes_on(
+async def test_lore_that_grows_too_long_is_left_out(
     ada: Account,
 ) -> None:
     chat = await chat_with(ada, description="x" * 150_000)
@@ -161,7 +159,7 @@ async def test_lore_whose_macros_do_too_much_is_left_out_and_the_turn_goes_on(
     assert any("macros" in note for note in context["notes"])
 
 
-async def test_lore_leaves_half_of_the_budget_to_the_fields(ada: Account) -> None:
+async def test_lore_leaves_half_of_the_limit_to_the_fields(ada: Account) -> None:
     chat = await chat_with(ada, description="{{char}} keeps the light. " + "x" * 10_000)
     await set_chat(ada, chat, authors_note={"text": "{{if {{description}}}}NOTE{{/if}}"})
     idle = "{{if {{description}}}}{{/if}}" * 10
@@ -174,7 +172,7 @@ async def test_lore_leaves_half_of_the_budget_to_the_fields(ada: Account) -> Non
     assert any(item["kind"] == "authors_note" for item in context["items"])
 
 
-async def test_variables_that_grow_too_large_stay_as_they_were_and_the_record_says_so(
+async def test_variables_that_grow_too_large_stay_unchanged(
     ada: Account,
 ) -> None:
     note = "{{addvar::a::" + "x" * 15_000 + "}}{{setvar::length::{{getvar::length}}i}}"
@@ -248,7 +246,7 @@ async def measure_pauses() -> AsyncGenerator[list[float]]:
         task.cancel()
 
 
-async def test_a_preview_expands_what_its_budget_allows_and_not_what_the_book_holds(
+async def test_a_preview_expands_only_what_fits(
     ada: Account,
 ) -> None:
     chat = await heavy_chat(ada)
@@ -261,9 +259,7 @@ async def test_a_preview_expands_what_its_budget_allows_and_not_what_the_book_ho
     assert await preview_lore(ada, chat) == context
 
 
-async def test_eight_previews_of_a_heavy_book_leave_the_turn_of_another_user_unharmed(
-    ada: Account, server: Running
-) -> None:
+async def test_heavy_previews_do_not_block_other_users(ada: Account, server: Running) -> None:
     heavy = await heavy_chat(ada)
     async with server.account(f"bob-of-{ada.name}") as bob:
         character = await bob.new_character()
@@ -277,7 +273,7 @@ async def test_eight_previews_of_a_heavy_book_leave_the_turn_of_another_user_unh
     assert max(found) < LONGEST_PAUSE
 
 
-async def test_what_a_preview_costs_does_not_grow_with_the_book(ada: Account) -> None:
+async def test_the_cost_of_a_preview_does_not_grow_with_the_book(ada: Account) -> None:
     few, many = await heavy_chat(ada, 200), await heavy_chat(ada, 1_600)
     costs: dict[str, float] = {}
     for chat in (few, many):

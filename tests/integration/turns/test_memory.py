@@ -99,7 +99,7 @@ def memory_section(context: dict[str, Any]) -> str:
     return found[0] if found else ""
 
 
-async def test_what_scrolled_away_comes_back_when_it_is_asked_for_and_goes_with_its_branch(
+async def test_old_lines_are_remembered_on_request_and_follow_their_branch(
     ada: Account, chat: str, server: Running, model: OpenAIServer
 ) -> None:
     fact, *_ = await tell(server, ada, chat, [FACT, *rain(300)])
@@ -161,7 +161,7 @@ async def test_what_scrolled_away_comes_back_when_it_is_asked_for_and_goes_with_
 
 
 @pytest.mark.parametrize("budget", [200, 777, 1300])
-async def test_what_the_kept_history_holds_is_not_remembered_as_well(
+async def test_history_is_not_remembered(
     ada: Account, chat: str, server: Running, budget: int
 ) -> None:
     await tell(server, ada, chat, [FACT, *rain(60), FACT, *rain(60, first=60), FACT])
@@ -174,9 +174,7 @@ async def test_what_the_kept_history_holds_is_not_remembered_as_well(
     assert "already in history" not in {each["reason"] for each in context["left_out"]}
 
 
-async def test_no_line_is_lost_between_a_small_window_s_history_and_its_memory(
-    ada: Account, server: Running
-) -> None:
+async def test_a_small_window_loses_no_line(ada: Account, server: Running) -> None:
     character = await ada.new_character(description="He counts the waves. " * 300)
     chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
     lines = [f"Bell {n} tolls for the {n}th drowned sailor of the fleet." for n in range(200)]
@@ -195,9 +193,7 @@ async def test_no_line_is_lost_between_a_small_window_s_history_and_its_memory(
     assert "already in history" in {each["reason"] for each in context["left_out"]}
 
 
-async def test_memories_stay_within_their_budget_and_what_is_too_long_lets_shorter_ones_pass(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_memories_fit_their_budget(ada: Account, chat: str, server: Running) -> None:
     long = f"{QUESTION} {'Under the bell, I say, by the captain. ' * 30}"
     await tell(server, ada, chat, [long, FACT, *rain(100)])
     await set_chat(ada, chat, memory=EVERYTHING)
@@ -215,9 +211,7 @@ async def test_memories_stay_within_their_budget_and_what_is_too_long_lets_short
             assert memory_section(context) == ""
 
 
-async def test_memories_stand_in_the_order_of_their_time_and_lore_in_its_own(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_memories_are_in_order_of_time(ada: Account, chat: str, server: Running) -> None:
     book = await new_book(
         ada,
         {"title": "Third", "keys": ["astrolabe"], "content": "Brass, and old.", "order": 300},
@@ -243,9 +237,7 @@ async def test_memories_stand_in_the_order_of_their_time_and_lore_in_its_own(
     assert set(reasons(context)) == {"First", "Second", "Third"}
 
 
-async def test_memory_is_as_large_as_settings_say_the_chat_s_before_the_account_s(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_settings_limit_memories(ada: Account, chat: str, server: Running) -> None:
     entry = {"title": "Bell", "keys": ["clapper"], "content": "Under the chapel bell, a captain."}
     await link(ada, chat, await new_book(ada, entry))
     await tell(server, ada, chat, [FACT, *rain(100)])
@@ -279,9 +271,7 @@ async def test_memory_is_as_large_as_settings_say_the_chat_s_before_the_account_
     assert (await found(enabled=True, min_relevance=0))[0] > 0
 
 
-async def test_memory_stands_before_the_history_where_a_chat_wants_it_so(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_memory_can_precede_the_history(ada: Account, chat: str, server: Running) -> None:
     await tell(server, ada, chat, [FACT, *rain(100)])
     settings = {"budgets": {"history": 300}, "memory_placement": "before_history"}
     await set_chat(ada, chat, **settings)
@@ -292,7 +282,7 @@ async def test_memory_stands_before_the_history_where_a_chat_wants_it_so(
     assert context["prompt"][2]["text"].startswith("It rains")
 
 
-async def test_the_record_of_a_prompt_full_of_memories_is_small_and_rebuilt_exactly(
+async def test_records_of_many_memories_are_small(
     ada: Account, chat: str, server: Running, model: OpenAIServer
 ) -> None:
     await tell(server, ada, chat, rain(400))
@@ -310,9 +300,7 @@ async def test_the_record_of_a_prompt_full_of_memories_is_small_and_rebuilt_exac
     assert len(record.sealed_record) < 64 * 1024
 
 
-async def test_a_turn_that_is_taken_again_remembers_the_same(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_swipe_remembers_the_same(ada: Account, chat: str, server: Running) -> None:
     await tell(server, ada, chat, [FACT, *rain(100)])
     await set_chat(ada, chat, budgets={"history": 300})
     first = await take_turn(ada, chat, text=QUESTION)
@@ -323,9 +311,7 @@ async def test_a_turn_that_is_taken_again_remembers_the_same(
     assert after["prompt"] == before["prompt"]
 
 
-async def test_what_was_said_in_other_words_comes_in_where_there_is_room(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_other_words_need_room(ada: Account, chat: str, server: Running) -> None:
     # The embedder knows of no synonyms: common words, which are no terms, stand for the meaning.
     await tell(server, ada, chat, ["They had been there with her before.", *rain(100)])
     question = "Had she been there before, and whose astrolabe was it?"
@@ -344,7 +330,7 @@ async def test_what_was_said_in_other_words_comes_in_where_there_is_room(
     assert sum(item["tokens"] for item in small["retrieved"]) <= 80
 
 
-async def test_a_turn_searches_again_in_the_task_model_s_words_where_its_user_wants_that(
+async def test_a_turn_can_search_with_words_of_the_task_model(
     ada: Account, chat: str, server: Running, model: TaskHolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await tell(server, ada, chat, [FACT, *rain(100)])
@@ -435,7 +421,7 @@ def lore_left_out(context: dict[str, Any]) -> dict[str, str]:
     return {item["title"]: item["reason"] for item in context["left_out"] if item["kind"] == "lore"}
 
 
-async def test_a_key_stops_firing_when_its_message_is_swiped_away_and_comes_back_with_it(
+async def test_a_key_follows_the_swipe_of_its_entry(
     ada: Account, chat: str, server: Running
 ) -> None:
     first = await take_turn(ada, chat, text="Is there a bell?")
@@ -455,9 +441,7 @@ async def test_a_key_stops_firing_when_its_message_is_swiped_away_and_comes_back
     assert lore_left_out(said) == {}
 
 
-async def test_what_is_constant_stops_and_comes_back_likewise(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_constant_entry_follows_its_swipe(ada: Account, chat: str, server: Running) -> None:
     first = await take_turn(ada, chat, text="Is there a bell?")
     await add_agent_entry(
         server, ada, chat, first, LoreEntry(title="Bell", constant=True, content=BELL)
@@ -471,9 +455,7 @@ async def test_what_is_constant_stops_and_comes_back_likewise(
     assert "Bell" in reasons(await preview(ada, chat, "We go on."))
 
 
-async def test_what_is_found_by_meaning_stops_and_comes_back_likewise(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_similar_entry_follows_its_swipe(ada: Account, chat: str, server: Running) -> None:
     first = await take_turn(ada, chat, text="Is there a bell?")
     await add_agent_entry(server, ada, chat, first, LoreEntry(title="Bell", content=BELL))
     asked = "What rings before a storm, the drowned bell?"
@@ -488,9 +470,7 @@ async def test_what_is_found_by_meaning_stops_and_comes_back_likewise(
     assert "Bell" in reasons(await preview(ada, chat, asked))
 
 
-async def test_each_chat_on_the_chronicle_has_its_book_and_may_switch_it_off(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_chat_can_switch_the_book_off(ada: Account, chat: str, server: Running) -> None:
     reply = await take_turn(ada, chat, text="Is there a bell?")
     entry = LoreEntry(title="Bell", keys=["clapper"], content=BELL)
     book = await add_agent_entry(server, ada, chat, reply, entry)
@@ -516,9 +496,7 @@ async def ask_search(account: Account, **query: Any) -> Any:
     return await account.ask("GET", "/search", params=query)
 
 
-async def test_a_find_says_what_it_is_where_it_stands_and_what_each_signal_gave(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_result_shows_its_signals(ada: Account, chat: str, server: Running) -> None:
     entry = {"title": "Chapel", "keys": ["nave"], "content": "A chapel with a bell, and bats."}
     book = await new_book(ada, entry)
     fact, *_ = await tell(server, ada, chat, [FACT, "Hm.", "Indeed."])
@@ -543,9 +521,7 @@ async def test_a_find_says_what_it_is_where_it_stands_and_what_each_signal_gave(
     assert max(scores) == scores[0]
 
 
-async def test_sources_a_chat_and_a_limit_narrow_the_search(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_sources_limit_the_results(ada: Account, chat: str, server: Running) -> None:
     book = await new_book(ada, {"title": "Bell", "keys": ["clapper"], "content": "A chapel bell."})
     elsewhere = str((await ada.new_chat())["id"])
     for each in (chat, elsewhere):
@@ -567,7 +543,7 @@ async def test_sources_a_chat_and_a_limit_narrow_the_search(
     assert len(await search(ada, "chapel bell", limit=1)) == 1
 
 
-async def test_what_is_no_search_is_refused(ada: Account, chat: str) -> None:
+async def test_invalid_searches_are_refused(ada: Account, chat: str) -> None:
     assert chat
     for query in (
         {},
@@ -589,9 +565,7 @@ async def test_what_is_no_search_is_refused(ada: Account, chat: str) -> None:
 
 
 @pytest.mark.every_database
-async def test_odd_words_are_looked_for_like_others(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_all_scripts_are_searchable(ada: Account, chat: str, server: Running) -> None:
     odd = [
         "Die Königin schläft in Århus.",
         "その鍵は鐘の下にある。",
@@ -607,9 +581,7 @@ async def test_odd_words_are_looked_for_like_others(
         assert answer["notes"] == []
 
 
-async def test_what_came_close_is_told_with_the_reason_why_it_stayed_out(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_near_misses_have_reasons(ada: Account, chat: str, server: Running) -> None:
     hidden = f"{FACT} Or so they say."
     said = [FACT, hidden, FACT, "The captain is asleep."]
     _, old, *_ = await tell(server, ada, chat, said)
@@ -635,5 +607,5 @@ async def test_what_came_close_is_told_with_the_reason_why_it_stayed_out(
     assert "not_current" not in await missed(viewpoint="public")
 
 
-async def test_somebody_new_finds_nothing_and_asks_no_model(ada: Account) -> None:
+async def test_an_empty_account_searches_without_the_model(ada: Account) -> None:
     assert ok(await ask_search(ada, q="bell")) == {"items": [], "notes": [], "near_misses": None}

@@ -37,9 +37,7 @@ async def test_a_new_account_uses_the_demo(ada: Account) -> None:
     assert (only["id"], only["uses"], only["chats"]) == ("demo", ["reply"], 0)
 
 
-async def test_models_of_settings_tasks_and_chats_are_in_use(
-    ada: Account, model: OpenAIServer
-) -> None:
+async def test_models_of_settings_and_chats_are_in_use(ada: Account, model: OpenAIServer) -> None:
     await add_models(ada, model, "teller", "small", "other", "idle")
     tasks = {"summary": "home/small", "embedding": "home/vectors"}
     await ada.patch(SETTINGS, {"model": "home/teller", "task_models": tasks})
@@ -59,7 +57,7 @@ async def test_models_of_settings_tasks_and_chats_are_in_use(
     assert (found["home/vectors"]["title"], next(iter(found))) == ("vectors", "home/teller")
 
 
-async def test_a_model_that_is_gone_is_still_in_use(ada: Account, model: OpenAIServer) -> None:
+async def test_a_deleted_model_is_still_in_use(ada: Account, model: OpenAIServer) -> None:
     await add_models(ada, model, "teller")
     await ada.patch(SETTINGS, {"model": "home/teller"})
     (provider,) = (await ada.get("/providers"))["items"]
@@ -68,9 +66,7 @@ async def test_a_model_that_is_gone_is_still_in_use(ada: Account, model: OpenAIS
     assert (only["title"], only["provider_name"]) == (None, None)
 
 
-async def test_others_chats_are_not_counted(
-    server: Running, ada: Account, model: OpenAIServer
-) -> None:
+async def test_only_own_chats_count(server: Running, ada: Account, model: OpenAIServer) -> None:
     await add_models(ada, model, "teller")
     await ada.patch(SETTINGS, {"model": "home/teller"})
     await ada.turn((await ada.new_chat())["id"], text="Hello.")

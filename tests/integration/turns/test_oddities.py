@@ -132,7 +132,7 @@ async def test_a_reply_is_stored_as_it_was_streamed(ada: Account, chat: str, row
 
 
 @rows(samples(STRICT))
-async def test_strict_templates_get_what_they_want(
+async def test_strict_templates_are_obeyed(
     ada: Account, row: Oddity, vendors: Mapping[str, OddServer]
 ) -> None:
     entry = {"title": "Inn", "constant": True, "content": "It rains.", "position": "at_depth"}
@@ -151,7 +151,7 @@ async def test_strict_templates_get_what_they_want(
 
 
 @rows(LABELS)
-async def test_labels_of_speakers_are_not_part_of_a_reply(ada: Account, row: Oddity) -> None:
+async def test_labels_of_speakers_are_removed(ada: Account, row: Oddity) -> None:
     members = [(await ada.new_character(name=name))["id"] for name in ("Mags", "Alda")]
     persona = await ada.post("/personas", {"name": "Tester"}, 201)
     chat = (await ada.new_chat(character_ids=members, persona_id=persona["id"]))["id"]
@@ -163,7 +163,7 @@ async def test_labels_of_speakers_are_not_part_of_a_reply(ada: Account, row: Odd
 
 
 @rows(samples(CALLS))
-async def test_calls_are_carried_out(ada: Account, row: Oddity) -> None:
+async def test_tool_calls_are_executed(ada: Account, row: Oddity) -> None:
     game = await new_game(ada, rules="dnd")
     await game.add("entities", kind="pc", name="Anna", attributes={"hp": 20, "hp_max": 20})
     await choose(ada, game.chat, row)

@@ -91,7 +91,7 @@ def occupations(events: list[Event]) -> list[str | None]:
 
 
 @pytest.mark.every_database
-async def test_a_turn_cuts_off_the_agent_which_does_its_work_later(
+async def test_a_turn_interrupts_the_agent_which_resumes(
     database_url: str, tmp_path: Path, one_slot: OneSlotServer
 ) -> None:
     async with playing(database_url, tmp_path, one_slot) as (server, ada, chat):
@@ -110,9 +110,7 @@ async def test_a_turn_cuts_off_the_agent_which_does_its_work_later(
         assert one_slot.most == 1
 
 
-async def test_a_server_that_notices_late_is_free_at_its_next_token(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_a_slow_server_is_free_at_its_next_token(sqlite_url: str, tmp_path: Path) -> None:
     endless = stream(*[chunk(content="{")] * 2_000)
     async with (
         OneSlotServer("between chunks", seconds=0.05) as model,
@@ -127,7 +125,7 @@ async def test_a_server_that_notices_late_is_free_at_its_next_token(
         assert list(map(is_background, model.dropped)) == [True]
 
 
-async def test_being_cut_off_is_no_failed_attempt(
+async def test_an_interruption_is_no_failed_attempt(
     sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "_RETRY_SECONDS", 60.0)
@@ -148,7 +146,7 @@ async def test_being_cut_off_is_no_failed_attempt(
         assert overview["items"] == []
 
 
-async def test_what_a_run_took_before_it_was_cut_off_is_counted(
+async def test_interrupted_runs_are_counted(
     sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
 ) -> None:
     matters = reply('{"why": "A door.", "significant": true, "kinds": ["event"]}')
@@ -165,7 +163,7 @@ async def test_what_a_run_took_before_it_was_cut_off_is_counted(
         assert (cut["calls"], cut["prompt_tokens"]) == (1, 12)
 
 
-async def test_a_turn_cuts_off_a_summary(
+async def test_a_turn_interrupts_a_summary(
     sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
 ) -> None:
     async with playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat):
@@ -189,9 +187,7 @@ async def test_a_turn_cuts_off_a_summary(
         assert one_slot.most == 1
 
 
-async def test_turns_of_two_users_have_the_model_one_after_the_other(
-    sqlite_url: str, tmp_path: Path, model: OneSlotServer
-) -> None:
+async def test_two_users_take_turns(sqlite_url: str, tmp_path: Path, model: OneSlotServer) -> None:
     gate = Gate()
     model.script(held_back(gate), reply("Ben's."))
     async with (
@@ -218,7 +214,7 @@ async def test_turns_of_two_users_have_the_model_one_after_the_other(
         assert model.most == 1
 
 
-async def test_a_turn_that_waits_can_be_stopped_and_costs_nothing(
+async def test_a_waiting_turn_can_be_stopped(
     sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
 ) -> None:
     gate = Gate()
@@ -242,7 +238,7 @@ async def test_a_turn_that_waits_can_be_stopped_and_costs_nothing(
         assert [each["used"] for each in items if each["quota"] == "tokens_per_day"] == [0]
 
 
-async def test_switching_the_chronicle_off_ends_the_job_that_writes_it(
+async def test_switching_the_chronicle_off_ends_its_job(
     sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
 ) -> None:
     async with playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat):
@@ -258,7 +254,7 @@ async def test_switching_the_chronicle_off_ends_the_job_that_writes_it(
         assert sum(map(is_background, one_slot.requests)) == 1
 
 
-async def test_work_is_stopped_in_activity_and_its_request_hung_up(
+async def test_stopped_work_is_cancelled(
     sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
 ) -> None:
     async with (
@@ -279,7 +275,7 @@ async def test_work_is_stopped_in_activity_and_its_request_hung_up(
 
 
 @pytest.mark.parametrize("more", [{"openai_server": "vllm"}, {"openai_concurrency": 0}])
-async def test_a_server_without_a_limit_is_asked_at_the_same_time(
+async def test_a_server_without_a_limit_is_shared(
     sqlite_url: str, tmp_path: Path, more: dict[str, Any]
 ) -> None:
     async with (
@@ -297,9 +293,7 @@ async def test_a_server_without_a_limit_is_asked_at_the_same_time(
         assert all(request.path != "/slots" for request in model.requests)
 
 
-async def test_the_number_of_slots_is_learned_from_the_server(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_the_number_of_slots_is_learned(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         OneSlotServer(slots=2) as model,
         playing(sqlite_url, tmp_path, model) as (server, ada, chat),
@@ -322,7 +316,7 @@ async def test_the_number_of_slots_is_learned_from_the_server(
         assert asked.count("/slots") == 1
 
 
-async def test_suggestions_yield_to_another_users_turn_and_come_after_it(
+async def test_suggestions_wait_for_another_user_s_turn(
     sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
 ) -> None:
     lines = '{"lines": ["I go.", "I stay."]}'
@@ -341,7 +335,7 @@ async def test_suggestions_yield_to_another_users_turn_and_come_after_it(
         assert list(map(is_background, one_slot.begun)) == [True, False, True]
 
 
-async def test_suggestions_that_the_chat_has_left_behind_are_given_up(
+async def test_outdated_suggestions_are_cancelled(
     sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
 ) -> None:
     one_slot.background.append(never_ending())
@@ -360,7 +354,7 @@ async def test_suggestions_that_the_chat_has_left_behind_are_given_up(
         ('{"lines": ["I go.\\n\\nI stay.", "I wait."]}', ["I wait."]),
     ],
 )
-async def test_suggestions_that_are_json_or_empty_are_dropped_and_counted(
+async def test_invalid_suggestions_are_dropped_and_counted(
     sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer, said: str, shown: list[str]
 ) -> None:
     one_slot.background.append(reply(said))
@@ -377,7 +371,7 @@ async def test_suggestions_that_are_json_or_empty_are_dropped_and_counted(
         ('{"lines": ["", "\\n"]}', "model-empty-reply", "suggested nothing"),
     ],
 )
-async def test_suggestions_of_which_nothing_is_left_are_an_error_that_says_what_to_do(
+async def test_no_valid_suggestion_is_an_error_with_advice(
     sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer, said: str, slug: str, words: str
 ) -> None:
     one_slot.background.append(reply(said))
@@ -387,7 +381,7 @@ async def test_suggestions_of_which_nothing_is_left_are_an_error_that_says_what_
         assert "task_models.suggestions" in body["detail"]
 
 
-async def test_work_beside_replies_has_an_output_limit_of_its_own(
+async def test_background_work_has_an_output_limit(
     sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
 ) -> None:
     async with playing(sqlite_url, tmp_path, one_slot) as (_, ada, chat):
@@ -398,7 +392,7 @@ async def test_work_beside_replies_has_an_output_limit_of_its_own(
         assert limits == {False: 8_192, True: 1_024 + 4_096}
 
 
-async def test_a_summary_that_a_turn_needs_first_is_written_on_the_turn_s_place(
+async def test_a_needed_summary_uses_the_slot_of_its_turn(
     sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
 ) -> None:
     tick = "The clock in the hall went on and on, and nobody minded it, for it rained. " * 3
@@ -433,7 +427,7 @@ async def _tell(account: Account, chat: str, lines: list[str]) -> list[str]:
 
 
 @pytest.mark.postgres
-async def test_two_processes_share_the_slot_and_each_tells_what_a_turn_waits_for(
+async def test_two_processes_share_the_slot(
     postgres_url: str, tmp_path: Path, one_slot: OneSlotServer
 ) -> None:
     async with (

@@ -39,9 +39,7 @@ async def game(ada: Account, vendor: OpenAIServer) -> Game:
     return await new_game(ada)
 
 
-async def test_tools_within_a_reply_change_the_campaign_with_it(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_tools_change_the_campaign_with_the_reply(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(
         called(("advance_time", {"days": 2}), text="You sleep."),
         called(FINISH, text="The rain has stopped."),
@@ -75,9 +73,7 @@ async def test_tools_within_a_reply_change_the_campaign_with_it(
     assert "finish_turn" in tools
 
 
-async def test_who_arrives_is_told_who_is_there_and_may_deal_with_them(
-    ada: Account, vendor: OpenAIServer
-) -> None:
+async def test_arriving_players_see_who_is_present(ada: Account, vendor: OpenAIServer) -> None:
     vendor.requests.clear()
     game = await new_game(ada, rules="dnd")
     # Compressing the scene that ends would ask the model, too.
@@ -139,9 +135,7 @@ async def test_who_arrives_is_told_who_is_there_and_may_deal_with_them(
     assert (state["scene"]["location_id"], state["scene"]["beats"]) == (hills["id"], 0)
 
 
-async def test_the_record_says_which_tools_were_called_and_how(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_the_record_names_the_tools_of_a_reply(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(called(("advance_time", {"days": 2})), called(FINISH, text="It rains."))
     await game.say("I rest.")
     answer = (await game.account.messages(game.chat))[-1]
@@ -153,9 +147,7 @@ async def test_the_record_says_which_tools_were_called_and_how(
     assert [each["text"] for each in context["prompt"]] == [each["content"] for each in again]
 
 
-async def test_what_continues_or_impersonates_has_no_tools(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_continuing_and_impersonating_have_no_tools(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(called(FINISH, text="It rains."))
     await game.say()
     for body in ({"continue": True}, {"impersonate": True}):
@@ -164,9 +156,7 @@ async def test_what_continues_or_impersonates_has_no_tools(
         assert not vendor.requests[-1].body.get("tools")
 
 
-async def test_a_swipe_takes_back_what_the_reply_changed_and_plays_from_the_state_before_it(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_a_swipe_undoes_the_changes_of_a_reply(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(called(("advance_time", {"days": 2}), FINISH, text="Days pass."))
     await game.say()
     first = (await game.account.messages(game.chat))[-1]["id"]
@@ -180,9 +170,7 @@ async def test_a_swipe_takes_back_what_the_reply_changed_and_plays_from_the_stat
     assert (await game.state())["day"] == 6
 
 
-async def test_text_after_the_end_is_dropped_and_the_model_hung_up_on(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_text_after_the_end_is_dropped(game: Game, vendor: OpenAIServer) -> None:
     vendor.hung_up.clear()
     begun = tool_call("finish_turn", "{}", call_id="c", index=0)
     vendor.script(
@@ -201,7 +189,7 @@ async def test_text_after_the_end_is_dropped_and_the_model_hung_up_on(
     assert (await game.account.messages(game.chat))[-1]["text"] == "The end."
 
 
-async def test_a_hundred_calls_are_cut_at_twelve(game: Game, vendor: OpenAIServer) -> None:
+async def test_a_turn_has_at_most_twelve_calls(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(
         called(*[("advance_time", {"days": 1})] * 100, text="Days pass."),
         reply("You are older."),
@@ -215,7 +203,7 @@ async def test_a_hundred_calls_are_cut_at_twelve(game: Game, vendor: OpenAIServe
 
 
 @pytest.mark.parametrize("broken", ["error", "break"])
-async def test_a_model_that_breaks_off_leaves_the_campaign_as_it_was(
+async def test_a_failed_model_changes_nothing(
     game: Game, vendor: OpenAIServer, broken: str
 ) -> None:
     changes = await game.changes()
@@ -231,9 +219,7 @@ async def test_a_model_that_breaks_off_leaves_the_campaign_as_it_was(
     assert (kept["status"], kept["text"]) == ("failed", text_of(events))
 
 
-async def test_stopping_while_the_model_speaks_leaves_the_campaign_as_it_was(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_stopping_the_model_changes_nothing(game: Game, vendor: OpenAIServer) -> None:
     gate = Gate()
     vendor.script(
         called(("advance_time", {"days": 2}), text="You sleep."),
@@ -259,7 +245,7 @@ class TestMoods:
         await game.add("clocks", name="Alarm", segments=4)
         return game
 
-    async def test_a_break_drops_what_was_said_and_goes_on_in_the_other_mood(
+    async def test_a_break_restarts_the_reply_in_the_other_mood(
         self, game: Game, vendor: OpenAIServer, server: Running
     ) -> None:
         vendor.script(
@@ -302,9 +288,7 @@ class TestMoods:
         await game.account.delete(f"/messages/{answer['id']}", 200)
         assert not any(each["counts"] for each in await game.changes() if each["actor"] == "tool")
 
-    async def test_after_three_breaks_the_turn_can_only_end(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_three_breaks_end_the_moods(self, game: Game, vendor: OpenAIServer) -> None:
         vendor.script(
             called(("engage", ENGAGE), text="One."),
             called(("resolve", {"tier": "withdrawn"}), text="Two."),
@@ -324,7 +308,7 @@ class TestMoods:
         assert (await game.account.messages(game.chat))[-1]["text"] == "Four."
 
 
-async def test_a_question_suspends_the_turn_and_a_choice_goes_on_with_it(
+async def test_a_question_waits_for_a_choice(
     game: Game, vendor: OpenAIServer, server: Running
 ) -> None:
     vendor.script(called(("advance_time", {"days": 1}), QUESTION, text="A fork in the road."))

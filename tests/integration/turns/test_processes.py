@@ -91,9 +91,7 @@ async def elsewhere(ada: Account, other: Running) -> AsyncGenerator[Account]:
         yield elsewhere
 
 
-async def test_the_other_process_follows_a_reply_to_its_end(
-    ada: Account, elsewhere: Account, chat: str
-) -> None:
+async def test_a_reply_is_followed_elsewhere(ada: Account, elsewhere: Account, chat: str) -> None:
     async with turn_under_way(ada, chat, text="/demo long 80") as (turn_id, events):
         stored = await follow(elsewhere.client, turn_id)
         live = [event async for event in events]
@@ -103,9 +101,7 @@ async def test_the_other_process_follows_a_reply_to_its_end(
     assert [event.name for event in stored].count("text.delta") > 1
 
 
-async def test_going_from_one_process_to_the_other_and_back_gets_every_character_once(
-    ada: Account, elsewhere: Account, chat: str
-) -> None:
+async def test_every_character_is_sent_once(ada: Account, elsewhere: Account, chat: str) -> None:
     """Going over, the client is ahead of what is stored; coming back, it is behind."""
     async with turn_under_way(ada, chat, text="/demo long 120") as (turn_id, events):
         heard = await take_words(events, 30)
@@ -125,9 +121,7 @@ async def test_going_from_one_process_to_the_other_and_back_gets_every_character
     assert ids == sorted(set(ids))
 
 
-async def test_a_turn_is_stopped_by_the_process_that_runs_it_when_another_is_asked(
-    ada: Account, elsewhere: Account, chat: str
-) -> None:
+async def test_a_turn_is_stopped_elsewhere(ada: Account, elsewhere: Account, chat: str) -> None:
     async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
         heard = await take_words(events, 2)
         assert (await elsewhere.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
@@ -137,9 +131,7 @@ async def test_a_turn_is_stopped_by_the_process_that_runs_it_when_another_is_ask
     assert (reply["status"], reply["text"]) == ("interrupted", text_of(heard))
 
 
-async def test_a_chat_with_a_turn_in_one_process_is_busy_in_the_other(
-    ada: Account, elsewhere: Account, chat: str
-) -> None:
+async def test_a_chat_is_busy_in_both(ada: Account, elsewhere: Account, chat: str) -> None:
     turn_id = str(uuid4())
     line = {"text": "/demo long 5000", "turn_id": turn_id}
     async with turn_under_way(ada, chat, **line) as (_, events):
@@ -159,9 +151,7 @@ async def test_a_chat_with_a_turn_in_one_process_is_busy_in_the_other(
     assert (turn["state"], turn["reply"]["text"]) == ("stopped", text_of(live))
 
 
-async def test_whoever_follows_elsewhere_hears_that_the_chat_was_deleted(
-    ada: Account, elsewhere: Account, chat: str
-) -> None:
+async def test_a_deleted_chat_ends_following(ada: Account, elsewhere: Account, chat: str) -> None:
     async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
         await take_words(events, 2)
         async with elsewhere.stream("GET", f"/turns/{turn_id}/events") as response:
@@ -173,9 +163,7 @@ async def test_whoever_follows_elsewhere_hears_that_the_chat_was_deleted(
     assert rest[-1].data["type"] == "urn:talekeeper:problem:turn-not-found"
 
 
-async def test_a_process_that_goes_down_in_order_keeps_all_that_was_said(
-    postgres_url: str, tmp_path: Path, other: Running
-) -> None:
+async def test_a_shutdown_stores_replies(postgres_url: str, tmp_path: Path, other: Running) -> None:
     async with (
         running(postgres_url, tmp_path, demo_tokens_per_second=100) as first,
         first.account() as ada,
@@ -195,7 +183,7 @@ async def test_a_process_that_goes_down_in_order_keeps_all_that_was_said(
         assert (said(stored), others(stored)[1:]) == (said(heard), others(heard))
 
 
-async def test_a_process_that_goes_down_lets_go_of_those_who_follow_a_turn_of_the_other(
+async def test_a_shutdown_ends_the_streams_of_followers(
     ada: Account, elsewhere: Account, other: Running, chat: str
 ) -> None:
     async with turn_under_way(ada, chat, text="/demo long 300") as (turn_id, live):
@@ -213,7 +201,7 @@ async def test_a_process_that_goes_down_lets_go_of_those_who_follow_a_turn_of_th
 class TestLease:
     """A process that is cut off from the database while its model goes on talking."""
 
-    async def test_what_it_left_is_swept_up_and_what_follows_is_not_overwritten(
+    async def test_its_turn_is_recovered_and_not_overwritten(
         self,
         ada: Account,
         elsewhere: Account,
@@ -251,7 +239,7 @@ class TestLease:
         assert (reply["text"], reply["status"]) == (left["text"] + more, "complete")
         await check_tree(other.parts.database, chat)
 
-    async def test_it_does_not_write_into_a_reply_that_is_being_continued_elsewhere(
+    async def test_it_does_not_write_to_a_reply_that_is_continued_elsewhere(
         self,
         ada: Account,
         first: Running,
@@ -281,9 +269,7 @@ class TestLease:
             assert after == before
             assert [event async for event in events][-1].name == "turn.failed"
 
-    async def test_it_does_not_write_to_a_turn_that_goes_on_elsewhere(
-        self, ada: Account, other: Running, chat: str
-    ) -> None:
+    async def test_ends_if_the_lease_moves(self, ada: Account, other: Running, chat: str) -> None:
         async with turn_under_way(ada, chat, text="/demo long 5000") as (turn_id, events):
             await take_words(events, 40)
             async with other.parts.database.write() as session:
@@ -296,7 +282,7 @@ class TestLease:
             assert (await session.get_one(Turn, UUID(turn_id))).state == "running"
             assert (await session.get_one(Message, reply_id)).sealed_content == before
 
-    async def test_two_who_sweep_at_once_do_it_once(
+    async def test_two_recoveries_happen_once(
         self,
         ada: Account,
         first: Running,
@@ -365,9 +351,7 @@ async def lease_for_long(database: Database, turn_id: str) -> None:
         await session.execute(update(Turn).where(*running).values(lease_until=now() + LONG))
 
 
-async def test_the_work_of_a_process_that_is_stopped_and_later_killed_goes_to_another_one(
-    here: Running, there: Served
-) -> None:
+async def test_work_of_a_lost_process_is_taken_over(here: Running, there: Served) -> None:
     database, queue = here.parts.database, here.parts.queue
     async with here.account() as ada, browser(there, ada.client.cookies) as elsewhere:
         chat = (await ada.new_chat())["id"]

@@ -41,7 +41,7 @@ async def heard(account: Account, turn: str, *, after: int) -> list[Event]:
         return [event async for event in read_events(answer)]
 
 
-async def test_scripts_are_kept_in_their_order_and_by_their_revision(ada: Account) -> None:
+async def test_scripts_keep_their_order_and_revision(ada: Account) -> None:
     first = await ada.ask("GET", SCRIPTS)
     listed = [script("/a/", "b", scriptName="One", minDepth=2), script("/c/", "d", id="x")]
 
@@ -67,9 +67,7 @@ async def test_scripts_are_kept_in_their_order_and_by_their_revision(ada: Accoun
         [script("/a/", "b" * 20_000)] * 40,
     ],
 )
-async def test_what_is_too_much_is_refused_and_changes_nothing(
-    ada: Account, scripts: list[dict[str, Any]]
-) -> None:
+async def test_too_many_scripts_are_refused(ada: Account, scripts: list[dict[str, Any]]) -> None:
     await set_scripts(ada, script("/kept/", ""))
 
     problem(await ada.ask("PUT", SCRIPTS, json={"scripts": scripts}), 422, "validation-failed")
@@ -78,7 +76,7 @@ async def test_what_is_too_much_is_refused_and_changes_nothing(
     assert kept["findRegex"] == "/kept/"
 
 
-async def test_nobody_else_s_scripts_run(server: Running, ada: Account, chat: str) -> None:
+async def test_scripts_of_other_users_do_not_run(server: Running, ada: Account, chat: str) -> None:
     async with server.account("eve") as eve:
         await set_scripts(eve, script("/./g", "E"))
         assert (await ada.get(SCRIPTS))["scripts"] == []
@@ -86,9 +84,7 @@ async def test_nobody_else_s_scripts_run(server: Running, ada: Account, chat: st
         assert (await ada.messages(chat))[-2]["text"] == "Quiet words."
 
 
-async def test_a_line_and_its_reply_are_stored_as_scripts_leave_them(
-    ada: Account, chat: str
-) -> None:
+async def test_scripts_change_stored_lines_and_replies(ada: Account, chat: str) -> None:
     await set_scripts(
         ada,
         script("/teh/g", "the", placement=[1]),
@@ -110,9 +106,7 @@ async def test_a_line_and_its_reply_are_stored_as_scripts_leave_them(
     assert view["reply"]["text"] == reply["text"]
 
 
-async def test_a_reply_of_which_scripts_leave_nothing_stays_as_it_is(
-    ada: Account, chat: str
-) -> None:
+async def test_a_reply_that_scripts_empty_stays_unchanged(ada: Account, chat: str) -> None:
     await set_scripts(ada, script("/.*/gs", "", placement=[2]))
 
     events = await ada.turn(chat, text="Hello.")
@@ -120,7 +114,7 @@ async def test_a_reply_of_which_scripts_leave_nothing_stays_as_it_is(
     assert (await ada.messages(chat))[-1]["text"] == text_of(events)
 
 
-async def test_a_line_of_which_scripts_leave_nothing_is_refused(ada: Account, chat: str) -> None:
+async def test_a_line_that_scripts_empty_is_refused(ada: Account, chat: str) -> None:
     await set_scripts(ada, script("/.*/gs", "", placement=[1]))
     before = await ada.messages(chat)
 
@@ -130,7 +124,7 @@ async def test_a_line_of_which_scripts_leave_nothing_is_refused(ada: Account, ch
     assert await ada.messages(chat) == before
 
 
-async def test_what_the_model_gets_is_changed_by_depth_and_counted(ada: Account, chat: str) -> None:
+async def test_scripts_change_prompts_by_depth(ada: Account, chat: str) -> None:
     await ada.turn(chat, text="The first <b>line</b>.")
     plain = await sent(ada, chat, "The <i>last</i> line.")
     await set_scripts(ada, script("/<[^>]{1,20}>/g", "", promptOnly=True, minDepth=1))
@@ -145,7 +139,7 @@ async def test_what_the_model_gets_is_changed_by_depth_and_counted(ada: Account,
     assert (await ada.messages(chat))[-1]["shown"] is None
 
 
-async def test_what_is_shown_is_changed_and_stays_what_it_is(ada: Account, chat: str) -> None:
+async def test_scripts_change_the_view_alone(ada: Account, chat: str) -> None:
     await ada.turn(chat, text="A (whispered) word.")
     await set_scripts(
         ada,
@@ -163,7 +157,7 @@ async def test_what_is_shown_is_changed_and_stays_what_it_is(ada: Account, chat:
     assert "A (whispered) word." in [each["text"] for each in await sent(ada, chat, "Go on.")]
 
 
-async def test_an_edit_is_changed_by_scripts_that_say_so(ada: Account, chat: str) -> None:
+async def test_scripts_can_run_on_edits(ada: Account, chat: str) -> None:
     await ada.turn(chat, text="Hello.")
     line = (await ada.messages(chat))[-2]
     path = f"/messages/{line['id']}"
@@ -174,7 +168,7 @@ async def test_an_edit_is_changed_by_scripts_that_say_so(ada: Account, chat: str
     assert edited["text"] == "A blue cat."
 
 
-async def test_greetings_are_changed_as_replies_are(ada: Account) -> None:
+async def test_scripts_change_greetings(ada: Account) -> None:
     await set_scripts(ada, script("/sea/g", "ocean"), script("/^Gone$/", ""))
     character = await ada.new_character(first_mes="The sea.", alternate_greetings=["Gone"])
     chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
@@ -186,7 +180,7 @@ async def test_greetings_are_changed_as_replies_are(ada: Account) -> None:
     assert [swipe["text"] for swipe in swipes] == ["The ocean.", "Gone"]
 
 
-async def test_lore_is_changed_for_the_model_alone(ada: Account, chat: str) -> None:
+async def test_scripts_change_lore_only_in_prompts(ada: Account, chat: str) -> None:
     book = await ada.post("/lorebooks", {"name": "Coast"}, 201)
     path = f"/lorebooks/{book['id']}"
     entry = {"title": "Reef", "keys": ["reef"], "content": "Sharp [note] rocks."}
@@ -201,7 +195,7 @@ async def test_lore_is_changed_for_the_model_alone(ada: Account, chat: str) -> N
     assert kept["content"] == "Sharp [note] rocks."
 
 
-async def test_a_card_s_scripts_run_once_they_are_allowed_and_anew_once_changed(
+async def test_scripts_of_a_card_need_permission_after_each_change(
     ada: Account,
 ) -> None:
     scripts = [script("/sea/g", "ocean", markdownOnly=True)]
@@ -249,7 +243,7 @@ async def test_a_script_is_tried_on_a_text(ada: Account) -> None:
     ]
 
 
-async def test_the_record_says_which_script_did_not_run(ada: Account, chat: str) -> None:
+async def test_the_record_names_scripts_that_did_not_run(ada: Account, chat: str) -> None:
     await set_scripts(ada, script("/(/", "", scriptName="Broken", promptOnly=True))
 
     context = await ada.post(f"/chats/{chat}/context", {"text": "Hi."})

@@ -40,9 +40,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "STORE_SECONDS", 0.2)
 
 
-async def test_thoughts_that_no_reply_follows_leave_none_and_whoever_comes_back_hears_so(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_thoughts_only_make_no_reply(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     vendor.script(
         stream(chunk(reasoning_content="Let me "), chunk(reasoning_content="see."), Break())
     )
@@ -55,9 +53,7 @@ async def test_thoughts_that_no_reply_follows_leave_none_and_whoever_comes_back_
         assert others(rest)[-1] == others(events)[-1]
 
 
-async def test_a_turn_that_is_stopped_before_a_word_leaves_no_reply(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_an_early_stop_makes_no_reply(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     asked = len(vendor.requests)
     vendor.script(stream(Gate()))
     async with turn_under_way(ada, chat, text="Well?") as (turn_id, events):
@@ -71,9 +67,7 @@ async def test_a_turn_that_is_stopped_before_a_word_leaves_no_reply(
     assert (turn["state"], turn["reply_id"], turn["reply"]) == ("stopped", None, None)
 
 
-async def test_one_reply_that_is_odd_does_not_keep_others_from_being_stored(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_one_bad_reply_blocks_no_other(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     gate = Gate()
     vendor.script(
         stream(chunk(content="\ud83d"), chunk(content="Odd."), gate, chunk("stop"), "[DONE]")
@@ -94,9 +88,7 @@ async def test_one_reply_that_is_odd_does_not_keep_others_from_being_stored(
         assert [event async for event in events][-1].name == "turn.completed"
 
 
-async def test_a_continuation_that_says_nothing_leaves_the_reply_as_it_was(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_empty_text_continues_nothing(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     await ada.turn(chat, text="Well?")
     before = (await ada.messages(chat))[-1]
     url = f"/messages/{before['id']}/context"
@@ -122,9 +114,7 @@ async def test_a_continuation_that_says_nothing_leaves_the_reply_as_it_was(
     assert (await ada.messages(chat))[-1]["text"] == before["text"] + text_of(again)
 
 
-async def test_a_continuation_that_breaks_off_keeps_both_parts(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_a_broken_end_keeps_its_text(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     before = text_of(await ada.turn(chat, text="Well?"))
     vendor.script(stream(chunk(reasoning_content="Hm."), chunk(content=" And"), Break()))
     events = await ada.turn(chat, **{"continue": True})
@@ -135,9 +125,7 @@ async def test_a_continuation_that_breaks_off_keeps_both_parts(
     assert (said(stored), others(stored)) == (said(events), others(events))
 
 
-async def test_thinking_and_speaking_in_turns_is_told_in_that_order_ever_after(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_thoughts_and_text_keep_order(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     vendor.script(
         stream(
             chunk(reasoning_content="One. "),
@@ -159,7 +147,7 @@ async def test_thinking_and_speaking_in_turns_is_told_in_that_order_ever_after(
     assert (line["text"], line["thinking"]) == ("Two. Four.", "One. Three. ")
 
 
-async def test_a_continuation_is_separated_from_its_reply_and_stored_as_it_was_streamed(
+async def test_a_continuation_is_separated_as_streamed(
     ada: Account, chat: str, vendor: OpenAIServer
 ) -> None:
     first = stream(
@@ -194,7 +182,7 @@ async def test_a_continuation_is_separated_from_its_reply_and_stored_as_it_was_s
 @pytest.mark.parametrize(
     ("member", "event"), [("content", "text.delta"), ("reasoning_content", "thinking.delta")]
 )
-async def test_a_reply_without_an_end_is_cut_at_four_times_its_reserve(
+async def test_an_endless_reply_is_cut_at_four_times_its_reserve(
     ada: Account, chat: str, vendor: OpenAIServer, member: str, event: str
 ) -> None:
     vendor.hung_up.clear()
@@ -211,9 +199,7 @@ async def test_a_reply_without_an_end_is_cut_at_four_times_its_reserve(
     assert line["notices"] == [{"kind": "reply_cut", "reason": "length"}]
 
 
-async def test_a_reply_that_comes_as_a_whole_is_cut_in_the_same_way(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_long_answers_are_cut_too(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     body = {"choices": [{"message": {"content": "Word. " * 80_000}, "finish_reason": "stop"}]}
     vendor.script(Answer(body=body))
     events = await ada.turn(chat, text="Well?")
@@ -244,9 +230,7 @@ async def take_checked(ada: Account, chat: str, **body: Any) -> str:
     return text
 
 
-async def test_a_reply_loses_the_label_of_its_speaker(
-    ada: Account, group: str, vendor: OpenAIServer
-) -> None:
+async def test_the_speaker_s_label_is_cut(ada: Account, group: str, vendor: OpenAIServer) -> None:
     vendor.script(reply("Alda", ": Good day."), reply("**Al", "da:** ", "Hm."))
 
     assert await take_checked(ada, group) == "Good day."
@@ -254,7 +238,7 @@ async def test_a_reply_loses_the_label_of_its_speaker(
 
 
 @pytest.mark.parametrize("line", ["{user}: I leave.", "Mags: No.", "**Mags**: No."])
-async def test_a_reply_ends_where_the_user_or_another_character_would_speak(
+async def test_a_reply_ends_before_lines_of_others(
     ada: Account, group: str, vendor: OpenAIServer, line: str
 ) -> None:
     vendor.script(reply("Good day.\n", "\n", f"{line.format(user=ada.name)} ", "More."))
@@ -262,17 +246,13 @@ async def test_a_reply_ends_where_the_user_or_another_character_would_speak(
     assert await take_checked(ada, group) == "Good day."
 
 
-async def test_in_a_chat_of_two_a_reply_ends_where_the_user_would_speak(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_a_reply_ends_before_the_user(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     vendor.script(reply("Good day.\n", f"{ada.name}: I leave."))
 
     assert await take_checked(ada, chat) == "Good day."
 
 
-async def test_the_model_is_hung_up_on_where_another_would_speak(
-    ada: Account, group: str, vendor: OpenAIServer
-) -> None:
+async def test_the_request_is_cancelled(ada: Account, group: str, vendor: OpenAIServer) -> None:
     never = Gate()
     vendor.script(stream(chunk(content="Good day.\nMags: No"), never))
 
@@ -295,17 +275,13 @@ async def test_a_setting_keeps_lines_of_other_speakers(
     assert await take_checked(ada, group) == "Good day."
 
 
-async def test_a_line_that_is_written_for_the_user_has_the_user_s_label(
-    ada: Account, group: str, vendor: OpenAIServer
-) -> None:
+async def test_impersonation_loses_a_label(ada: Account, group: str, vendor: OpenAIServer) -> None:
     vendor.script(reply(f"{ada.name}: I nod.\n", "Alda: Good."))
 
     assert await take_checked(ada, group, impersonate=True) == "I nod."
 
 
-async def test_a_continuation_loses_the_label_and_ends_like_a_reply(
-    ada: Account, group: str, vendor: OpenAIServer
-) -> None:
+async def test_continuations_lose_labels(ada: Account, group: str, vendor: OpenAIServer) -> None:
     vendor.script(reply("Good day."), reply("Alda:", " And good night.\nMags: No."))
     await take_checked(ada, group)
 
@@ -313,7 +289,7 @@ async def test_a_continuation_loses_the_label_and_ends_like_a_reply(
     assert (await ada.messages(group))[-1]["text"] == "Good day. And good night."
 
 
-async def test_a_persona_s_name_is_a_label_and_prose_about_someone_is_none(
+async def test_a_persona_name_is_a_label_only_at_a_start(
     ada: Account, vendor: OpenAIServer
 ) -> None:
     persona = await ada.post("/personas", {"name": "Vex"}, 201)
@@ -324,9 +300,7 @@ async def test_a_persona_s_name_is_a_label_and_prose_about_someone_is_none(
     assert await take_checked(ada, chat) == prose
 
 
-async def test_each_request_of_a_played_turn_is_filtered(
-    ada: Account, vendor: OpenAIServer
-) -> None:
+async def test_each_request_of_a_played_turn_is_cut(ada: Account, vendor: OpenAIServer) -> None:
     alda = (await ada.new_character(name="Alda"))["id"]
     game = await new_game(ada, character_ids=[alda])
     vendor.script(
@@ -340,9 +314,7 @@ async def test_each_request_of_a_played_turn_is_filtered(
     assert (await game.state())["day"] == 2
 
 
-async def test_a_played_turn_ends_where_the_player_would_speak(
-    ada: Account, vendor: OpenAIServer
-) -> None:
+async def test_a_played_turn_ends_before_the_player(ada: Account, vendor: OpenAIServer) -> None:
     game = await new_game(ada)
     vendor.script(
         called(("advance_time", {"days": 1}), text="Night falls."),
@@ -355,9 +327,7 @@ async def test_a_played_turn_ends_where_the_player_would_speak(
     assert events[-1].name == "turn.completed"
 
 
-async def test_only_the_text_of_the_request_is_taken_back_in_a_played_turn(
-    ada: Account, vendor: OpenAIServer
-) -> None:
+async def test_only_text_of_the_last_request_is_reset(ada: Account, vendor: OpenAIServer) -> None:
     game = await new_game(ada)
     vendor.script(
         called(("advance_time", {"days": 1}), text="Night falls."),

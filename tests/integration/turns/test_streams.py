@@ -74,9 +74,7 @@ async def finish(ada: Account, turn_id: str, events: AsyncGenerator[Event]) -> l
 
 
 @pytest.mark.every_database
-async def test_of_many_turns_at_once_each_gets_its_own_reply(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_concurrent_turns_get_their_own_replies(database_url: str, tmp_path: Path) -> None:
     many = rounds(24, 100)
     settings: dict[str, Any] = {"demo_tokens_per_second": 200, "max_turns_per_user": many}
     async with running(database_url, tmp_path, **settings) as server, server.account() as ada:
@@ -96,7 +94,7 @@ async def test_of_many_turns_at_once_each_gets_its_own_reply(
 
 
 @pytest.mark.every_database
-async def test_a_client_that_reads_late_gets_it_all_once(ada: Account) -> None:
+async def test_a_late_client_receives_everything_once(ada: Account) -> None:
     chat = (await ada.new_chat())["id"]
     async with turn_under_way(ada, chat, text="/demo long 100") as (turn_id, events):
         await until(lambda: is_over(ada, turn_id))
@@ -108,9 +106,7 @@ async def test_a_client_that_reads_late_gets_it_all_once(ada: Account) -> None:
 
 @pytest.mark.every_database
 @pytest.mark.parametrize("command", ["", "think", "long 3", "fail", "fail-midway", "silent", "cut"])
-async def test_the_stored_events_of_a_turn_are_those_that_were_streamed(
-    ada: Account, chat: str, command: str
-) -> None:
+async def test_stored_events_equal_streamed_events(ada: Account, chat: str, command: str) -> None:
     live = await ada.turn(chat, text=f"/demo {command}" if command else "Hm.")
     stored = await follow(ada.client, live[0].data["turn_id"])
     assert said(stored) == said(live)
@@ -120,7 +116,7 @@ async def test_the_stored_events_of_a_turn_are_those_that_were_streamed(
     assert others(stored) == expected
 
 
-async def test_a_stopped_turn_keeps_what_was_said_and_can_go_on(ada: Account, chat: str) -> None:
+async def test_a_stopped_turn_keeps_its_text_and_can_continue(ada: Account, chat: str) -> None:
     async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
         heard = await take_words(events, 5)
         heard += await finish(ada, turn_id, events)
@@ -137,7 +133,7 @@ async def test_a_stopped_turn_keeps_what_was_said_and_can_go_on(ada: Account, ch
     assert said(await follow(ada.client, turn_id)) == said(more)
 
 
-async def test_stopping_twice_or_too_late_changes_nothing(ada: Account, chat: str) -> None:
+async def test_a_repeated_or_late_stop_changes_nothing(ada: Account, chat: str) -> None:
     events = await ada.turn(chat, text="/demo long 2")
     before = await ada.get(f"/turns/{events[0].data['turn_id']}")
     assert before["state"] == "completed"
@@ -146,9 +142,7 @@ async def test_stopping_twice_or_too_late_changes_nothing(ada: Account, chat: st
     assert (await ada.get(f"/turns/{before['id']}")) == before
 
 
-async def test_a_turn_whose_reply_was_deleted_can_still_be_looked_at(
-    ada: Account, chat: str
-) -> None:
+async def test_a_turn_outlives_its_reply(ada: Account, chat: str) -> None:
     live = await ada.turn(chat, text="/demo long 3")
     await ada.delete(f"/messages/{live[0].data['reply_id']}", 200)
     turn = await ada.get(f"/turns/{live[0].data['turn_id']}")
@@ -161,9 +155,7 @@ async def test_a_turn_whose_reply_was_deleted_can_still_be_looked_at(
 
 
 @pytest.mark.parametrize("last_id", ["abc", "-1", "1.5", "²", "9" * 5000])
-async def test_a_last_event_id_that_is_none_is_refused(
-    ada: Account, chat: str, last_id: str
-) -> None:
+async def test_an_invalid_last_event_id_is_refused(ada: Account, chat: str, last_id: str) -> None:
     live = await ada.turn(chat, text="/demo long 1")
     answer = await ada.ask(
         "GET",
@@ -173,7 +165,7 @@ async def test_a_last_event_id_that_is_none_is_refused(
     problem(answer, 400, "bad-request")
 
 
-async def test_behind_the_last_event_there_is_nothing(ada: Account, chat: str) -> None:
+async def test_no_event_follows_the_last_one(ada: Account, chat: str) -> None:
     live = await ada.turn(chat, text="/demo long 1")
     turn_id = live[0].data["turn_id"]
     for last_id in (live[-1].id, live[-1].id + 10**12):
@@ -181,9 +173,7 @@ async def test_behind_the_last_event_there_is_nothing(ada: Account, chat: str) -
 
 
 @pytest.mark.every_database
-async def test_while_a_reply_is_written_it_is_not_edited_deleted_or_copied(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_streaming_reply_is_locked(ada: Account, chat: str, server: Running) -> None:
     async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
         heard = await take_words(events, 2)
         greeting, line, reply = await ada.messages(chat)
@@ -204,9 +194,7 @@ async def test_while_a_reply_is_written_it_is_not_edited_deleted_or_copied(
 
 
 @pytest.mark.every_database
-async def test_the_path_may_move_while_a_reply_is_written_elsewhere(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_the_path_can_change_meanwhile(ada: Account, chat: str, server: Running) -> None:
     (greeting,) = await ada.messages(chat)
     async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
         heard = await take_words(events, 2)
@@ -224,9 +212,7 @@ async def test_the_path_may_move_while_a_reply_is_written_elsewhere(
 
 
 @pytest.mark.every_database
-async def test_a_reply_that_is_hidden_while_it_is_written_stays_out_of_the_sums(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_hidden_reply_is_not_counted(ada: Account, chat: str, server: Running) -> None:
     async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
         await take_words(events, 2)
         reply = (await ada.messages(chat))[-1]
@@ -243,9 +229,7 @@ async def stored_text(ada: Account, message_id: str) -> str:
 
 
 @pytest.mark.every_database
-async def test_what_is_stored_of_a_reply_under_way_is_counted(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_partial_replies_are_counted(ada: Account, chat: str, server: Running) -> None:
     """A crash leaves it like this, and nobody can count it then."""
     async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
         await take_words(events, 1)
@@ -266,9 +250,7 @@ async def test_what_is_stored_of_a_reply_under_way_is_counted(
 
 
 @pytest.mark.every_database
-async def test_deleting_a_chat_ends_its_turn_and_leaves_nothing(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_deleting_a_chat_ends_its_turn(ada: Account, chat: str, server: Running) -> None:
     async with turn_under_way(ada, chat, text="/demo long 5000") as (_, events):
         await take_words(events, 2)
         assert (await ada.ask("DELETE", f"/chats/{chat}")).status_code == 204
@@ -282,7 +264,7 @@ async def test_deleting_a_chat_ends_its_turn_and_leaves_nothing(
             assert await session.scalar(query) == 0
 
 
-async def test_replies_are_stored_a_few_at_a_time_and_past_any_that_hang(
+async def test_a_few_replies_are_stored_at_once_without_blocking(
     ada: Account, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = server.parts.turns.runs
@@ -320,7 +302,7 @@ async def test_replies_are_stored_a_few_at_a_time_and_past_any_that_hang(
 
 
 @pytest.mark.every_database
-async def test_a_reply_is_stored_once_the_database_answers_again(
+async def test_a_reply_is_stored_after_a_database_outage(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "RETRY_SECONDS", (0.05,) * 100)
@@ -347,7 +329,7 @@ async def complete_reply(ada: Account, chat: str) -> dict[str, Any] | None:
 
 
 @pytest.mark.every_database
-async def test_a_reply_that_can_not_be_stored_is_told_and_picked_up_by_the_sweep(
+async def test_a_reply_that_cannot_be_stored_is_recovered(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "RETRY_SECONDS", (0.01,))
@@ -373,9 +355,7 @@ async def test_a_reply_that_can_not_be_stored_is_told_and_picked_up_by_the_sweep
 
 
 @pytest.mark.postgres
-async def test_connections_that_break_in_the_middle_of_a_reply_lose_nothing(
-    postgres_url: str, tmp_path: Path
-) -> None:
+async def test_broken_connections_lose_nothing(postgres_url: str, tmp_path: Path) -> None:
     async with (
         running(postgres_url, tmp_path, demo_tokens_per_second=100) as server,
         server.account() as ada,
@@ -398,7 +378,7 @@ async def test_connections_that_break_in_the_middle_of_a_reply_lose_nothing(
         assert (reply["status"], len(reply["text"].split())) == ("complete", 60)
 
 
-async def test_silence_is_filled_with_comments(
+async def test_silence_has_comments(
     ada: Account, chat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "KEEP_ALIVE_SECONDS", 0.05)
@@ -414,7 +394,7 @@ async def test_silence_is_filled_with_comments(
 
 
 @pytest.mark.every_database
-async def test_the_stream_is_marked_so_that_no_proxy_holds_it_back(ada: Account, chat: str) -> None:
+async def test_the_stream_has_headers_against_buffering(ada: Account, chat: str) -> None:
     async with ada.stream(
         "POST", f"/chats/{chat}/turns", json={"text": "/demo long 1"}
     ) as response:
@@ -427,7 +407,7 @@ async def test_the_stream_is_marked_so_that_no_proxy_holds_it_back(ada: Account,
 
 
 @pytest.mark.every_database
-async def test_changes_of_a_tree_and_stores_of_a_reply_never_wait_for_each_other_in_a_ring(
+async def test_tree_changes_and_reply_stores_never_deadlock(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On PostgreSQL a ring of locks would end with an error for one of them."""
@@ -445,7 +425,7 @@ async def test_changes_of_a_tree_and_stores_of_a_reply_never_wait_for_each_other
         await check_tree(server.parts.database, chat)
 
 
-async def test_a_turn_whose_progress_cannot_be_stored_is_named_in_the_log(
+async def test_progress_that_cannot_be_stored_is_logged(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: Any) -> set[UUID]:

@@ -52,7 +52,7 @@ def text_path(message: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("finish", ["stop", "length"])
-async def test_a_reply_of_thoughts_alone_is_kept_and_hidden(
+async def test_a_reply_of_thoughts_is_kept_and_hidden(
     ada: Account, chat: str, vendor: OpenAIServer, server: Running, finish: str
 ) -> None:
     vendor.script(only_thoughts(finish=finish))
@@ -72,9 +72,7 @@ async def test_a_reply_of_thoughts_alone_is_kept_and_hidden(
     await check_tree(server.parts.database, chat)
 
 
-async def test_no_later_prompt_has_an_empty_message(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_no_prompt_has_empty_messages(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     await think(ada, chat, vendor)
     await ada.turn(chat, text="Hello?")
     assert [each["content"] for each in sent(vendor)[-2:]] == ["Well?", "Hello?"]
@@ -85,7 +83,7 @@ async def test_no_later_prompt_has_an_empty_message(
     assert not any("<think>" in each["content"] for each in sent(vendor))
 
 
-async def test_thoughts_become_the_reply_with_all_that_hangs_on_it(
+async def test_thoughts_become_the_reply_in_place(
     ada: Account, chat: str, vendor: OpenAIServer, server: Running
 ) -> None:
     before = await think(ada, chat, vendor)
@@ -103,9 +101,7 @@ async def test_thoughts_become_the_reply_with_all_that_hangs_on_it(
     await ada.get(f"/messages/{message['id']}/context")
 
 
-async def test_thoughts_become_the_reply_without_its_speaker_s_name_and_after_regex_scripts(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_labels_and_scripts_apply_too(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     script = {"findRegex": "waves", "replaceString": "nods", "placement": [2]}
     await ada.put("/me/regex-scripts", {"scripts": [script]})
     author = (await last_message(ada, chat))["author"]
@@ -117,7 +113,7 @@ async def test_thoughts_become_the_reply_without_its_speaker_s_name_and_after_re
     assert message["text"] == "Mags nods."
 
 
-async def test_only_thoughts_without_text_become_the_reply(
+async def test_only_thoughts_without_text_can_become_a_reply(
     ada: Account, chat: str, vendor: OpenAIServer, server: Running
 ) -> None:
     thought = await think(ada, chat, vendor)
@@ -138,7 +134,7 @@ async def test_only_thoughts_without_text_become_the_reply(
         assert [event async for event in events][-1].name == "turn.completed"
 
 
-async def test_a_message_without_text_stays_out_of_prompts_until_it_has_one(
+async def test_a_message_without_text_stays_out_of_prompts(
     ada: Account, chat: str, vendor: OpenAIServer, server: Running
 ) -> None:
     message = await think(ada, chat, vendor)
@@ -151,7 +147,7 @@ async def test_a_message_without_text_stays_out_of_prompts_until_it_has_one(
     await check_tree(server.parts.database, chat)
 
 
-async def test_a_reply_of_thoughts_alone_is_written_again_or_written_on(
+async def test_a_reply_of_thoughts_can_be_swiped_or_continued(
     ada: Account, chat: str, vendor: OpenAIServer, server: Running
 ) -> None:
     first = await think(ada, chat, vendor)
@@ -179,7 +175,7 @@ async def test_a_reply_of_thoughts_alone_is_written_again_or_written_on(
     await check_tree(server.parts.database, chat)
 
 
-async def test_writing_on_that_fails_leaves_the_thoughts(
+async def test_a_failed_continuation_keeps_the_thoughts(
     ada: Account, chat: str, vendor: OpenAIServer, server: Running
 ) -> None:
     first = await think(ada, chat, vendor)
@@ -195,9 +191,7 @@ async def test_writing_on_that_fails_leaves_the_thoughts(
     await check_tree(server.parts.database, chat)
 
 
-async def test_thoughts_are_no_line_of_the_user_s_and_the_error_says_so(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_thoughts_are_not_a_user_line(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     vendor.script(only_thoughts())
 
     events = await ada.turn(chat, impersonate=True)
@@ -206,7 +200,7 @@ async def test_thoughts_are_no_line_of_the_user_s_and_the_error_says_so(
     assert "thoughts" in events[-1].data["detail"]
 
 
-async def test_text_that_turns_out_to_be_thoughts_is_taken_back_and_stored_as_thoughts(
+async def test_text_that_turns_into_thoughts_is_reset(
     ada: Account, chat: str, vendor: OpenAIServer, server: Running
 ) -> None:
     gate = Gate()
@@ -241,9 +235,7 @@ async def test_text_that_turns_out_to_be_thoughts_is_taken_back_and_stored_as_th
     await check_tree(server.parts.database, chat)
 
 
-async def test_taking_back_leaves_what_a_continued_reply_said_before(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_a_reset_keeps_earlier_text(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     vendor.script(reply("Mags waves."))
     await ada.turn(chat, text="Hello!")
     vendor.script(reply("I go on.", "</think>", " And nods."))
@@ -281,17 +273,13 @@ async def last_context(ada: Account, chat: str) -> Any:
     return await ada.get(f"/messages/{reply}/context")
 
 
-async def test_thoughts_are_kept_and_not_sent(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_thoughts_are_not_sent(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     replies = await play_turns(ada, chat, vendor, *map(answer_with_thoughts, range(3)))
 
     assert replies[-2:] == ["Reply 0.", "Reply 1."]
 
 
-async def test_those_of_the_last_replies_are_sent_and_shown_in_the_context(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_recent_thoughts_can_be_sent(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     # The account's setting holds where the chat has none.
     await ada.patch(SETTINGS, {"reasoning_sent": 1})
     replies = await play_turns(ada, chat, vendor, *map(answer_with_thoughts, range(3)))
@@ -312,9 +300,7 @@ async def test_those_of_the_last_replies_are_sent_and_shown_in_the_context(
     assert (await play_turns(ada, chat, vendor, answer_with_thoughts(4)))[-1] == "Reply 3."
 
 
-async def test_a_reply_that_goes_on_has_none_before_it(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_a_continued_reply_has_none(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     await ada.patch(f"/chats/{chat}/settings", {"reasoning_sent": 5})
     await play_turns(ada, chat, vendor, answer_with_thoughts(0), answer_with_thoughts(1))
     vendor.script(answer_with_thoughts(2))
@@ -325,9 +311,7 @@ async def test_a_reply_that_goes_on_has_none_before_it(
     assert not any("Thought 1." in each for each in sent)
 
 
-async def test_thoughts_leave_room_for_what_was_said(
-    ada: Account, chat: str, vendor: OpenAIServer
-) -> None:
+async def test_thoughts_leave_room_for_text(ada: Account, chat: str, vendor: OpenAIServer) -> None:
     wanted = {"reasoning_sent": 50, "budgets": {"total": 4096, "reply_reserve": 512}}
     await ada.patch(f"/chats/{chat}/settings", wanted)
     long = "So it may be. " * 120  # some 500 tokens

@@ -81,9 +81,7 @@ async def check_counts(server: Running, ada: Account, chat: str) -> list[Message
     return rows
 
 
-async def test_a_line_counts_as_it_is_sent_with_what_a_message_costs_beside_it(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_a_line_counts_as_it_is_sent(ada: Account, chat: str, server: Running) -> None:
     await ada.turn(chat, text="Grüß Gott! 你好 👋🏽")
     await ada.turn(chat, regenerate_of=(await ada.messages(chat))[-1]["id"])
     await ada.turn(chat, **{"continue": True})
@@ -98,9 +96,7 @@ async def test_a_line_counts_as_it_is_sent_with_what_a_message_costs_beside_it(
 
 
 @pytest.mark.every_database
-async def test_the_totals_are_those_of_the_prompt_that_was_sent(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_totals_match_the_sent_prompt(ada: Account, chat: str, server: Running) -> None:
     await seed(server, ada, chat, [f"{n}: {PROSE}" for n in range(30)])
     await settings(ada, chat, budgets={"history": 500}, authors_note={"text": "It rains."})
     context = await preview(ada, chat)
@@ -111,9 +107,7 @@ async def test_the_totals_are_those_of_the_prompt_that_was_sent(
 
 
 @pytest.mark.every_database
-async def test_moving_to_another_vocabulary_scales_at_once_and_counts_anew_afterwards(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_another_tokenizer_recounts(ada: Account, chat: str, server: Running) -> None:
     lines = await seed(server, ada, chat, [f"{n}: {PROSE * 3}" for n in range(60)])
     in_demo = {row.id: row.tokens for row in await check_counts(server, ada, chat)}
     await settings(ada, chat, model=GEMINI, budgets={"history": 1000})
@@ -141,9 +135,7 @@ async def test_moving_to_another_vocabulary_scales_at_once_and_counts_anew_after
 
 
 @pytest.mark.every_database
-async def test_counts_that_were_made_once_are_used_again(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_stored_counts_are_reused(ada: Account, chat: str, server: Running) -> None:
     """They are told from fresh ones by being wrong."""
     (greeting,) = await stored_lines(server, chat)
     wrong = {"o200k_base": greeting.tokens, "gemma3": 77}
@@ -157,16 +149,14 @@ async def test_counts_that_were_made_once_are_used_again(
     await check_tree(server.parts.database, chat)
 
 
-async def test_showing_names_counts_them(ada: Account, chat: str, server: Running) -> None:
+async def test_names_are_counted_if_shown(ada: Account, chat: str, server: Running) -> None:
     await settings(ada, chat, names=True)
     await ada.turn(chat, text="Well?")
     await until(lambda: is_counted_in(server, chat, "o200k_base+names"))
     await check_counts(server, ada, chat)
 
 
-async def test_a_line_hidden_while_counts_are_made_anew_stays_out_of_the_sums(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_hidden_lines_are_not_summed(ada: Account, chat: str, server: Running) -> None:
     lines = await seed(server, ada, chat, [f"{n}: {PROSE}" for n in range(300)])
     await settings(ada, chat, model=GEMINI)
     await ada.turn(chat, text="Well?")
@@ -177,7 +167,7 @@ async def test_a_line_hidden_while_counts_are_made_anew_stays_out_of_the_sums(
     assert sum(row.hidden for row in rows) == 5
 
 
-async def test_what_changes_between_the_prompt_and_the_line_does_not_spoil_the_sums(
+async def test_a_change_before_storing_keeps_the_sums_right(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (greeting,) = await ada.messages(chat)
@@ -194,7 +184,7 @@ async def test_what_changes_between_the_prompt_and_the_line_does_not_spoil_the_s
     await check_counts(server, ada, chat)
 
 
-async def test_counts_made_anew_between_the_prompt_and_the_line_are_those_that_hold(
+async def test_a_recount_before_storing_builds_the_prompt_again(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: then the prompt is built again, and goes on from the new counts."""
@@ -217,9 +207,7 @@ async def test_counts_made_anew_between_the_prompt_and_the_line_are_those_that_h
 
 
 @pytest.mark.every_database
-async def test_moving_back_at_once_while_counts_are_made_anew_loses_nothing(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_fast_changes_lose_nothing(ada: Account, chat: str, server: Running) -> None:
     await seed(server, ada, chat, [f"{n}: {PROSE}" for n in range(300)])
     for model in (GEMINI, "demo", GEMINI, None, GEMINI):
         await settings(ada, chat, model=model)
@@ -231,7 +219,7 @@ async def test_moving_back_at_once_while_counts_are_made_anew_loses_nothing(
 
 
 @pytest.mark.every_database
-async def test_the_budget_comes_to_keep_to_what_the_provider_counts(
+async def test_the_budget_follows_the_counts_of_the_provider(
     ada: Account,
     chat: str,
     server: Running,
@@ -281,9 +269,7 @@ async def test_each_text_is_counted_in_its_place(ada: Account) -> None:
     assert (await count_tokens(ada))["counts"] == []
 
 
-async def test_counts_are_scaled_by_what_the_model_is_known_to_make_of_them(
-    server: Running, ada: Account
-) -> None:
+async def test_counts_are_scaled_by_the_learned_ratio(server: Running, ada: Account) -> None:
     plain = (await count_tokens(ada, PROSE * 10, model="demo"))["counts"][0]
     user_id, model = UUID(ada.user["id"]), f"demo {best_tokenizer('o200k_base')}"
     async with server.parts.database.write() as session:
@@ -296,19 +282,19 @@ async def test_counts_are_scaled_by_what_the_model_is_known_to_make_of_them(
             await session.delete(await session.get_one(TokenRatio, (user_id, model)))
 
 
-async def test_a_model_that_there_is_not_is_refused(ada: Account) -> None:
+async def test_an_unknown_model_is_refused(ada: Account) -> None:
     body = {"texts": [PROSE], "model": "gemini/none"}
     assert problem(await ada.ask("POST", TOKENS, json=body), 422, "unknown-model")["models"]
 
 
-async def test_more_texts_or_longer_ones_than_forms_have_are_refused(ada: Account) -> None:
+async def test_too_many_or_too_long_texts_are_refused(ada: Account) -> None:
     for texts in (["a"] * 101, ["a" * 200_001]):
         problem(await ada.ask("POST", TOKENS, json={"texts": texts}), 422, "validation-failed")
     body = {"texts": ["a " * 100_000] * 22}
     problem(await ada.ask("POST", TOKENS, json=body), 413, "too-large")
 
 
-async def test_a_key_that_may_only_read_may_count(server: Running, ada: Account) -> None:
+async def test_a_read_only_key_may_count(server: Running, ada: Account) -> None:
     key = {"label": "a script", "scope": "read"}
     token = (await ada.post("/api-keys", key, 201))["token"]
     async with server.program(token) as client:
@@ -359,9 +345,7 @@ async def read_ratio(own_database: Database, user_id: UUID) -> float:
         return await ratios.RatioCache().get(session, user_id, SPEC, TOKENIZER)
 
 
-async def test_a_hostile_user_changes_their_own_ratio_alone(
-    own_database: Database, users: list[UUID]
-) -> None:
+async def test_a_user_changes_only_the_own_ratio(own_database: Database, users: list[UUID]) -> None:
     ada, ben, hostile, new = users[:4]
     await report_ratio(own_database, ada, 1.1)
     before = await read_ratio(own_database, ada), await read_ratio(own_database, ben)
@@ -373,9 +357,7 @@ async def test_a_hostile_user_changes_their_own_ratio_alone(
     assert await read_ratio(own_database, hostile) > 2
 
 
-async def test_who_has_no_ratio_gets_the_median_of_the_others_within_bounds(
-    own_database: Database, users: list[UUID]
-) -> None:
+async def test_a_new_user_gets_the_median(own_database: Database, users: list[UUID]) -> None:
     ada, ben, cleo, hostile, new = users
     for user_id, ratio in ((ada, 1.1), (ben, 1.15), (cleo, 1.2)):
         await report_ratio(own_database, user_id, ratio)
@@ -391,7 +373,9 @@ async def test_who_has_no_ratio_gets_the_median_of_the_others_within_bounds(
     assert await read_ratio(own_database, new) == SHARED_BOUNDS[1]
 
 
-async def test_ratios_go_with_their_user(own_database: Database, own_server: Running) -> None:
+async def test_ratios_are_deleted_with_their_user(
+    own_database: Database, own_server: Running
+) -> None:
     async with own_server.account("Ada") as ada:
         user_id = UUID(ada.user["id"])
         await report_ratio(own_database, user_id, 1.1)

@@ -99,7 +99,7 @@ async def support_of(account: Account, chat: str) -> str:
 
 
 @pytest.mark.parametrize(("support", "refusals"), [("native", 0), ("structured", 1), ("fenced", 2)])
-async def test_a_turn_is_played_in_every_way(
+async def test_a_turn_works_in_every_way(
     script: Script, support: ToolSupport, refusals: int
 ) -> None:
     game = script.game
@@ -122,7 +122,7 @@ async def test_a_turn_is_played_in_every_way(
 
 
 @pytest.mark.parametrize("script", ["gemini"], indirect=True)
-async def test_gemini_s_signature_outlives_the_wait(script: Script) -> None:
+async def test_gemini_s_signature_survives_the_wait(script: Script) -> None:
     script.server.script(script.says("native", "A fork.", QUESTION))
     events = await script.game.say()
 
@@ -135,7 +135,7 @@ async def test_gemini_s_signature_outlives_the_wait(script: Script) -> None:
 
 @pytest.mark.parametrize(("support", "refusals"), [("structured", 1), ("fenced", 2)])
 @pytest.mark.parametrize("thoughts", ["I plan.</think>", "<think>I plan.</think>"])
-async def test_thoughts_may_come_before_calls_that_are_written_into_the_text(
+async def test_thoughts_can_precede_written_calls(
     script: Script, support: ToolSupport, refusals: int, thoughts: str
 ) -> None:
     answer = written(support, "Night falls.", ("advance_time", {"days": 1}), FINISH)
@@ -150,9 +150,7 @@ async def test_thoughts_may_come_before_calls_that_are_written_into_the_text(
 
 
 @pytest.mark.parametrize("support", ["structured", "fenced"])
-async def test_broken_calls_are_answered_and_the_turn_goes_on(
-    script: Script, support: ToolSupport
-) -> None:
+async def test_broken_calls_do_not_end_the_turn(script: Script, support: ToolSupport) -> None:
     broken = '{"narration": "A fork.", "calls": [{"tool": "advance_time", "argum'
     if support == "fenced":
         broken = 'A fork.\n```tools\n[{"tool": "advance_time", "argum\n```'
@@ -235,9 +233,7 @@ def bodies_of(vendor: OpenAIServer) -> list[Any]:
     return [request.body for request in vendor.requests]
 
 
-async def test_a_model_is_asked_once_for_the_calls_of_what_it_has_told(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_a_model_is_asked_once_for_its_calls(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(reply(TOLD), reply(block(HIT, HARDER, FINISH)))
 
     events = await game.say()
@@ -262,9 +258,7 @@ async def test_a_model_is_asked_once_for_the_calls_of_what_it_has_told(
     assert (await game.account.messages(game.chat))[-1]["text"] == TOLD
 
 
-async def test_a_model_that_writes_calls_then_is_asked_for_them_in_this_way(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_written_calls_are_requested_from_then_on(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(reply(TOLD), reply(block(FINISH)))
     await game.say()
     vendor.script(reply(f"It hits.\n\n{block(HIT, FINISH)}"))
@@ -278,7 +272,7 @@ async def test_a_model_that_writes_calls_then_is_asked_for_them_in_this_way(
     assert await support_of_model(game.account) == "fenced"
 
 
-async def test_a_risky_action_is_played_by_a_model_that_writes_blocks_alone(ada: Account) -> None:
+async def test_a_model_that_writes_blocks_plays_a_risky_action(ada: Account) -> None:
     async with BlockWritingGameMaster() as master:
         master.likes_danger = 1.0
         await provide(ada, master)
@@ -300,9 +294,7 @@ async def test_a_risky_action_is_played_by_a_model_that_writes_blocks_alone(ada:
         assert await support_of_model(ada) == "fenced"
 
 
-async def test_a_model_that_writes_none_is_not_asked_again(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_a_model_without_calls_is_not_asked_again(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(reply(TOLD), reply("I hit Anna for 3 hit_points."))
 
     events = await game.say()
@@ -329,9 +321,7 @@ async def test_a_model_that_writes_none_is_not_asked_again(
         block(HIT).replace('"}}]', '"}},]'),
     ],
 )
-async def test_calls_are_found_in_other_forms(
-    game: Game, vendor: OpenAIServer, answer: str
-) -> None:
+async def test_other_formats_are_read(game: Game, vendor: OpenAIServer, answer: str) -> None:
     vendor.script(reply(TOLD), reply(answer))
 
     await game.say()
@@ -340,9 +330,7 @@ async def test_calls_are_found_in_other_forms(
     assert await support_of_model(game.account) == "fenced"
 
 
-async def test_a_change_of_mood_leaves_the_text_and_asks_nothing(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_a_change_of_mood_keeps_the_text(game: Game, vendor: OpenAIServer) -> None:
     attack = {"attacker": "Anna", "target": "Anna", "ability": "strength", "damage": "1d4"}
     calls: list[Any] = [("start_combat", {}), ("attack", attack), FINISH, HIT]
     vendor.script(reply(TOLD), reply(block(QUESTION, *calls)))
@@ -357,9 +345,7 @@ async def test_a_change_of_mood_leaves_the_text_and_asks_nothing(
     assert named(events, "mood.changed")[0]["mood"] == "combat"
 
 
-async def test_a_model_that_has_called_natively_is_not_doubted(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_native_calls_are_remembered(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(called(FINISH, text="It begins."))
     await game.say()
     vendor.script(reply(TOLD))
@@ -371,9 +357,7 @@ async def test_a_model_that_has_called_natively_is_not_doubted(
     assert await support_of_model(game.account) == "native"
 
 
-async def test_in_freeform_a_turn_without_calls_is_normal(
-    ada: Account, vendor: OpenAIServer
-) -> None:
+async def test_freeform_turns_need_no_calls(ada: Account, vendor: OpenAIServer) -> None:
     await provide(ada, vendor)
     game = await fight(ada, rules="freeform")
     vendor.script(reply(TOLD))
@@ -386,7 +370,7 @@ async def test_in_freeform_a_turn_without_calls_is_normal(
 
 
 @pytest.mark.parametrize("setting", ["native", "structured", "fenced", "none"])
-async def test_a_users_setting_wins(ada: Account, vendor: OpenAIServer, setting: str) -> None:
+async def test_the_user_s_setting_wins(ada: Account, vendor: OpenAIServer, setting: str) -> None:
     await provide(ada, vendor, tool_support=setting)
     game = await fight(ada)
     answer = json.dumps({"narration": TOLD, "calls": []}) if setting == "structured" else TOLD
@@ -403,9 +387,7 @@ async def test_a_users_setting_wins(ada: Account, vendor: OpenAIServer, setting:
     assert await support_of_model(ada) == setting
 
 
-async def test_a_refusal_of_a_users_setting_is_not_remembered(
-    ada: Account, vendor: OpenAIServer
-) -> None:
+async def test_a_refused_setting_is_not_learned(ada: Account, vendor: OpenAIServer) -> None:
     await provide(ada, vendor, tool_support="native")
     game = await fight(ada)
     answer = json.dumps({"narration": TOLD, "calls": []})
@@ -424,7 +406,7 @@ async def test_a_refusal_of_a_users_setting_is_not_remembered(
     ],
     ids=["the reply was cut off", "the server fails", "the block was cut off"],
 )
-async def test_what_shows_nothing_is_not_remembered(
+async def test_unclear_answers_teach_nothing(
     game: Game, vendor: OpenAIServer, answers: tuple[Answer, ...]
 ) -> None:
     vendor.script(*answers)
@@ -437,9 +419,7 @@ async def test_what_shows_nothing_is_not_remembered(
     assert await support_of_model(game.account) == "native"
 
 
-async def test_a_short_limit_of_replies_leaves_room_for_the_block(
-    game: Game, vendor: OpenAIServer
-) -> None:
+async def test_a_short_reply_limit_leaves_room_for_calls(game: Game, vendor: OpenAIServer) -> None:
     settings = f"/chats/{game.chat}/settings"
     body = {"sampling": {"max_output_tokens": 60, "start_reply_with": "Hm"}}
     await game.account.patch(settings, body)
@@ -453,7 +433,7 @@ async def test_a_short_limit_of_replies_leaves_room_for_the_block(
     assert asked["messages"][-1]["role"] == "user"
 
 
-async def test_in_a_small_window_the_history_stays_out(ada: Account, vendor: OpenAIServer) -> None:
+async def test_a_small_window_has_no_history(ada: Account, vendor: OpenAIServer) -> None:
     await provide(ada, vendor, context_window=4_096)
     game = await fight(ada, rules="freeform")
     for number in range(6):
@@ -502,7 +482,7 @@ async def play_once(account: Account, vendor: OpenAIServer, *answers: Answer) ->
         ),
     ],
 )
-async def test_it_is_remembered_over_a_restart_until_the_provider_is_tested(
+async def test_the_way_is_remembered_until_the_provider_is_tested(
     sqlite_url: str,
     tmp_path: Path,
     vendor: OpenAIServer,
@@ -521,7 +501,7 @@ async def test_it_is_remembered_over_a_restart_until_the_provider_is_tested(
         assert await support_of_model(ada) == "native"
 
 
-async def test_it_is_remembered_of_a_provider_that_was_renamed(
+async def test_renaming_keeps_the_way(
     sqlite_url: str, tmp_path: Path, vendor: OpenAIServer
 ) -> None:
     async with running(sqlite_url, tmp_path) as server, server.account("Ada") as ada:
@@ -535,9 +515,7 @@ async def test_it_is_remembered_of_a_provider_that_was_renamed(
         assert await support_of_model(ada) == "fenced"
 
 
-async def test_testing_a_provider_forgets_what_this_process_has_learned(
-    ada: Account, vendor: OpenAIServer
-) -> None:
+async def test_testing_a_provider_resets_the_way(ada: Account, vendor: OpenAIServer) -> None:
     game = await play_once(ada, vendor, reply(TOLD), reply("No."))
     assert await support_of_model(ada) == "none"
     (provider,) = (
@@ -597,7 +575,7 @@ FRAGMENTS = [
 
 
 @pytest.mark.parametrize("chunks", FRAGMENTS)
-async def test_parallel_calls_are_each_one_call_and_go_back_with_their_results(
+async def test_parallel_calls_are_separate(
     game: Game, vendor: OpenAIServer, chunks: list[dict[str, Any]]
 ) -> None:
     vendor.script(stream(*chunks, chunk("tool_calls"), "[DONE]"), reply(TOLD))

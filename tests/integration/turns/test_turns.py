@@ -43,9 +43,7 @@ async def chat(ada: Account) -> str:
     return str(opened["id"])
 
 
-async def test_a_turn_streams_every_event_in_order_and_stores_both_lines(
-    ada: Account, chat: str
-) -> None:
+async def test_a_turn_streams_its_events_and_stores_both_lines(ada: Account, chat: str) -> None:
     events = await ada.turn(chat, text="Hello there.")
     names = [event.name for event in events]
     assert names[:2] == ["turn.started", "context.ready"]
@@ -61,7 +59,7 @@ async def test_a_turn_streams_every_event_in_order_and_stores_both_lines(
     assert events[-2].data["message_id"] == lines[2]["id"]
 
 
-async def test_accept_json_answers_with_the_turn_once_it_is_over(ada: Account, chat: str) -> None:
+async def test_accept_json_returns_the_finished_turn(ada: Account, chat: str) -> None:
     answer = await ada.ask(
         "POST", f"/chats/{chat}/turns", json={"text": "Hi."}, headers={"Accept": "application/json"}
     )
@@ -71,7 +69,7 @@ async def test_accept_json_answers_with_the_turn_once_it_is_over(ada: Account, c
     assert turn["usage"]["model"] == "demo"
 
 
-async def test_a_client_that_comes_back_gets_what_it_missed(ada: Account, chat: str) -> None:
+async def test_a_returning_client_receives_missed_events(ada: Account, chat: str) -> None:
     events = await ada.turn(chat, text="Tell me more.")
     turn_id = events[0].data["turn_id"]
     for index in (0, 1, len(events) // 2, len(events) - 2, len(events) - 1):
@@ -84,9 +82,7 @@ async def test_a_client_that_comes_back_gets_what_it_missed(ada: Account, chat: 
             assert rest[-1].name == "turn.completed"
 
 
-async def test_hanging_up_mid_reply_still_stores_what_was_said(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_a_disconnect_does_not_stop_the_reply(database_url: str, tmp_path: Path) -> None:
     async with (
         running(database_url, tmp_path, demo_tokens_per_second=100) as server,
         server.account() as ada,
@@ -108,9 +104,7 @@ async def test_hanging_up_mid_reply_still_stores_what_was_said(
         assert len(reply["text"].split()) >= 60
 
 
-async def test_a_second_turn_in_a_chat_is_refused_while_one_runs(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_a_chat_has_one_running_turn(database_url: str, tmp_path: Path) -> None:
     async with (
         running(database_url, tmp_path, demo_tokens_per_second=20) as server,
         server.account() as ada,
@@ -136,9 +130,7 @@ async def test_a_second_turn_in_a_chat_is_refused_while_one_runs(
         assert [line["text"] for line in lines if line["role"] == "user"] == ["/demo long 100"]
 
 
-async def test_the_same_turn_id_gives_the_same_turn_and_no_second_message(
-    ada: Account, chat: str
-) -> None:
+async def test_a_repeated_turn_id_returns_the_same_turn(ada: Account, chat: str) -> None:
     turn_id = str(uuid4())
     first, second = await asyncio.gather(
         ada.turn(chat, text="Once.", turn_id=turn_id), ada.turn(chat, text="Once.", turn_id=turn_id)
@@ -152,7 +144,7 @@ async def test_the_same_turn_id_gives_the_same_turn_and_no_second_message(
     problem(reused, 409, "turn-id-reused")
 
 
-async def test_regenerating_adds_a_swipe_with_the_same_prompt(ada: Account, chat: str) -> None:
+async def test_a_regenerated_reply_has_the_same_prompt(ada: Account, chat: str) -> None:
     events = await ada.turn(chat, text="Who are you?")
     first = events[0].data["reply_id"]
     again = await ada.turn(chat, regenerate_of=first)
@@ -165,7 +157,7 @@ async def test_regenerating_adds_a_swipe_with_the_same_prompt(ada: Account, chat
     assert contexts[0]["prompt"] == contexts[1]["prompt"]
 
 
-async def test_continuing_adds_to_the_last_reply(ada: Account, chat: str) -> None:
+async def test_continuing_extends_the_last_reply(ada: Account, chat: str) -> None:
     before = text_of(await ada.turn(chat, text="Go on."))
     more = text_of(await ada.turn(chat, **{"continue": True}))
     line = (await ada.messages(chat))[-1]
@@ -175,9 +167,7 @@ async def test_continuing_adds_to_the_last_reply(ada: Account, chat: str) -> Non
     assert context["prompt"][-2]["text"] == before
 
 
-async def test_impersonating_writes_the_users_line_and_stores_nothing(
-    ada: Account, chat: str
-) -> None:
+async def test_impersonating_stores_nothing(ada: Account, chat: str) -> None:
     events = await ada.turn(chat, impersonate=True)
     assert text_of(events)
     assert "message.saved" not in {event.name for event in events}
@@ -199,9 +189,7 @@ async def test_suggestions_are_two_to_four_lines(ada: Account, chat: str) -> Non
         ("rate-limit", "model-rate-limited"),
     ],
 )
-async def test_a_model_that_fails_before_a_word_leaves_the_users_line_alone(
-    ada: Account, chat: str, command: str, slug: str
-) -> None:
+async def test_a_failed_model_keeps_line(ada: Account, chat: str, command: str, slug: str) -> None:
     events = await ada.turn(chat, text=f"/demo {command}")
     assert events[-1].name == "turn.failed"
     assert events[-1].data["type"] == f"urn:talekeeper:problem:{slug}"
@@ -211,7 +199,7 @@ async def test_a_model_that_fails_before_a_word_leaves_the_users_line_alone(
     assert answered[0].data["user_message_id"] == lines[-1]["id"]
 
 
-async def test_a_model_that_breaks_off_leaves_what_it_said(ada: Account, chat: str) -> None:
+async def test_a_broken_reply_keeps_its_text(ada: Account, chat: str) -> None:
     events = await ada.turn(chat, text="/demo cut")
     assert events[-1].name == "turn.failed"
     line = (await ada.messages(chat))[-1]
@@ -219,7 +207,7 @@ async def test_a_model_that_breaks_off_leaves_what_it_said(ada: Account, chat: s
     assert line["text"] == text_of(events) != ""
 
 
-async def test_thinking_is_streamed_and_stored_apart(ada: Account, chat: str) -> None:
+async def test_thinking_is_streamed_and_stored_separately(ada: Account, chat: str) -> None:
     events = await ada.turn(chat, text="/demo think")
     thoughts = "".join(e.data["text"] for e in events if e.name == "thinking.delta")
     line = (await ada.messages(chat))[-1]
@@ -228,9 +216,7 @@ async def test_thinking_is_streamed_and_stored_apart(ada: Account, chat: str) ->
     assert line["text"] == text_of(events)
 
 
-async def test_a_line_that_does_not_fit_is_itemised_and_nothing_is_stored(
-    ada: Account, chat: str
-) -> None:
+async def test_a_line_that_does_not_fit_is_itemised(ada: Account, chat: str) -> None:
     settings = {"budgets": {"total": 2048, "reply_reserve": 1024}}
     await ada.patch(f"/chats/{chat}/settings", settings)
     answer = await ada.ask("POST", f"/chats/{chat}/turns", json={"text": "many words " * 2000})
@@ -263,7 +249,7 @@ async def test_the_difference_names_what_changed_since_the_previous_prompt(
     assert difference["shared_prefix"] == 3
 
 
-async def test_nothing_to_answer_says_what_could_be_sent(ada: Account, chat: str) -> None:
+async def test_empty_turns_are_refused_with_their_reason(ada: Account, chat: str) -> None:
     answer = await ada.ask("POST", f"/chats/{chat}/turns", json={})
     problem(answer, 422, "nothing-to-answer")
     both = await ada.ask("POST", f"/chats/{chat}/turns", json={"text": "a", "impersonate": True})
@@ -292,9 +278,7 @@ async def test_turns_are_listed_newest_first_in_pages(ada: Account, chat: str) -
 
 
 @pytest.mark.every_database
-async def test_a_turn_with_an_id_of_the_clients_has_its_place_by_time(
-    ada: Account, chat: str
-) -> None:
+async def test_a_client_turn_id_is_listed_by_time(ada: Account, chat: str) -> None:
     low = "00000000-0000-4000-8000-000000000000"
     before = (await ada.turn(chat, text="One."))[0].data["turn_id"]
     await ada.turn(chat, text="Two.", turn_id=low)
@@ -305,7 +289,7 @@ async def test_a_turn_with_an_id_of_the_clients_has_its_place_by_time(
 
 
 @pytest.mark.every_database
-async def test_the_turn_that_runs_is_found_by_its_state(database_url: str, tmp_path: Path) -> None:
+async def test_the_running_turn_is_found_by_its_state(database_url: str, tmp_path: Path) -> None:
     async with (
         running(database_url, tmp_path, demo_tokens_per_second=50) as server,
         server.account() as ada,
@@ -321,16 +305,14 @@ async def test_the_turn_that_runs_is_found_by_its_state(database_url: str, tmp_p
         assert [turn["id"] for turn in cut] == [turn_id]
 
 
-async def test_a_turn_that_failed_says_why(ada: Account, chat: str) -> None:
+async def test_a_failed_turn_shows_its_problem(ada: Account, chat: str) -> None:
     await ada.turn(chat, text="/demo fail")
     newest = (await list_turns(ada, chat, limit=1))["items"][0]
     assert newest["state"] == "failed"
     assert newest["problem"]["type"].startswith("urn:talekeeper:problem:")
 
 
-async def test_turns_of_somebody_elses_chat_do_not_exist(
-    ada: Account, chat: str, server: Running
-) -> None:
+async def test_turns_of_other_users_are_hidden(ada: Account, chat: str, server: Running) -> None:
     turn = (await ada.turn(chat, text="Hello."))[0].data["turn_id"]
     async with server.account(f"bo-of-{ada.name}") as bo:
         problem(await bo.ask("GET", f"/chats/{chat}/turns"), 404, "chat-not-found")
@@ -339,6 +321,6 @@ async def test_turns_of_somebody_elses_chat_do_not_exist(
 
 
 @pytest.mark.parametrize("query", [{"limit": 0}, {"limit": 501}, {"state": "odd"}])
-async def test_odd_questions_are_refused(ada: Account, chat: str, query: dict[str, Any]) -> None:
+async def test_invalid_queries_are_refused(ada: Account, chat: str, query: dict[str, Any]) -> None:
     answer = await ada.ask("GET", f"/chats/{chat}/turns", params=query)
     problem(answer, 422, "validation-failed")

@@ -103,9 +103,7 @@ async def test_cached_tokens_have_their_own_price_and_models_are_added_up(
     assert one["cost"]["amount"] == pytest.approx((2 * 400 + 0.5 * 600 + 8 * 100) / 1e6)
 
 
-async def test_a_reply_that_nobody_counted_is_told_as_that_and_not_as_nothing(
-    ada: Account, model: OpenAIServer
-) -> None:
+async def test_a_reply_without_usage_is_unreported(ada: Account, model: OpenAIServer) -> None:
     chat = str((await ada.new_chat())["id"])
     model.script(stream(chunk(content="Yes."), chunk("stop"), DONE))
     reply_id = (await ada.turn(chat, text="Is it so?"))[0].data["reply_id"]
@@ -118,7 +116,7 @@ async def test_a_reply_that_nobody_counted_is_told_as_that_and_not_as_nothing(
     assert (seen["turns"], seen["unreported"], seen["prompt_tokens"]) == (1, 1, 100)
 
 
-async def test_nobody_else_sees_it(server: Running, ada: Account) -> None:
+async def test_usage_is_private(server: Running, ada: Account) -> None:
     chat = str((await ada.new_chat())["id"])
     async with server.account() as bob:
         path = f"/chats/{chat}/usage"
@@ -127,9 +125,7 @@ async def test_nobody_else_sees_it(server: Running, ada: Account) -> None:
         assert (await usage_of(bob, own, reply_id=str(new_id())))["turns"] == 0
 
 
-async def test_suggestions_cost_what_they_took_and_leave_the_agent_its_day(
-    ada: Account, model: OpenAIServer
-) -> None:
+async def test_suggestions_have_costs_but_no_quota(ada: Account, model: OpenAIServer) -> None:
     chat = str((await ada.new_chat())["id"])
     path = f"/chats/{chat}"
     model.script(reply('{"lines": ["I run."]}', used=usage(900, 30)))
@@ -144,7 +140,7 @@ async def test_suggestions_cost_what_they_took_and_leave_the_agent_its_day(
     problem(undone, 409, "nothing-to-undo")
 
 
-async def test_suggestions_are_paid_for_if_the_chat_is_deleted_while_the_model_works(
+async def test_suggestions_of_a_deleted_chat_are_paid_for(
     ada: Account, model: OpenAIServer
 ) -> None:
     chat, gate = str((await ada.new_chat())["id"]), Gate()

@@ -53,9 +53,7 @@ async def row_of(server: Running, turn_id: str) -> Turn:
 
 
 class TestMeanwhile:
-    async def test_no_other_turn_begins_and_the_refusal_says_what_is_waited_for(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_refuses_other_turns(self, game: Game, vendor: OpenAIServer) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
         answer = (await game.account.messages(game.chat))[-1]
         for body in (
@@ -76,9 +74,7 @@ class TestMeanwhile:
         preview = await game.account.get(f"/chats/{game.chat}/context?text=Well")
         assert "A fork." not in str(preview)
 
-    async def test_its_reply_is_kept_as_one_that_is_being_written(
-        self, game: Game, vendor: OpenAIServer, server: Running
-    ) -> None:
+    async def test_locks_its_reply(self, game: Game, vendor: OpenAIServer, server: Running) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
         [line, answer] = await game.account.messages(game.chat)
         messages = "/messages"
@@ -98,7 +94,7 @@ class TestMeanwhile:
         await game.choose(turn_id, "1.1")
         assert (await game.turn(turn_id))["state"] == "completed"
 
-    async def test_on_another_branch_it_waits_until_its_own_is_active_again(
+    async def test_waits_for_its_branch(
         self, game: Game, vendor: OpenAIServer, server: Running
     ) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
@@ -114,9 +110,7 @@ class TestMeanwhile:
         assert (await game.state())["day"] == 2
         await check_tree(server.parts.database, game.chat)
 
-    async def test_a_chat_that_left_its_campaign_can_only_give_the_turn_up(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_needs_its_campaign(self, game: Game, vendor: OpenAIServer) -> None:
         turn_id = await game.wait_for_choice(vendor)
         chat = f"/chats/{game.chat}"
         await game.account.patch(chat, {"campaign_id": None})
@@ -125,7 +119,7 @@ class TestMeanwhile:
         assert (await game.account.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
         assert (await game.say("And now?"))[-1].name == "turn.completed"
 
-    async def test_deleting_the_chat_leaves_nothing_of_it(
+    async def test_goes_with_its_chat(
         self, game: Game, vendor: OpenAIServer, server: Running
     ) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
@@ -134,9 +128,7 @@ class TestMeanwhile:
         async with server.parts.database.read() as session:
             assert await session.get(Turn, UUID(turn_id)) is None
 
-    async def test_nothing_of_it_can_be_read_in_the_database(
-        self, game: Game, vendor: OpenAIServer, server: Running
-    ) -> None:
+    async def test_it_is_sealed(self, game: Game, vendor: OpenAIServer, server: Running) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
         async with server.parts.database.read() as session:
             row = (
@@ -155,9 +147,7 @@ class TestMeanwhile:
 
 
 class TestStopping:
-    async def test_gives_the_turn_up_with_the_campaign_as_it_was(
-        self, game: Game, vendor: OpenAIServer, server: Running
-    ) -> None:
+    async def test_changes_nothing(self, game: Game, vendor: OpenAIServer, server: Running) -> None:
         vendor.script(called(DAYS, QUESTION, text="You walk on."))
         events = await game.say()
         turn_id = events[0].data["turn_id"]
@@ -176,7 +166,7 @@ class TestStopping:
         await check_tree(server.parts.database, game.chat)
         assert (await game.say("And now?"))[-1].name == "turn.completed"
 
-    async def test_leaves_no_reply_where_nothing_was_said(
+    async def test_leaves_no_empty_reply(
         self, game: Game, vendor: OpenAIServer, server: Running
     ) -> None:
         turn_id = await game.wait_for_choice(vendor)
@@ -187,9 +177,7 @@ class TestStopping:
 
 
 class TestChoosing:
-    async def test_an_option_that_there_is_not_changes_nothing(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_refuses_unknown_options(self, game: Game, vendor: OpenAIServer) -> None:
         turn_id = await game.wait_for_choice(vendor)
         for option in ("1.2", "2.0", "0.0", "left", "1.0 "):
             await game.refused(turn_id, option, 422, "validation-failed")
@@ -198,9 +186,7 @@ class TestChoosing:
         assert len(vendor.requests) == 1
         assert (await game.turn(turn_id))["state"] == "waiting"
 
-    async def test_a_second_wait_has_other_options_and_the_first_choice_is_only_told(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_a_second_wait_has_new_options(self, game: Game, vendor: OpenAIServer) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
         vendor.script(called(QUESTION, text="Another one."))
         second = await game.choose(turn_id, "1.0")
@@ -218,9 +204,7 @@ class TestChoosing:
             "A fork.\n\nAnother one.\n\nHome."
         )
 
-    async def test_sent_often_and_at_once_it_is_made_once(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_repeated_choices_count_once(self, game: Game, vendor: OpenAIServer) -> None:
         vendor.script(called(DAYS, QUESTION))
         turn_id = (await game.say())[0].data["turn_id"]
         vendor.script(called(DAYS, FINISH, text="You go."))
@@ -230,9 +214,7 @@ class TestChoosing:
         assert len(vendor.requests) == 2
         assert (await game.state())["day"] == 3
 
-    async def test_of_two_options_at_once_one_is_made(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_one_of_two_choices_wins(self, game: Game, vendor: OpenAIServer) -> None:
         turn_id = await game.wait_for_choice(vendor)
         path = f"/turns/{turn_id}/choice"
         json = {"Accept": "application/json"}
@@ -247,7 +229,7 @@ class TestChoosing:
         assert {ok(each)["state"] for each in answers if each.status_code == 200} == {"completed"}
         assert len(vendor.requests) == 2
 
-    async def test_goes_on_in_another_session_after_a_restart(
+    async def test_continues_in_another_session_after_a_restart(
         self, shared_url: str, vendor: OpenAIServer, tmp_path: Path
     ) -> None:
         name = f"ada-{uuid4().hex[:8]}"
@@ -280,7 +262,7 @@ class TestChoosing:
                 *events[len(events) // 2 + 1 :], *rest
             ]  # fmt: skip
 
-    async def test_goes_on_with_what_an_earlier_version_has_stored(
+    async def test_continues_a_turn_of_an_earlier_version(
         self, game: Game, vendor: OpenAIServer, server: Running
     ) -> None:
         vendor.script(called(DAYS, QUESTION, text="A fork."))
@@ -298,9 +280,7 @@ class TestChoosing:
         assert (await game.choose(turn_id, "1.0"))[-1].name == "turn.completed"
         assert (await game.state())["day"] == 2
 
-    async def test_what_the_user_changed_meanwhile_stays(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_changes_of_the_user_are_kept(self, game: Game, vendor: OpenAIServer) -> None:
         clock = await game.add("clocks", name="Alarm", segments=4)
         vendor.script(called(DAYS, ("tick_clock", {"clock": "Alarm"}), QUESTION, text="Steps."))
         turn_id = (await game.say())[0].data["turn_id"]
@@ -313,9 +293,7 @@ class TestChoosing:
         assert changed["left_out"] == 1
         assert (await game.state())["day"] == 2
 
-    async def test_a_model_that_fails_then_leaves_what_the_choice_has_stored(
-        self, game: Game, vendor: OpenAIServer
-    ) -> None:
+    async def test_a_failed_model_keeps_changes(self, game: Game, vendor: OpenAIServer) -> None:
         vendor.script(called(DAYS, QUESTION, text="Steps."))
         turn_id = (await game.say())[0].data["turn_id"]
         vendor.script(error(401, message="no"))
@@ -329,7 +307,7 @@ class TestChoosing:
 
 
 @pytest.mark.postgres
-async def test_two_processes_that_get_the_choice_at_once_make_it_once(
+async def test_concurrent_choices_in_two_processes_count_once(
     postgres_url: str, vendor: OpenAIServer, tmp_path: Path
 ) -> None:
     async with (

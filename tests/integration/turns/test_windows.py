@@ -62,7 +62,7 @@ def ready(events: list[Event]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("overflow", ["llama-cpp", "llama-cpp-python", "vllm", "empty-stream"])
-async def test_a_refused_prompt_is_built_again_in_the_window_that_the_refusal_names(
+async def test_the_window_in_a_refusal_is_used_for_a_second_prompt(
     sqlite_url: str, tmp_path: Path, overflow: Overflow
 ) -> None:
     async with (
@@ -98,9 +98,7 @@ async def test_a_refused_prompt_is_built_again_in_the_window_that_the_refusal_na
         assert (await context_of(ada, events))["notes"] == []
 
 
-async def test_a_refusal_without_numbers_leads_down_in_steps(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_a_refusal_without_numbers_halves_the_window(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         WindowServer(9_000, overflow="nameless") as vendor,
         talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
@@ -112,9 +110,7 @@ async def test_a_refusal_without_numbers_leads_down_in_steps(
         assert (await model_of(ada))["context_window"] == 8_192
 
 
-async def test_tokens_that_are_worth_more_than_was_assumed_are_learned_from_the_refusal(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_the_size_of_tokens_is_learned_too(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         WindowServer(8_192, worth=2.2) as vendor,
         talekeeper(sqlite_url, tmp_path, vendor, context_window=8_192) as (server, ada),
@@ -133,9 +129,7 @@ async def test_tokens_that_are_worth_more_than_was_assumed_are_learned_from_the_
         assert (await context_of(ada, events))["ratio"] > 1.3
 
 
-async def test_a_refusal_that_counts_the_reply_teaches_the_tokens_of_the_prompt_alone(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_the_reply_is_not_counted_as_prompt(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         WindowServer(WINDOW, overflow="llama-cpp-python", worth=1.2) as vendor,
         talekeeper(sqlite_url, tmp_path, vendor, server="llama-cpp") as (server, ada),
@@ -154,7 +148,7 @@ class Stubborn(WindowServer):
 
 
 @pytest.mark.parametrize("overflow", ["llama-cpp", "nameless"])
-async def test_if_it_is_refused_again_and_again_the_error_has_both_numbers(
+async def test_the_final_error_has_both_numbers(
     sqlite_url: str, tmp_path: Path, overflow: Overflow
 ) -> None:
     async with (
@@ -175,7 +169,9 @@ async def test_if_it_is_refused_again_and_again_the_error_has_both_numbers(
         assert [each["text"] for each in await ada.messages(chat)][-1] == "Well?"
 
 
-async def test_what_cannot_be_shortened_is_named(sqlite_url: str, tmp_path: Path) -> None:
+async def test_the_error_names_sections_that_cannot_be_shortened(
+    sqlite_url: str, tmp_path: Path
+) -> None:
     async with (
         WindowServer(WINDOW) as vendor,
         talekeeper(sqlite_url, tmp_path, vendor) as (_, ada),
@@ -215,7 +211,7 @@ async def test_what_cannot_be_shortened_is_named(sqlite_url: str, tmp_path: Path
         ),
     ],
 )
-async def test_numbers_that_no_tokenizer_explains_teach_no_ratio(
+async def test_implausible_numbers_teach_no_ratio(
     sqlite_url: str, tmp_path: Path, fault: dict[str, Any], needed: int
 ) -> None:
     async with (
@@ -233,9 +229,7 @@ async def test_numbers_that_no_tokenizer_explains_teach_no_ratio(
 
 
 @pytest.mark.parametrize("kind", ["regenerate", "continue", "impersonate"])
-async def test_turns_of_every_kind_go_on_inside_the_learned_window(
-    sqlite_url: str, tmp_path: Path, kind: str
-) -> None:
+async def test_every_kind_of_turn_continues(sqlite_url: str, tmp_path: Path, kind: str) -> None:
     async with (
         WindowServer(60_000) as vendor,
         talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
@@ -256,9 +250,7 @@ async def test_turns_of_every_kind_go_on_inside_the_learned_window(
             assert context["totals"] == ready(events)[1]
 
 
-async def test_variables_that_macros_write_are_written_once(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_macros_write_variables_once(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         WindowServer(WINDOW) as vendor,
         talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
@@ -274,9 +266,7 @@ async def test_variables_that_macros_write_are_written_once(
         assert any("Turn 2." in each["content"] for each in vendor.requests[-1].body["messages"])
 
 
-async def test_suggestions_are_asked_for_again_inside_the_learned_window(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_suggestions_use_the_learned_window(sqlite_url: str, tmp_path: Path) -> None:
     class Suggesting(WindowServer):
         def accept(self, body: Any, needed: int) -> Answer:  # noqa: ARG002  # it says the same
             return reply('{"lines": ["I wait.", "I knock."]}', used=usage(needed, 2))
@@ -291,9 +281,7 @@ async def test_suggestions_are_asked_for_again_inside_the_learned_window(
         assert vendor.refusals == 1
 
 
-async def test_a_window_that_the_user_set_counts_and_a_refusal_does_not_end_the_turn(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_a_window_set_by_the_user_wins(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         WindowServer(WINDOW) as vendor,
         running(sqlite_url, tmp_path) as server,
@@ -336,9 +324,7 @@ class Playing(WindowServer):
         return reply("It rains.", used=usage(needed, 2))
 
 
-async def test_a_played_turn_goes_on_with_its_rounds_after_its_prompt_was_refused(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_a_played_turn_continues_with_its_calls(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         Playing(60_000) as vendor,
         talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
@@ -361,9 +347,7 @@ async def test_a_played_turn_goes_on_with_its_rounds_after_its_prompt_was_refuse
         assert others(stored)[2:] == others(events)[2:]
 
 
-async def test_a_prompt_that_is_cut_in_silence_is_said_at_the_reply_and_shorter_from_then_on(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_a_silently_cut_prompt_is_reported(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         WindowServer(WINDOW, overflow="cut") as vendor,
         talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
@@ -392,7 +376,7 @@ async def test_a_prompt_that_is_cut_in_silence_is_said_at_the_reply_and_shorter_
         usage(9_000, 2),
     ],
 )
-async def test_reports_that_a_cache_or_a_tokenizer_explains_are_no_cut(
+async def test_cached_tokens_are_no_cut(
     sqlite_url: str, tmp_path: Path, used: dict[str, Any]
 ) -> None:
     async with (
@@ -406,9 +390,7 @@ async def test_reports_that_a_cache_or_a_tokenizer_explains_are_no_cut(
         assert (await model_of(ada))["figures_from"] == "default"
 
 
-async def test_a_window_that_is_only_assumed_is_asked_for_once_after_the_first_reply(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_an_assumed_window_is_requested_once(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         WindowServer(60_000) as vendor,
         talekeeper(sqlite_url, tmp_path, vendor, server="llama-cpp") as (server, ada),
@@ -430,9 +412,7 @@ async def test_a_window_that_is_only_assumed_is_asked_for_once_after_the_first_r
         assert len(vendor.probes) == 1
 
 
-async def test_the_length_that_a_server_needs_is_what_the_prompt_leaves(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+async def test_the_reply_limit_is_what_the_prompt_leaves(sqlite_url: str, tmp_path: Path) -> None:
     def longest(request: Request) -> tuple[int, int]:
         return vendor.count(request.body), request.body["max_tokens"]
 
