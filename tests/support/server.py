@@ -85,23 +85,23 @@ class Account:
     # Paths of the following methods begin after `/api/v1`. They fail unless the answer has `status`.
 
     async def get(self, path: str, **query: Any) -> dict[str, Any]:
-        return _object(await self.ask("GET", path, params=query))
+        return _object(await self.ask("GET", path, params=query or None))
 
     async def post(
         self, path: str, body: Any = None, status: int = 200, **query: Any
     ) -> dict[str, Any]:
-        return _object(await self.ask("POST", path, json=body, params=query), status)
+        return _object(await self.ask("POST", path, json=body, params=query or None), status)
 
     async def put(
         self, path: str, body: Any = None, status: int = 200, **query: Any
     ) -> dict[str, Any]:
-        return _object(await self.ask("PUT", path, json=body, params=query), status)
+        return _object(await self.ask("PUT", path, json=body, params=query or None), status)
 
     async def patch(self, path: str, body: Any) -> dict[str, Any]:
         return _object(await self.ask("PATCH", path, json=body))
 
-    async def delete(self, path: str, status: int = 204) -> dict[str, Any]:
-        return _object(await self.ask("DELETE", path), status)
+    async def delete(self, path: str, status: int = 204, **query: Any) -> dict[str, Any]:
+        return _object(await self.ask("DELETE", path, params=query or None), status)
 
     async def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send a request whose answer may have any status."""

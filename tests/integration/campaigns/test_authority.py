@@ -102,12 +102,7 @@ class Story:
     async def compact(self, *drafts: dict[str, Any], line: UUID) -> tuple[Verdict, int]:
         """Judge drafts of a line, write what may be, keep the others: and how many were."""
         return await compact(
-            self.database,
-            self.identity,
-            self.campaign_id,
-            *drafts,
-            line=line,
-            since=self.since,
+            self.database, self.identity, self.campaign_id, *drafts, line=line, since=self.since
         )
 
     async def proposals(self) -> list[CampaignProposal]:
@@ -293,9 +288,7 @@ async def test_only_free_fields_of_a_draft_are_written(story: Story) -> None:
     }
 
 
-async def test_the_user_s_item_wins_over_lines_from_before_it(
-    story: Story,
-) -> None:
+async def test_the_user_s_item_wins_over_lines_from_before_it(story: Story) -> None:
     before = await story.line()
     marlena = await story.make(Entity(kind="npc", name="Marlena", role="Keeper"), actor="user")
     after = await story.line()

@@ -224,9 +224,7 @@ async def test_the_state_shows_near_entities_and_counts_the_others(
     assert state["more"] == {"entities": 3, "threads": 0, "clocks": 0, "echoes": 0}
 
 
-async def test_a_campaign_has_a_chronicle_that_outlives_it(
-    ada: Account,
-) -> None:
+async def test_a_campaign_has_a_chronicle_that_outlives_it(ada: Account) -> None:
     campaign = await ada.post("/campaigns", {"name": "Seagate", "day": 5}, 201)
     path_of_it = f"/campaigns/{campaign['id']}"
     [chronicle] = (await ada.get("/chronicles"))["items"]

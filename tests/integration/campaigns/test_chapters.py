@@ -10,14 +10,7 @@ from sqlalchemy import select
 from backend.enrichment.outbox import CHAPTER
 from backend.jobs.models import Job
 from tests.fakes.openai_server import error, reply
-from tests.integration.campaigns.recorder import (
-    Play,
-    Recorder,
-    model,
-    play,
-    server,
-    short_waits,
-)
+from tests.integration.campaigns.recorder import Play, Recorder, model, play, server, short_waits
 from tests.support.server import Running, ok
 
 __all__ = ["model", "play", "server", "short_waits"]

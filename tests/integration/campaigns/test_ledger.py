@@ -304,9 +304,7 @@ async def test_changes_come_back_with_their_swipe(database: Database) -> None:
         assert (await session.get_one(CampaignItem, clock)).exists
 
 
-async def test_a_path_that_moved_without_a_key_is_followed_later(
-    database: Database,
-) -> None:
+async def test_a_path_that_moved_without_a_key_is_followed_later(database: Database) -> None:
     world = await made(database)
     grove = world.groves[0]
     reply = await grove.append("The clock ticks.")

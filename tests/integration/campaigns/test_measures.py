@@ -69,10 +69,7 @@ async def server(
         demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, told=told
     )
     folder = tmp_path_factory.mktemp("data")
-    async with (
-        running(shared_url, folder, registry=registry) as server,
-        working(server.parts),
-    ):
+    async with running(shared_url, folder, registry=registry) as server, working(server.parts):
         yield server
 
 

@@ -80,9 +80,7 @@ async def story(server: Running, table: Table) -> Compacted:
 
 
 @pytest.mark.every_database
-async def test_a_proposal_shows_both_values_and_its_line(
-    story: Compacted,
-) -> None:
+async def test_a_proposal_shows_both_values_and_its_line(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     [proposal] = await story.open()
     assert proposal["target"] == {
@@ -189,9 +187,7 @@ async def test_a_fork_shows_and_keeps_a_proposal(story: Compacted) -> None:
     assert await story.open() == await story.open(state="accepted") == []
 
 
-async def test_an_accepted_change_follows_all_copies_of_its_line(
-    story: Compacted,
-) -> None:
+async def test_an_accepted_change_follows_all_copies_of_its_line(story: Compacted) -> None:
     await story.draft("marlena", status="dead")
     account = story.table.account
     fork = await account.post(f"/chats/{story.chat}/fork", {"message_id": story.line}, 201)
@@ -205,9 +201,7 @@ async def test_an_accepted_change_follows_all_copies_of_its_line(
     assert await story.open(state="accepted") == []
 
 
-async def test_a_fact_of_the_user_is_shown_with_its_contradiction(
-    story: Compacted,
-) -> None:
+async def test_a_fact_of_the_user_is_shown_with_its_contradiction(story: Compacted) -> None:
     holt = story.people["holt"]
     honest = await story.table.add("facts", text="Holt is honest.", about_id=holt)
     lies = {
@@ -256,9 +250,7 @@ async def test_the_user_decides_who_is_meant(story: Compacted, field: str) -> No
         assert (await story.entity("holt"))["role"] == "Spy"
 
 
-async def test_an_ambiguous_reference_is_open_until_decided(
-    story: Compacted,
-) -> None:
+async def test_an_ambiguous_reference_is_open_until_decided(story: Compacted) -> None:
     places = [UUID(story.people[name]) for name in ("hills", "shop")]
     await story.table.change(f"/entities/{story.people['holt']}", location_id=None)
     await story.table.change(f"/entities/{story.people['marlena']}", location_id=None)

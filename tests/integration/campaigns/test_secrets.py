@@ -244,9 +244,7 @@ async def trial(ada: Account, server: Running, model: ParrotServer) -> Trial:
     return trial
 
 
-async def test_secrets_only_reach_those_who_may_know_them(
-    trial: Trial,
-) -> None:
+async def test_secrets_only_reach_those_who_may_know_them(trial: Trial) -> None:
     owners = ["gm", *(trial.people[name] for name in PLAYERS)]
     for number in range(ROUNDS):
         whose = owners[number % len(owners)]

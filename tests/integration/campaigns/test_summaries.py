@@ -234,9 +234,7 @@ async def test_each_audience_with_news_gets_a_summary(session: Session) -> None:
     assert await session.previously(session.jake) == ["Told up to 32.", "Told up to 56."]
 
 
-async def test_without_hidden_information_one_summary_is_written(
-    session: Session,
-) -> None:
+async def test_without_hidden_information_one_summary_is_written(session: Session) -> None:
     await session.begin()
     assert await session.play(range(1, 9), r2=[session.jake]) == [ROUNDS_1_TO_4]
     assert (await session.summary())["audience"] == "gm"
@@ -266,8 +264,7 @@ async def test_summaries_are_read_written_and_dropped_by_audience(session: Sessi
     assert await session.previously("gm") == ["Told up to 8."]
     listed = (await session.ada.get(f"/chats/{session.chat}/summaries?viewpoint=public"))["items"]
     assert [each["text"] for each in listed] == ["They met."]
-    drop = await session.ada.ask("DELETE", path, params={"viewpoint": session.jake})
-    ok(drop, 204)
+    await session.ada.delete(path, viewpoint=session.jake)
     assert await session.previously(session.jake) == ["They met."]
     for query in ({"viewpoint": "nobody"}, {"viewpoint": session.table.campaign["id"]}):
         for method in ("GET", "PUT", "DELETE"):
@@ -276,9 +273,7 @@ async def test_summaries_are_read_written_and_dropped_by_audience(session: Sessi
             problem(answer, 422, "validation-failed")
 
 
-async def test_a_limited_message_is_in_no_public_summary(
-    session: Session,
-) -> None:
+async def test_a_limited_message_is_in_no_public_summary(session: Session) -> None:
     await session.begin(hidden_information=True)
     await session.play(range(1, 9), r2=[session.jake])
     lines = await session.ada.messages(session.chat)

@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.campaigns.seagate import Table, seagate
-from tests.support.memory import (
-    preview,
-    remembering,
-    search,
-    set_chat,
-    settled,
-    take_turn,
-)
+from tests.support.memory import preview, remembering, search, set_chat, settled, take_turn
 from tests.support.server import Account, Running, ok, problem
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]

@@ -159,11 +159,7 @@ async def test_a_turn_reads_the_latest_current_events_in_story_order(
 
 
 async def _remember(
-    writer: Chronicler,
-    chronicle_id: str,
-    summary: str,
-    *messages: dict[str, Any],
-    **fields: Any,
+    writer: Chronicler, chronicle_id: str, summary: str, *messages: dict[str, Any], **fields: Any
 ) -> dict[str, Any]:
     """Write an event down that comes from messages."""
     ids = [each["id"] for each in messages]

@@ -232,9 +232,7 @@ async def test_pages_have_no_gaps_and_no_repetitions(writer: Chronicler, order: 
         assert await _all_pages(writer, chronicle, limit=limit, order=order) == whole
 
 
-async def test_a_changed_list_continues_at_its_place(
-    writer: Chronicler,
-) -> None:
+async def test_a_changed_list_continues_at_its_place(writer: Chronicler) -> None:
     chronicle = await writer.new_chronicle()
     made = [
         await writer.new_event(chronicle, day, happened_at=f"2026-03-0{day}T00:00:00Z")

@@ -200,9 +200,7 @@ async def test_inactive_events_are_only_imported_with_their_messages(
     assert "Of a branch." in await writer.summaries(own["chronicle_id"])
 
 
-async def test_an_import_skips_identical_events(
-    writer: Chronicler,
-) -> None:
+async def test_an_import_skips_identical_events(writer: Chronicler) -> None:
     chronicle = await writer.new_chronicle("Hers", description="Her own.")
     there = await writer.new_event(chronicle, happened_at=WHEN, who=["Mara"], significance=5)
     added = await bring(
@@ -223,9 +221,7 @@ async def test_an_import_skips_identical_events(
     assert [each["superseded_by"] for each in items] == [None, None, there["id"]]
 
 
-async def test_a_file_without_a_name_gets_one(
-    writer: Chronicler,
-) -> None:
+async def test_a_file_without_a_name_gets_one(writer: Chronicler) -> None:
     for options, name in (
         ({"name": "Given"}, "Given"),
         ({"filename": "C:\\tales\\The night ferry.json"}, "The night ferry"),

@@ -117,9 +117,7 @@ async def test_deleted_references_are_left_out_of_a_restored_event(
     row, later = await add_events(session, sealer, chronicle, [new("Out."), new("Lit.")])
     await supersede(session, row, later.id)
     taken = await snapshot(session, sealer, row)
-    taken["sources"] = [
-        {"message_id": str(uuid4()), "chat_id": str(uuid4()), "position": 3},
-    ]
+    taken["sources"] = [{"message_id": str(uuid4()), "chat_id": str(uuid4()), "position": 3}]
     await remove_events(session, [row.id, later.id], owner_id=sealer.user_id)
     restored = await restore(session, sealer, chronicle, taken)
     after = await _read(session, identity, restored.id)

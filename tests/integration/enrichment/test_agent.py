@@ -217,9 +217,7 @@ async def test_within_a_run_a_later_fact_supersedes_an_earlier_one(study: Study)
     assert await study.events() == []
 
 
-async def test_a_better_text_replaces_an_event_while_its_lines_are_active(
-    study: Study,
-) -> None:
+async def test_a_better_text_replaces_an_event_while_its_lines_are_active(study: Study) -> None:
     await read(study, [event("Mara found a key.", "#2", significance=2)])
     (old,) = await study.events()
     change = {"event": "E1", "summary": "Mara found the silver key.", "because": "It is silver."}
@@ -343,9 +341,7 @@ async def test_the_model_sees_which_events_are_the_user_s(study: Study, model: V
     assert re.search(r"^E\d \(pinned\): .*The gate was locked", shown, re.MULTILINE)
 
 
-async def test_only_shown_marks_and_new_lines_can_be_named(
-    study: Study,
-) -> None:
+async def test_only_shown_marks_and_new_lines_can_be_named(study: Study) -> None:
     await read(study, [event(CHAPEL)])
     (known,) = await study.events()
     await read(

@@ -163,7 +163,7 @@ async def test_events_have_the_day_of_their_message(play: Evening, model: Compac
         "Holt sails": [
             ("environment_updater_tool", {"set": {"day": 7, "time_of_day": "dawn"}}),
             compaction_call("The harbour burned to the ground."),
-        ],
+        ]
     }
     await play.compacted()
     assert await times(play) == {

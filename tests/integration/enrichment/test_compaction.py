@@ -19,16 +19,7 @@ from backend.jobs.models import Job
 from tests.fakes.openai_server import error
 from tests.integration.campaigns.conftest import table
 from tests.integration.campaigns.seagate import Table, seagate
-from tests.support.compacting import (
-    Call,
-    Compactor,
-    Evening,
-    evening,
-    lines_of,
-    model,
-    npc,
-    server,
-)
+from tests.support.compacting import Call, Compactor, Evening, evening, lines_of, model, npc, server
 from tests.support.server import Account, Running, ok, problem
 from tests.support.waiting import until
 
@@ -126,10 +117,7 @@ async def test_each_tool_writes_its_kind_of_item(play: Evening, model: Compactor
                 {"set": {"title": "Below"}, "add": {"present": ["Jake", "Marlena"]}},
             ),
             DEBT,
-            (
-                "fact_recorder_tool",
-                {"set": {"text": "The gate is open.", "supersedes": "F1"}},
-            ),
+            ("fact_recorder_tool", {"set": {"text": "The gate is open.", "supersedes": "F1"}}),
             ("fact_recorder_tool", {"name": "Marlena", "set": {"text": "She owes 40 crowns."}}),
             ("clock_updater_tool", {"name": "The alarm", "add": {"filled": 2}}),
             (

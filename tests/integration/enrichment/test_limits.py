@@ -207,10 +207,7 @@ async def test_work_that_cannot_read_less_fails(sqlite_url: str, tmp_path: Path)
         def count(self, body: Any) -> int:
             return 9_000 if body["model"] == READER else 1
 
-    async with (
-        Tiny(300) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada, chat),
-    ):
+    async with Tiny(300) as vendor, talekeeper(sqlite_url, tmp_path, vendor) as (server, ada, chat):
         await seed(server, ada, chat, [f"{number}: {LINE}" for number in range(60)])
         summary = {"enabled": True, "interval": 4, "words": 60}
         await set_chat(ada, chat, budgets={"history": 1_000}, summary=summary)

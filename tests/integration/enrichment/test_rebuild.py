@@ -187,9 +187,7 @@ async def test_events_of_the_agent_are_replaced(study: Study) -> None:
     assert await study.marks() == [22, 23, 24, 46, 47, 48, 56, 58]
 
 
-async def test_undoing_a_rebuild_restores_the_replaced_events(
-    study: Study,
-) -> None:
+async def test_undoing_a_rebuild_restores_the_replaced_events(study: Study) -> None:
     await long_story(study)
     before = [(each.id, each.fields, each.sources) for each in await study.events()]
     study.model.script(*anew(study.model))
@@ -481,11 +479,7 @@ async def test_only_unchanged_entries_of_the_agent_are_replaced(study: Study) ->
     path = f"/lorebooks/{gull['lorebook_id']}/entries/{gull['id']}"
     await account.patch(path, {"content": "A fast ship."})
     model.script(
-        *found(
-            model,
-            entry("Morrow", "A harbour in the north."),
-            entry("Gull", "Some ship."),
-        )
+        *found(model, entry("Morrow", "A harbour in the north."), entry("Gull", "Some ship."))
     )
     await start(study)
     async with rebuilder(study):

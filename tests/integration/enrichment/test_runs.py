@@ -152,9 +152,7 @@ async def test_runs_are_listed_newest_first_page_by_page(study: Study, model: Ve
     problem(await study.account.ask("GET", path, params={"limit": 0}), 422, "validation-failed")
     run_id = rest["items"][0]["id"]
     problem(
-        await study.account.ask("POST", f"/enrichment/runs/{run_id}/undo"),
-        409,
-        "nothing-to-undo",
+        await study.account.ask("POST", f"/enrichment/runs/{run_id}/undo"), 409, "nothing-to-undo"
     )
 
 
@@ -408,9 +406,7 @@ async def test_deleted_results_do_not_stop_an_undo(study: Study) -> None:
     assert await read_entries(study) == []
 
 
-async def test_undoing_while_the_agent_works_loses_nothing(
-    study: Study,
-) -> None:
+async def test_undoing_while_the_agent_works_loses_nothing(study: Study) -> None:
     first = await run_agent(study, event("The lamp was lit."))
     await study.tell("I wait.", "The tide comes in.")
     model = study.model

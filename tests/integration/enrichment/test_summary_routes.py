@@ -157,9 +157,7 @@ async def test_the_list_has_pages(ada: Account, chat: str, lines: list[dict[str,
 
 
 @pytest.mark.every_database
-async def test_turns_that_wait_share_one_query(
-    database: Database,
-) -> None:
+async def test_turns_that_wait_share_one_query(database: Database) -> None:
     busy, idle, watch = uuid4(), uuid4(), SummaryWatch(database, SUMMARY)
     async with database.write() as session:
         await insert_job(session, NewJob(kind=SUMMARY, lane=busy))

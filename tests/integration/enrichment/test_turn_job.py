@@ -323,11 +323,7 @@ async def test_a_long_past_is_read_in_steps(study: Study, model: Vendor) -> None
     model.script(*(model.decides(significant=False) for _ in range(3)))
     await study.read()
     runs = [run for run, _ in await study.runs()]
-    assert [(run.from_position, run.to_position) for run in runs] == [
-        (1, 24),
-        (25, 48),
-        (49, 58),
-    ]
+    assert [(run.from_position, run.to_position) for run in runs] == [(1, 24), (25, 48), (49, 58)]
     assert await study.marks() == [22, 24, 46, 48, 56, 58]
     last = model.prompt_of(model.server.requests[-1])
     before, new = last.rsplit("<new_lines>", 1)

@@ -20,10 +20,7 @@ __all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
-BAD = [
-    {"kind": "harm", "what": "a cut hand"},
-    {"kind": "heat", "amount": 2},
-]
+BAD = [{"kind": "harm", "what": "a cut hand"}, {"kind": "heat", "amount": 2}]
 OUTCOMES: list[dict[str, Any]] = [
     {"tier": "critical", "hint": "it sings"},
     {"tier": "success", "hint": "it opens"},
@@ -353,9 +350,7 @@ async def begin_downtime(tired_game: Game, status: int = 200, **body: Any) -> An
 
 
 @pytest.mark.every_database
-async def test_the_user_begins_and_ends_downtime(
-    tired_game: Game,
-) -> None:
+async def test_the_user_begins_and_ends_downtime(tired_game: Game) -> None:
     begun = await begin_downtime(tired_game, target="Silk")
     lost = begun["result"]["die"]
     assert (begun["result"]["character"], begun["result"]["stress"]) == ("Silk", -lost)

@@ -182,9 +182,7 @@ async def test_a_full_budget_leaves_no_history(ada: Account, server: Running) ->
     assert len(await ada.messages(chat)) == 11
 
 
-async def test_previews_are_stable_and_show_the_prompt_of_the_turn(
-    ada: Account,
-) -> None:
+async def test_previews_are_stable_and_show_the_prompt_of_the_turn(ada: Account) -> None:
     character = await ada.new_character(
         description="{{random::a::b::c::d::e::f}} {{pick::a::b::c::d}} {{roll::1d1000}}",
         personality="{{random::a::b::c::d::e::f}}",
@@ -202,9 +200,7 @@ async def test_previews_are_stable_and_show_the_prompt_of_the_turn(
         reply = (await ada.messages(chat))[-1]["id"]
 
 
-async def test_a_pick_stays_and_a_draw_changes_with_the_message(
-    ada: Account,
-) -> None:
+async def test_a_pick_stays_and_a_draw_changes_with_the_message(ada: Account) -> None:
     numbers = "::".join(map(str, range(200)))
     character = await ada.new_character(
         scenario=f"{{{{pick::{numbers}}}}}", personality=f"{{{{random::{numbers}}}}}"

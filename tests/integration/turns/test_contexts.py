@@ -75,10 +75,7 @@ def ready(events: list[Event]) -> dict[str, int]:
 
 async def test_a_prompt_is_shown_as_sent(ada: Account, vendor: OpenAIServer, told: str) -> None:
     _, prompt, context = await turn(ada, vendor, told, text="Sit down.")
-    assert [message["role"] for message in prompt] == [
-        "system",
-        *["assistant", "user"] * 4,
-    ]
+    assert [message["role"] for message in prompt] == ["system", *["assistant", "user"] * 4]
     assert prompt[-1]["text"] == "Sit down."
     history = context["history"]
     assert (history["first"], history["last"], history["count"]) == (0, 6, 7)

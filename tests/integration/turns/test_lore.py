@@ -138,13 +138,7 @@ async def test_entries_have_their_positions_in_the_prompt(
             "outlet": "weather",
             **constant,
         },
-        {
-            "title": "i",
-            "content": "UNREAD",
-            "position": "outlet",
-            "outlet": "nobody",
-            **constant,
-        },
+        {"title": "i", "content": "UNREAD", "position": "outlet", "outlet": "nobody", **constant},
         {"title": "k", "content": "BY KEY", "position": "before_character", "keys": ["three"]},
     )
     reply_id = await take_turn(ada, chat, text="Three.")

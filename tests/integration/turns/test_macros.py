@@ -13,15 +13,7 @@ from typing import Any
 import pytest
 
 from backend.context.macros import MAX_CHARACTERS
-from tests.support.memory import (
-    context_of,
-    link,
-    new_book,
-    preview,
-    reasons,
-    set_chat,
-    take_turn,
-)
+from tests.support.memory import context_of, link, new_book, preview, reasons, set_chat, take_turn
 from tests.support.server import Account, Running, ok, problem, running
 
 pytestmark = pytest.mark.anyio
@@ -124,9 +116,7 @@ def read_left_out(context: dict[str, Any]) -> dict[str, str]:
     return {each["title"]: each["reason"] for each in context["left_out"]}
 
 
-async def test_fields_that_grow_too_long_refuse_the_turn(
-    ada: Account,
-) -> None:
+async def test_fields_that_grow_too_long_refuse_the_turn(ada: Account) -> None:
     """Each field of the card stays below the limits of a field."""
     grown = "{{description}}" * 4
     chat = await chat_with(
@@ -142,9 +132,7 @@ async def test_fields_that_grow_too_long_refuse_the_turn(
     assert len(await ada.messages(chat)) == 1
 
 
-async def test_lore_that_grows_too_long_is_left_out(
-    ada: Account,
-) -> None:
+async def test_lore_that_grows_too_long_is_left_out(ada: Account) -> None:
     chat = await chat_with(ada, description="x" * 150_000)
     bomb = "{{description}}" * 7
     book = await new_book(
@@ -172,9 +160,7 @@ async def test_lore_leaves_half_of_the_limit_to_the_fields(ada: Account) -> None
     assert any(item["kind"] == "authors_note" for item in context["items"])
 
 
-async def test_variables_that_grow_too_large_stay_unchanged(
-    ada: Account,
-) -> None:
+async def test_variables_that_grow_too_large_stay_unchanged(ada: Account) -> None:
     note = "{{addvar::a::" + "x" * 15_000 + "}}{{setvar::length::{{getvar::length}}i}}"
     chat = await chat_with(ada, description="The light. {{getvar::length}}")
     await set_chat(ada, chat, authors_note={"text": note + "Be brief."})
@@ -246,9 +232,7 @@ async def measure_pauses() -> AsyncGenerator[list[float]]:
         task.cancel()
 
 
-async def test_a_preview_expands_only_what_fits(
-    ada: Account,
-) -> None:
+async def test_a_preview_expands_only_what_fits(ada: Account) -> None:
     chat = await heavy_chat(ada)
     context = await preview_lore(ada, chat)
     lore = [item for item in context["items"] if item["kind"] == "lore"]

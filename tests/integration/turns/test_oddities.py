@@ -26,17 +26,7 @@ from tests.support.thorough import THOROUGH
 
 pytestmark = pytest.mark.anyio
 
-ALL = (
-    *CHARACTERS,
-    *ENDS,
-    *FAULTS,
-    *ERRORS,
-    *THOUGHTS,
-    *SETTINGS,
-    *TEMPLATES,
-    *LABELS,
-    *CALLS,
-)
+ALL = (*CHARACTERS, *ENDS, *FAULTS, *ERRORS, *THOUGHTS, *SETTINGS, *TEMPLATES, *LABELS, *CALLS)
 STRICT = [row for row in TEMPLATES if not row.continues]
 
 

@@ -7,22 +7,9 @@ import asyncio
 import pytest
 
 from tests.fakes.game_master import ENGAGE, OUTCOMES
-from tests.fakes.openai_server import (
-    OpenAIServer,
-    called,
-    chunk,
-    error,
-    reply,
-    stream,
-    tool_call,
-)
+from tests.fakes.openai_server import OpenAIServer, called, chunk, error, reply, stream, tool_call
 from tests.fakes.scripted_server import Break, Gate, Silence
-from tests.integration.turns.following import (
-    check_tree,
-    follow,
-    take_words,
-    turn_under_way,
-)
+from tests.integration.turns.following import check_tree, follow, take_words, turn_under_way
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
 from tests.support.server import Account, Running, problem, text_of
 from tests.support.shared import asking_server as server
@@ -191,8 +178,7 @@ async def test_text_after_the_end_is_dropped(game: Game, vendor: OpenAIServer) -
 
 async def test_a_turn_has_at_most_twelve_calls(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(
-        called(*[("advance_time", {"days": 1})] * 100, text="Days pass."),
-        reply("You are older."),
+        called(*[("advance_time", {"days": 1})] * 100, text="Days pass."), reply("You are older.")
     )
     events = await game.say()
     assert events[-1].name == "turn.completed"
@@ -273,8 +259,7 @@ class TestMoods:
         worst = events[-1].data["options"][-1]
         tier = worst["detail"].partition(":")[0]
         vendor.script(
-            called(("resolve", {"tier": tier}), text="It"),
-            called(FINISH, text="The deed is done."),
+            called(("resolve", {"tier": tier}), text="It"), called(FINISH, text="The deed is done.")
         )
         rest = await game.choose(turn_id, worst["id"])
         assert rest[-1].name == "turn.completed"

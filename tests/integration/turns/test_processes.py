@@ -43,16 +43,7 @@ from tests.integration.turns.following import (
     turn_under_way,
 )
 from tests.support.process import Served, serving
-from tests.support.server import (
-    Account,
-    Event,
-    Running,
-    ok,
-    problem,
-    read_events,
-    running,
-    text_of,
-)
+from tests.support.server import Account, Event, Running, ok, problem, read_events, running, text_of
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.postgres]

@@ -86,9 +86,7 @@ async def test_scripts_of_other_users_do_not_run(server: Running, ada: Account, 
 
 async def test_scripts_change_stored_lines_and_replies(ada: Account, chat: str) -> None:
     await set_scripts(
-        ada,
-        script("/teh/g", "the", placement=[1]),
-        script("/^/", "{{char}} says: ", placement=[2]),
+        ada, script("/teh/g", "the", placement=[1]), script("/^/", "{{char}} says: ", placement=[2])
     )
 
     events = await ada.turn(chat, text="Find teh key.")
@@ -195,9 +193,7 @@ async def test_scripts_change_lore_only_in_prompts(ada: Account, chat: str) -> N
     assert kept["content"] == "Sharp [note] rocks."
 
 
-async def test_scripts_of_a_card_need_permission_after_each_change(
-    ada: Account,
-) -> None:
+async def test_scripts_of_a_card_need_permission_after_each_change(ada: Account) -> None:
     scripts = [script("/sea/g", "ocean", markdownOnly=True)]
     character = await ada.new_character(
         first_mes="The sea is calm.", extensions={"regex_scripts": scripts}

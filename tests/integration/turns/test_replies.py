@@ -8,22 +8,10 @@ from typing import Any
 import pytest
 
 from backend.turns.run import registry as runs
-from tests.fakes.openai_server import (
-    OpenAIServer,
-    called,
-    chunk,
-    reply,
-    stream,
-    usage_chunk,
-)
+from tests.fakes.openai_server import OpenAIServer, called, chunk, reply, stream, usage_chunk
 from tests.fakes.openai_server import usage as used
 from tests.fakes.scripted_server import Answer, Break, Gate, Silence
-from tests.integration.turns.following import (
-    follow,
-    others,
-    said,
-    turn_under_way,
-)
+from tests.integration.turns.following import follow, others, said, turn_under_way
 from tests.integration.turns.playing import FINISH, new_game
 from tests.support.server import Account, text_of
 from tests.support.shared import asking_server as server

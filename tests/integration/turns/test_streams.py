@@ -32,15 +32,7 @@ from tests.integration.turns.following import (
 )
 from tests.integration.turns.seeding import identity_of
 from tests.support.logs import caught_logs
-from tests.support.server import (
-    Account,
-    Event,
-    Running,
-    problem,
-    read_events,
-    running,
-    text_of,
-)
+from tests.support.server import Account, Event, Running, problem, read_events, running, text_of
 from tests.support.thorough import rounds
 from tests.support.waiting import until
 

@@ -8,13 +8,7 @@ import pytest
 
 from tests.fakes.openai_server import DONE, OpenAIServer, chunk, reply, stream
 from tests.fakes.scripted_server import Answer, Break, Gate
-from tests.integration.turns.following import (
-    check_tree,
-    follow,
-    others,
-    said,
-    turn_under_way,
-)
+from tests.integration.turns.following import check_tree, follow, others, said, turn_under_way
 from tests.support.server import Account, Running, problem, text_of
 from tests.support.shared import asking_server as server
 

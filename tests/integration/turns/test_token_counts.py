@@ -220,11 +220,7 @@ async def test_fast_changes_lose_nothing(ada: Account, chat: str, server: Runnin
 
 @pytest.mark.every_database
 async def test_the_budget_follows_the_counts_of_the_provider(
-    ada: Account,
-    chat: str,
-    server: Running,
-    vendor: OpenAIServer,
-    monkeypatch: pytest.MonkeyPatch,
+    ada: Account, chat: str, server: Running, vendor: OpenAIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A provider whose tokens are half as long."""
     monkeypatch.setattr(ratios, "RELOAD_SECONDS", 0.0)
@@ -331,12 +327,7 @@ async def report_ratio(
     async with own_database.write() as session:
         for _ in range(times):
             await ratios.learn(
-                session,
-                user_id,
-                SPEC,
-                TOKENIZER,
-                counted=10_000,
-                reported=round(10_000 * ratio),
+                session, user_id, SPEC, TOKENIZER, counted=10_000, reported=round(10_000 * ratio)
             )
 
 

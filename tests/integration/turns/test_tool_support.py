@@ -483,11 +483,7 @@ async def play_once(account: Account, vendor: OpenAIServer, *answers: Answer) ->
     ],
 )
 async def test_the_way_is_remembered_until_the_provider_is_tested(
-    sqlite_url: str,
-    tmp_path: Path,
-    vendor: OpenAIServer,
-    answers: tuple[Answer, ...],
-    way: str,
+    sqlite_url: str, tmp_path: Path, vendor: OpenAIServer, answers: tuple[Answer, ...], way: str
 ) -> None:
     async with running(sqlite_url, tmp_path) as server, server.account("Ada") as ada:
         await play_once(ada, vendor, *answers)

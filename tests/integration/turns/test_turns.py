@@ -11,15 +11,7 @@ from uuid import uuid4
 import pytest
 
 from tests.integration.turns.following import turn_under_way
-from tests.support.server import (
-    Account,
-    Running,
-    ok,
-    problem,
-    read_events,
-    running,
-    text_of,
-)
+from tests.support.server import Account, Running, ok, problem, read_events, running, text_of
 
 pytestmark = pytest.mark.anyio
 
@@ -255,9 +247,7 @@ async def test_empty_turns_are_refused_with_their_reason(ada: Account, chat: str
     both = await ada.ask("POST", f"/chats/{chat}/turns", json={"text": "a", "impersonate": True})
     problem(both, 422, "validation-failed")
     problem(
-        await ada.ask("POST", f"/chats/{chat}/turns", json={"text": "  "}),
-        422,
-        "message-empty",
+        await ada.ask("POST", f"/chats/{chat}/turns", json={"text": "  "}), 422, "message-empty"
     )
 
 

@@ -172,10 +172,7 @@ async def test_the_final_error_has_both_numbers(
 async def test_the_error_names_sections_that_cannot_be_shortened(
     sqlite_url: str, tmp_path: Path
 ) -> None:
-    async with (
-        WindowServer(WINDOW) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (_, ada),
-    ):
+    async with WindowServer(WINDOW) as vendor, talekeeper(sqlite_url, tmp_path, vendor) as (_, ada):
         character = await ada.new_character(description=LINE * 60)
         chat = (await ada.new_chat(character_ids=[character["id"]]))["id"]
         events = await ada.turn(chat, text="Well?")
@@ -325,10 +322,7 @@ class Playing(WindowServer):
 
 
 async def test_a_played_turn_continues_with_its_calls(sqlite_url: str, tmp_path: Path) -> None:
-    async with (
-        Playing(60_000) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+    async with Playing(60_000) as vendor, talekeeper(sqlite_url, tmp_path, vendor) as (server, ada):
         game = await new_game(ada)
         await seed(server, ada, game.chat, [f"{number}. {LINE}" for number in range(120)])
         events = await game.say("I sleep.")
