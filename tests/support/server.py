@@ -82,7 +82,7 @@ class Account:
         items: list[dict[str, Any]] = page["items"]
         return items
 
-    # Paths of the following methods begin after `/api/v1`. They fail unless the answer has `status`.
+    # Paths of these methods begin after `/api/v1`. Answers with another status are failures.
 
     async def get(self, path: str, **query: Any) -> dict[str, Any]:
         return _object(await self.ask("GET", path, params=query or None))

@@ -17,9 +17,9 @@ from backend.jobs.models import Job
 from tests.fakes.holding_server import HoldingServer
 from tests.fakes.openai_server import MODEL, MODEL_ID, reply, usage
 from tests.fakes.scripted_server import Answer, Request
-from tests.integration.campaigns.seagate import Table
+from tests.integration.campaigns.seagate import Table, new_session
 from tests.support.memory import working
-from tests.support.server import Account, Running, ok, running
+from tests.support.server import Running, ok, running
 from tests.support.waiting import until
 
 API = "/api/v1"
@@ -183,9 +183,8 @@ class Play:
 
 
 @pytest.fixture
-async def play(server: Running, ada: Account, table: Table) -> Play:
+async def play(server: Running, table: Table) -> Play:
     await table.change("", settings={"scene_beats": 3})
-    character = await ada.new_character(name="Mara", first_mes="")
-    chat = await ada.new_chat(campaign_id=table.campaign["id"], character_ids=[character["id"]])
+    chat = await new_session(table, first_mes="")
     scene = await table.add("scenes", title="The counting house", stakes="The ledger.")
-    return Play(server, table, chat["id"], scene["id"])
+    return Play(server, table, chat, scene["id"])

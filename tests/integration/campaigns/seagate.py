@@ -45,9 +45,9 @@ async def new_table(account: Account, **fields: Any) -> Table:
     return Table(account, await account.post("/campaigns", body, 201))
 
 
-async def new_session(table: Table, *, name: str = "Mara", first_mes: str = "") -> str:
+async def new_session(table: Table, **card: Any) -> str:
     """Create a chat of the campaign with one character; return its id."""
-    character = await table.account.new_character(name=name, first_mes=first_mes)
+    character = await table.account.new_character(**card)
     chat = await table.account.new_chat(
         campaign_id=table.campaign["id"], character_ids=[character["id"]]
     )

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from tests.fakes.openai_server import DONE, OpenAIServer, chunk, reply, stream
-from tests.integration.campaigns.seagate import Table
+from tests.integration.campaigns.seagate import Table, new_session, new_table
 from tests.support.chronicling import last_run, opt_in
 from tests.support.memory import (
     context_of,
@@ -59,20 +59,15 @@ async def server(
 
 @pytest.fixture
 async def table(ada: Account) -> Table:
-    return await new_table(ada)
+    return await new_world(ada)
 
 
-async def new_table(account: Account, **settings: Any) -> Table:
-    body = {"name": "Seagate", "day": 5, "settings": {"summaries": False, **settings}}
-    return Table(account, await account.post("/campaigns", body, 201))
+async def new_world(account: Account, **settings: Any) -> Table:
+    return await new_table(account, settings={"summaries": False, **settings})
 
 
 async def session_of(table: Table) -> str:
-    character = await table.account.new_character(first_mes="")
-    chat = await table.account.new_chat(
-        character_ids=[character["id"]], campaign_id=table.campaign["id"]
-    )
-    return str(chat["id"])
+    return await new_session(table, first_mes="")
 
 
 async def chronicle_of(account: Account, chat: str) -> str:
@@ -252,7 +247,7 @@ async def test_invalid_audiences_are_refused(ada: Account, table: Table) -> None
     gone = (await table.add("entities", kind="npc", name="Gone"))["id"]
     await table.delete(f"/entities/{gone}")
     thread = (await table.add("threads", title="The tide"))["id"]
-    other = (await (await new_table(ada)).add("entities", kind="pc", name="Kim"))["id"]
+    other = (await (await new_world(ada)).add("entities", kind="pc", name="Kim"))["id"]
     chat, plain = await session_of(table), str((await ada.new_chat())["id"])
     turns = "/chats/{}/turns"
     before = await ada.messages(chat)
@@ -323,7 +318,7 @@ async def test_a_viewpoint_cannot_continue_a_secret_line(ada: Account, table: Ta
 
 
 async def test_history_has_the_last_known_rounds(ada: Account, model: OpenAIServer) -> None:
-    table = await new_table(ada, summaries=True, memory_interval=20)
+    table = await new_world(ada, summaries=True, memory_interval=20)
     chat = await session_of(table)
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
     replies: list[str] = []
@@ -356,7 +351,7 @@ async def test_history_has_the_last_known_rounds(ada: Account, model: OpenAIServ
 
 
 async def test_impersonation_knows_only_the_player(ada: Account, model: OpenAIServer) -> None:
-    table = await new_table(ada, hidden_information=True)
+    table = await new_world(ada, hidden_information=True)
     chat = await session_of(table)
     await table.add("facts", text="The pears are poisoned.", audience="gm")
     await table.add("threads", title="The poisoned pears", tension="urgent", audience="gm")
@@ -391,7 +386,7 @@ async def test_impersonation_knows_only_the_player(ada: Account, model: OpenAISe
 
 async def test_a_chat_has_a_viewpoint(ada: Account, table: Table, model: OpenAIServer) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
-    other = (await (await new_table(ada)).add("entities", kind="pc", name="Kim"))["id"]
+    other = (await (await new_world(ada)).add("entities", kind="pc", name="Kim"))["id"]
     chat = await session_of(table)
     await table.add("threads", title="The poisoned pears", tension="urgent", audience="gm")
     await table.add("threads", title="Jake's itch", tension="urgent", audience=[jake])
@@ -482,7 +477,7 @@ async def test_the_agent_keeps_the_audience_of_its_lines(
 ) -> None:
     folder = tmp_path_factory.mktemp("data")
     async with remembering(sqlite_url, folder) as server, server.account() as ada:
-        table = await new_table(ada)
+        table = await new_world(ada)
         chat = await session_of(table)
         chronicle = await opt_in(ada, chat)
         await take_turn(ada, chat, text="Ophelia found the silver key in Blackwater.")

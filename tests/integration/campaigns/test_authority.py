@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
@@ -36,6 +35,7 @@ from tests.support.thorough import rounds
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 FIELDS = ("status", "wants", "aliases", "attributes.hp", "attributes.inventory")
+EXAMPLES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
@@ -135,20 +135,6 @@ async def story(database: Database) -> Story:
     return await begun(database)
 
 
-@pytest.fixture
-async def sqlite(sqlite_url: str) -> AsyncIterator[Database]:
-    database = Database(sqlite_url)
-    yield database
-    await database.dispose()
-
-
-@pytest.fixture
-async def postgres(postgres_url: str) -> AsyncIterator[Database]:
-    database = Database(postgres_url)
-    yield database
-    await database.dispose()
-
-
 def value_of(state: State, key: str) -> Any:
     name, _, member = key.partition(".")
     members: State = (state.get(name) or {}) if member else state
@@ -245,11 +231,7 @@ async def play(database: Database, steps: list[tuple[str, list[str], int]]) -> N
         await step(story, marlena, name, keys, number)
 
 
-@settings(
-    max_examples=rounds(12, 80),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(EXAMPLES, max_examples=rounds(12, 80))
 @given(STEPS)
 async def test_user_and_tool_changes_are_never_overwritten(
     sqlite: Database, steps: list[tuple[str, list[str], int]]
@@ -258,11 +240,7 @@ async def test_user_and_tool_changes_are_never_overwritten(
 
 
 @pytest.mark.postgres
-@settings(
-    max_examples=rounds(3, 20),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(EXAMPLES, max_examples=rounds(3, 20))
 @given(STEPS)
 async def test_user_and_tool_changes_win_on_postgresql(
     postgres: Database, steps: list[tuple[str, list[str], int]]

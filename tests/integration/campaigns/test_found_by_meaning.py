@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from backend.campaigns.state.index_source import CampaignSource
 from backend.jobs.models import Job
-from tests.integration.campaigns.seagate import Table
+from tests.integration.campaigns.seagate import Table, new_session, new_table
 from tests.integration.turns.seeding import identity_of
 from tests.support.memory import (
     MODEL_FOLDER,
@@ -48,20 +48,6 @@ async def table(ada: Account) -> Table:
     return await new_table(ada)
 
 
-async def new_table(account: Account) -> Table:
-    body = {"name": "Seagate", "day": 5}
-    return Table(account, await account.post("/campaigns", body, 201))
-
-
-async def session_of(table: Table) -> str:
-    """A chat of the campaign's, with a character."""
-    character = await table.account.new_character()
-    chat = await table.account.new_chat(
-        character_ids=[character["id"]], campaign_id=table.campaign["id"]
-    )
-    return str(chat["id"])
-
-
 async def found(table: Table, words: str, **query: Any) -> list[str]:
     """Texts that hold one of the words, with their titles."""
     items = await search(table.account, words, sources="campaign", **query)
@@ -80,7 +66,7 @@ async def test_current_items_are_found_by_their_words(table: Table, server: Runn
     )  # fmt: skip
     fact = await table.add("facts", text="The harbour freezes in Frostfall.", about_id=holt["id"])
     await table.add("threads", title="The Fading Muffle", summary="Bells lose their clappers.")
-    chat = await session_of(table)
+    chat = await new_session(table)
     await settled(server)
     assert said(await found(table, "bloodhound"), "Inspector Holt: npc, inspector, active")
     assert said(await found(table, "monocle", chat_id=chat), "a cracked monocle")
@@ -131,7 +117,7 @@ async def test_closed_scenes_and_chapters_are_found(table: Table, server: Runnin
     secret = await table.add(
         "chapters", title="The fire", summary="The windmill was Holt's.", audience="gm"
     )
-    chat = await session_of(table)
+    chat = await new_session(table)
     await settled(server)
     assert await found(table, "windmill") == ["The fire: Chapter\nThe windmill was Holt's."]
     await table.change(f"/scenes/{over['id']}", status="closed")
@@ -164,7 +150,7 @@ async def test_a_chapter_without_room_is_found(table: Table, server: Running) ->
     await table.add("chapters", title="The fire", summary="They burned the windmill. " * 20)
     await table.add("chapters", title="The flood", summary="They drowned the windmill.")
     await table.change("", settings={"chapter_tokens": 60})
-    chat = await session_of(table)
+    chat = await new_session(table)
     await settled(server)
     context = await preview(table.account, chat, "Who burned the windmill?")
     (told,) = [each["text"] for each in context["items"] if each["kind"] == "chapters"]
@@ -175,7 +161,7 @@ async def test_a_chapter_without_room_is_found(table: Table, server: Running) ->
 
 async def test_a_beat_of_a_scene_makes_no_index_jobs(table: Table, server: Running) -> None:
     await table.add("scenes", title="The mill")
-    chat = await session_of(table)
+    chat = await new_session(table)
     await settled(server)
     jobs = select(Job.id).where(Job.lane == UUID(table.campaign["id"]))
     async with server.parts.database.read() as session:
@@ -231,7 +217,7 @@ async def test_a_search_respects_the_viewpoint(table: Table, server: Running) ->
     ]
     assert await found(table, "vault", viewpoint="public") == [": The vault is below the bank."]
     assert await found(table, "holt", viewpoint="public") == []
-    chat = await session_of(table)
+    chat = await new_session(table)
     plain = str((await table.account.new_chat())["id"])
     assert len(await found(table, "vault", viewpoint=jake, chat_id=chat)) == 2
     for query in ({"viewpoint": "nobody"}, {"viewpoint": jake, "chat_id": plain},
@@ -246,7 +232,7 @@ async def test_memories_do_not_repeat_the_state_block(table: Table, server: Runn
     await table.add("facts", text="The sigil on the door glows at dusk.", about_id=shop["id"])
     far = await table.add("entities", kind="location", name="Sunfall Hills")
     await table.add("facts", text="A sigil stone stands at dusk hill.", about_id=far["id"])
-    chat = await session_of(table)
+    chat = await new_session(table)
     await settled(server)
     context = await preview(table.account, chat, "Where does a sigil glow on the door at dusk?")
     whole = "\n".join(message["text"] for message in context["prompt"])
@@ -255,7 +241,7 @@ async def test_memories_do_not_repeat_the_state_block(table: Table, server: Runn
 
 
 async def test_an_old_line_comes_with_its_consequences(table: Table, server: Running) -> None:
-    chat = await session_of(table)
+    chat = await new_session(table)
     await table.change("", settings={"summaries": False})
     reply = await take_turn(table.account, chat, text="The drawbridge of Marrow is down.")
     made = await table.ask("POST", f"/facts?message_id={reply}", json={"text": "One can cross."})
@@ -280,7 +266,7 @@ async def test_an_old_line_comes_with_its_consequences(table: Table, server: Run
 
 
 async def test_a_fact_knows_its_source_lines(table: Table, server: Running) -> None:
-    chat = await session_of(table)
+    chat = await new_session(table)
     reply = await take_turn(table.account, chat, text="The drawbridge of Marrow is down.")
     made = await table.ask("POST", f"/facts?message_id={reply}", json={"text": "One can cross."})
     fact = UUID(ok(made, 201)["id"])
@@ -301,7 +287,7 @@ async def test_a_fact_of_round_3_is_found_later(
     folder = tmp_path_factory.mktemp("data")
     async with remembering(sqlite_url, folder, **settings) as server, server.account() as ada:
         table = await new_table(ada)
-        chat = await session_of(table)
+        chat = await new_session(table)
         for number in range(13):
             await take_turn(ada, chat, text=f"/demo long 12 the rain falls on roof {number}")
             if number == 2:

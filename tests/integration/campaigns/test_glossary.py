@@ -24,9 +24,9 @@ from backend.jobs.models import Job
 from tests.fakes.holding_server import HoldingServer
 from tests.fakes.openai_server import MODEL_ID, error, reply, usage
 from tests.fakes.scripted_server import Answer, Request
-from tests.integration.campaigns.seagate import Table, seagate
+from tests.integration.campaigns.seagate import Table, new_session, seagate
 from tests.integration.turns.seeding import identity_of
-from tests.support.memory import working
+from tests.support.memory import preview, set_chat, working
 from tests.support.server import Account, Running, problem, running
 from tests.support.waiting import until
 
@@ -144,10 +144,10 @@ class Play:
         async with self.server.parts.database.read() as session:
             return len((await session.scalars(query)).all())
 
-    async def run(self) -> dict[str, Any] | None:
-        """The last run that read a reply, as the API shows it."""
+    async def run(self) -> dict[str, Any]:
+        """Return the newest run that read a reply, or an empty object."""
         runs = (await self.ada.get(f"/chats/{self.chat}/enrichment"))["items"]
-        return next((each for each in runs if each["kind"] == "glossary"), None)
+        return next((each for each in runs if each["kind"] == "glossary"), {})
 
     async def decide(self, term: str, **patch: Any) -> dict[str, Any]:
         item = (await self.terms())[term]
@@ -162,19 +162,17 @@ class Play:
             reader = SituationReader(session, identity.sealer, campaign, viewpoint)
             return {term.term for term in await reader.load_terms(10)}
 
-    async def section(self) -> dict[str, Any] | None:
-        """The glossary of the prompt that the next turn would have."""
-        answer = await self.ada.get(f"/chats/{self.chat}/context", text="Well?", prompt="true")
-        items = answer["items"]
-        return next((each for each in items if each["kind"] == "glossary"), None)
+    async def section(self) -> dict[str, Any]:
+        """Return the glossary of the next prompt, or an empty object."""
+        items = (await preview(self.ada, self.chat, "Well?"))["items"]
+        return next((each for each in items if each["kind"] == "glossary"), {})
 
 
 @pytest.fixture
 async def play(server: Running, ada: Account, table: Table) -> Play:
-    character = await ada.new_character(name="Mara", description="She keeps the Quiet Library.")
-    chat = await ada.new_chat(campaign_id=table.campaign["id"], character_ids=[character["id"]])
-    await ada.ask("PATCH", f"/chats/{chat['id']}/settings", json={"chronicle_enabled": True})
-    return Play(server, ada, table, chat["id"])
+    chat = await new_session(table, description="She keeps the Quiet Library.")
+    await set_chat(ada, chat, chronicle_enabled=True)
+    return Play(server, ada, table, chat)
 
 
 async def test_a_new_term_is_defined_and_proposed(play: Play, model: Glossarist) -> None:
@@ -190,12 +188,11 @@ async def test_a_new_term_is_defined_and_proposed(play: Play, model: Glossarist)
     [request] = model.asked
     assert candidates(request) == ["Skyglass", "Dunmere"]
     assert "touched the Skyglass" in request.body["messages"][1]["content"]
-    runs = (await play.ada.get(f"/chats/{play.chat}/enrichment"))["items"]
-    run = next(each for each in runs if each["kind"] == "glossary")
+    run = await play.run()
     assert (run["state"], run["why"], run["prompt_tokens"]) == ("done", "Skyglass, Dunmere", 100)
     undo = await play.ada.ask("POST", f"/enrichment/runs/{run['id']}/undo")
     problem(undo, 409, "nothing-to-undo")
-    assert await play.section() is None
+    assert await play.section() == {}
 
 
 async def test_known_names_are_not_proposed(play: Play, model: Glossarist, ada: Account) -> None:
@@ -234,7 +231,7 @@ async def test_a_rejected_term_is_not_proposed_again(play: Play, model: Glossari
     await play.turn()
     assert (await play.terms())["Skyglass"]["uses"] == 2
     assert len(model.asked) == 2
-    assert await play.section() is None
+    assert await play.section() == {}
     assert set(await play.terms(status="rejected")) == {"Skyglass"}
 
 
@@ -253,11 +250,10 @@ async def test_terms_follow_the_active_swipe(play: Play, model: Glossarist) -> N
     model.tells = "It rains, and nobody says a word."
     await play.turn("", regenerate_of=first)
     assert await play.terms() == {}
-    assert await play.section() is None
+    assert await play.section() == {}
     await play.ada.post(f"/messages/{first}/activate")
     assert (await play.terms())["Skyglass"]["status"] == "approved"
     section = await play.section()
-    assert section is not None
     assert "Skyglass is a thing." in section["text"]
 
 
@@ -282,7 +278,6 @@ async def test_a_campaign_can_approve_terms_automatically(play: Play) -> None:
     await play.turn()
     assert {each["status"] for each in (await play.terms()).values()} == {"approved"}
     section = await play.section()
-    assert section is not None
     assert "- Dunmere: Dunmere is a thing." in section["text"]
 
 
@@ -298,7 +293,6 @@ async def test_the_most_used_terms_are_chosen_if_not_all_fit(play: Play) -> None
             await session.execute(query.values(uses=number))
     await play.table.change("", settings={"glossary_tokens": 80})
     section = await play.section()
-    assert section is not None
     shown = [line[2:].partition(":")[0] for line in section["text"].splitlines()[1:]]
     assert 2 <= len(shown) < 12
     used = [f"Zyrath{number}un" for number in range(12 - len(shown), 12)]
@@ -306,7 +300,7 @@ async def test_the_most_used_terms_are_chosen_if_not_all_fit(play: Play) -> None
     assert section["tokens"] <= 80 + 20
     assert section["reason"] == f"glossary, the {len(shown)} most used terms"
     await play.table.change("", settings={"glossary_tokens": 0})
-    assert await play.section() is None
+    assert await play.section() == {}
 
 
 @pytest.mark.every_database
@@ -335,8 +329,7 @@ async def test_withdrawn_consent_adds_no_term(play: Play, model: Glossarist, ada
     async with model.thinking() as is_reached:
         await ada.turn(play.chat, text="I wait.")
         await asyncio.wait_for(is_reached.wait(), 30)
-        path = f"/chats/{play.chat}/settings"
-        await ada.patch(path, {"chronicle_enabled": False})
+        await set_chat(ada, play.chat, chronicle_enabled=False)
     await play.read()
     assert await play.terms() == {}
 
@@ -344,7 +337,7 @@ async def test_withdrawn_consent_adds_no_term(play: Play, model: Glossarist, ada
 async def test_without_consent_no_term_is_added(
     play: Play, model: Glossarist, ada: Account
 ) -> None:
-    await ada.ask("PATCH", f"/chats/{play.chat}/settings", json={"chronicle_enabled": False})
+    await set_chat(ada, play.chat, chronicle_enabled=False)
     await play.turn()
     assert await play.terms() == {}
     assert len(model.requests) == 1
@@ -392,8 +385,7 @@ async def test_chats_of_one_campaign_share_its_glossary(
     play: Play, model: Glossarist, server: Running, ada: Account, table: Table
 ) -> None:
     chat = await ada.new_chat(campaign_id=table.campaign["id"])
-    path = f"/chats/{chat['id']}/settings"
-    await ada.patch(path, {"chronicle_enabled": True})
+    await set_chat(ada, chat["id"], chronicle_enabled=True)
     other = Play(server, ada, table, chat["id"])
     async with model.thinking() as is_reached:
         await ada.turn(play.chat, text="Go on.")
@@ -443,7 +435,6 @@ async def test_a_confirmed_tag_triggers_compaction(play: Play, model: Glossarist
     await play.turn()
     assert await play.compactions() == 1
     run = await play.run()
-    assert run is not None
     assert (run["kinds"], run["significant"], run["calls"]) == (["ITEM_ACQUIRED"], True, 1)
     [request] = model.asked
     assert candidates(request, "tags") == ["ITEM_ACQUIRED"]
@@ -455,7 +446,6 @@ async def test_a_refused_tag_triggers_nothing(play: Play, model: Glossarist) -> 
     await play.turn()
     assert await play.compactions() == 0
     run = await play.run()
-    assert run is not None
     assert (run["kinds"], run["significant"]) == ([], False)
 
 
@@ -479,7 +469,7 @@ async def test_a_reply_without_terms_and_tags_needs_no_model(play: Play, model: 
     model.tells = "It rains, and nobody says a word."
     await play.turn()
     assert model.asked == []
-    assert await play.run() is None
+    assert await play.run() == {}
 
 
 async def test_known_people_make_no_tag(play: Play, model: Glossarist) -> None:
@@ -490,8 +480,7 @@ async def test_known_people_make_no_tag(play: Play, model: Glossarist) -> None:
 
 
 async def test_no_consent_means_no_tags(play: Play, model: Glossarist) -> None:
-    path = f"/chats/{play.chat}/settings"
-    await play.ada.patch(path, {"chronicle_enabled": False})
+    await set_chat(play.ada, play.chat, chronicle_enabled=False)
     model.tells, model.confirms = FINDS, ["ITEM_ACQUIRED"]
     await play.turn()
     assert model.asked == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -37,6 +36,7 @@ from tests.support.thorough import rounds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
+EXAMPLES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
@@ -242,20 +242,6 @@ async def restore(world: World, version: int) -> None:
                 assert state == then[item.id] or not (item.exists or then[item.id].get(EXISTS))
 
 
-@pytest.fixture
-async def sqlite(sqlite_url: str) -> AsyncIterator[Database]:
-    database = Database(sqlite_url)
-    yield database
-    await database.dispose()
-
-
-@pytest.fixture
-async def postgres(postgres_url: str) -> AsyncIterator[Database]:
-    database = Database(postgres_url)
-    yield database
-    await database.dispose()
-
-
 async def play(database: Database, steps: list[tuple[str, int, int, bool]]) -> None:
     world = await made(database)
     for name, which, place, flag in steps:
@@ -263,11 +249,7 @@ async def play(database: Database, steps: list[tuple[str, int, int, bool]]) -> N
         await world.check()
 
 
-@settings(
-    max_examples=rounds(10, 60),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(EXAMPLES, max_examples=rounds(10, 60))
 @given(STEPS)
 async def test_the_state_equals_a_fold_of_all_changes(
     sqlite: Database, steps: list[tuple[str, int, int, bool]]
@@ -276,11 +258,7 @@ async def test_the_state_equals_a_fold_of_all_changes(
 
 
 @pytest.mark.postgres
-@settings(
-    max_examples=rounds(3, 20),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(EXAMPLES, max_examples=rounds(3, 20))
 @given(STEPS)
 async def test_the_state_equals_a_fold_on_postgresql(
     postgres: Database, steps: list[tuple[str, int, int, bool]]

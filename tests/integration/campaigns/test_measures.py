@@ -21,7 +21,7 @@ from backend.jobs.models import Job
 from backend.turns.models import Turn
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer, error, reply, usage
 from tests.fakes.scripted_server import Answer, Request
-from tests.integration.campaigns.seagate import Table
+from tests.integration.campaigns.seagate import Table, new_session
 from tests.support.memory import working
 from tests.support.server import Account, Running, problem, running
 from tests.support.waiting import until
@@ -73,14 +73,6 @@ async def server(
         yield server
 
 
-async def new_chat(table: Table) -> str:
-    character = await table.account.new_character(name="Mara", first_mes="")
-    chat = await table.account.new_chat(
-        campaign_id=table.campaign["id"], character_ids=[character["id"]]
-    )
-    return str(chat["id"])
-
-
 async def at_rest(server: Running) -> None:
     async def is_done() -> bool:
         query = select(func.count()).where(Job.kind.like("enrichment.%"), Job.state != "dead")
@@ -94,7 +86,7 @@ async def test_a_long_campaign_saves_tokens_with_its_summary(
     server: Running, ada: Account, table: Table, model: Teller
 ) -> None:
     await table.change("", settings={"memory_interval": 1})
-    chat = await new_chat(table)
+    chat = await new_session(table, first_mes="")
     assert (await table.get("/memory"))["replies"] == 0
     for place in range(9):
         await ada.turn(chat, text=f"{place}. {LINE}")
@@ -134,7 +126,7 @@ async def test_a_long_campaign_saves_tokens_with_its_summary(
 async def test_failures_are_shown_with_the_job_that_retries(
     server: Running, ada: Account, table: Table, model: Teller
 ) -> None:
-    chat = await new_chat(table)
+    chat = await new_session(table, first_mes="")
     model.failures = 10**6
     await table.change("", settings={"memory_interval": 1})
     for _ in range(5):
@@ -155,7 +147,7 @@ async def test_failures_are_shown_with_the_job_that_retries(
 
 
 async def test_figures_are_of_one_campaign(server: Running, ada: Account, table: Table) -> None:
-    chat, campaign = UUID(await new_chat(table)), UUID(table.campaign["id"])
+    chat, campaign = UUID(await new_session(table, first_mes="")), UUID(table.campaign["id"])
     async with server.parts.database.write() as session:
         owner = (await session.get_one(Chat, chat)).user_id
         at = now()
@@ -219,7 +211,7 @@ async def test_plain_chats_store_no_figures(server: Running, ada: Account, table
 
 
 async def test_runs_outlive_their_campaign(server: Running, ada: Account, table: Table) -> None:
-    chat = UUID(await new_chat(table))
+    chat = UUID(await new_session(table, first_mes=""))
     async with server.parts.database.write() as session:
         owner = (await session.get_one(Chat, chat)).user_id
         run = EnrichmentRun(

@@ -11,7 +11,7 @@ from backend.campaigns.scenes.consequences import find_consequences
 from backend.core.audience import GM
 from backend.database.base import new_id
 from backend.database.engine import Database
-from tests.integration.campaigns.seagate import Table, seagate
+from tests.integration.campaigns.seagate import Table, new_session, seagate
 from tests.integration.chats.trees import sign_up
 from tests.support.server import Account, ok, problem
 from tests.support.statements import record_statements
@@ -46,11 +46,10 @@ class Play:
 
 
 @pytest.fixture
-async def play(ada: Account, table: Table) -> Play:
-    character = await ada.new_character(name="Mara")
-    chat = await ada.new_chat(campaign_id=table.campaign["id"], character_ids=[character["id"]])
+async def play(table: Table) -> Play:
+    chat = await new_session(table)
     scene = await table.add("scenes", title="The counting house", stakes="The ledger.")
-    return Play(table, chat["id"], scene["id"])
+    return Play(table, chat, scene["id"])
 
 
 async def test_a_finished_turn_is_a_beat_of_the_open_scene(play: Play) -> None:

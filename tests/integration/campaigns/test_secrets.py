@@ -17,7 +17,7 @@ from sqlalchemy import select
 from backend.jobs.models import Job
 from backend.memory.indexing.outbox import RECONCILE
 from tests.fakes.parrot_server import ParrotServer, secret_word, secrets_in
-from tests.integration.campaigns.seagate import Table
+from tests.integration.campaigns.seagate import Table, new_session, new_table
 from tests.support.chronicling import opt_in
 from tests.support.memory import embedding, preview, remembering, search, set_chat, take_turn
 from tests.support.models import asking
@@ -103,11 +103,7 @@ class Trial:
             self.people[name] = made["id"]
         await self.table.add("scenes", location_id=place["id"], title="The counter")
         self.model.knows = [*PLAYERS, "Mara", "The Salty Sigil"]
-        character = await self.ada.new_character(first_mes="")
-        chat = await self.ada.new_chat(
-            character_ids=[character["id"]], campaign_id=self.table.campaign["id"]
-        )
-        self.chat = chat["id"]
+        self.chat = await new_session(self.table, first_mes="")
         self.chronicle = await opt_in(self.ada, self.chat)
         await set_chat(self.ada, self.chat, memory={"min_relevance": 0})
 
@@ -237,9 +233,7 @@ class Trial:
 @pytest.fixture
 async def trial(ada: Account, server: Running, model: ParrotServer) -> Trial:
     settings = {"hidden_information": True, "approve_terms": True, "scene_beats": 5}
-    body = {"name": "Seagate", "day": 1, "settings": settings}
-    campaign = await ada.post("/campaigns", body, 201)
-    trial = Trial(server, model, Table(ada, campaign))
+    trial = Trial(server, model, await new_table(ada, day=1, settings=settings))
     await trial.begin()
     return trial
 

@@ -20,6 +20,7 @@ from tests.fakes.openai_server import error
 from tests.integration.campaigns.conftest import table
 from tests.integration.campaigns.seagate import Table, seagate
 from tests.support.compacting import Call, Compactor, Evening, evening, lines_of, model, npc, server
+from tests.support.memory import set_chat
 from tests.support.server import Account, Running, ok, problem
 from tests.support.waiting import until
 
@@ -59,7 +60,6 @@ async def test_a_compaction_follows_several_rounds(play: Evening, model: Compact
     [asked] = model.asked
     assert len(lines_of(asked)) == 6
     holt = await play.entity("Inspector Holt")
-    assert holt is not None
     assert (holt["status"], holt["kind"]) == ("wounded", "npc")
     [change] = await play.changes()
     line = (await play.ada.messages(play.chat))[0]
@@ -126,13 +126,10 @@ async def test_each_tool_writes_its_kind_of_item(play: Evening, model: Compactor
             ),
         ]
     }
-    await play.turn("Then everything happens.")
-    await play.compacted()
+    await play.compact_turn("Then everything happens.")
     [run] = await play.runs()
     assert run["refused"] == []
     jake, marlena = await play.entity("Jake"), await play.entity("Marlena")
-    assert jake is not None
-    assert marlena is not None
     attributes = jake["attributes"]
     assert (attributes["hp"], attributes["gold"]) == (7, 20)
     assert (attributes["class"], attributes["inventory"]) == ("Wizard", ["a brass key"])
@@ -201,8 +198,7 @@ async def test_a_request_says_what_it_queued_or_why_not(
     await refused(404, "chat-not-found", chat_id=str(uuid4()))
     other = await ada.new_chat()
     await refused(422, "validation-failed", chat_id=other["id"])
-    path = f"/chats/{play.chat}/settings"
-    await ada.patch(path, {"chronicle_enabled": False})
+    await set_chat(ada, play.chat, chronicle_enabled=False)
     await refused(409, "chronicle-not-enabled", chat_id=play.chat)
     missing = await ada.ask("POST", f"/campaigns/{uuid4()}/compact", json={"chat_id": play.chat})
     problem(missing, 404, "campaign-not-found")
@@ -227,15 +223,14 @@ async def test_the_end_of_a_scene_is_compacted(play: Evening, model: Compactor) 
 
 
 async def test_no_consent_means_no_reading(play: Evening, model: Compactor, ada: Account) -> None:
-    path = f"/chats/{play.chat}/settings"
-    await ada.patch(path, {"chronicle_enabled": False})
+    await set_chat(ada, play.chat, chronicle_enabled=False)
     await play.table.change("", settings={"compaction_interval": 1})
     scene = await play.table.add("scenes", title="The stairs")
     await play.turn("This is between us.")
     ok(await play.table.ask("POST", f"/scenes/{scene['id']}/close"))
     await play.at_rest()
     assert model.asked == []
-    await ada.patch(path, {"chronicle_enabled": True})
+    await set_chat(ada, play.chat, chronicle_enabled=True)
     await play.turn("This may be read.")
     [asked] = model.asked
     assert lines_of(asked) == ["This may be read.", "So it is."]
@@ -248,8 +243,7 @@ async def test_withdrawn_consent_ends_it(play: Evening, model: Compactor, ada: A
     async with model.thinking() as is_reached:
         await play.compact()
         await is_reached.wait()
-        path = f"/chats/{play.chat}/settings"
-        await ada.patch(path, {"chronicle_enabled": False})
+        await set_chat(ada, play.chat, chronicle_enabled=False)
     await play.at_rest()
     assert await play.changes() == []
 
@@ -441,8 +435,7 @@ async def _are(tries: list[int], count: int) -> bool:
 async def test_a_failed_compaction_is_shown_and_retried(play: Evening, model: Compactor) -> None:
     model.fails = [error(503), error(503)]
     model.finds = {"Holt falls": [HOLT]}
-    await play.turn("Holt falls down the stairs.")
-    await play.compacted()
+    await play.compact_turn("Holt falls down the stairs.")
     done, failed = await play.runs()
     assert (done["state"], failed["state"], failed["calls"]) == ("done", "failed", 2)
     assert failed["error"] == "model-overloaded"
@@ -477,8 +470,7 @@ async def test_an_invalid_call_does_not_stop_the_others(play: Evening, model: Co
             ("thread_updater_tool", {"name": "The debt", "set": {"tension": "mild"}}),
         ]
     }
-    await play.turn("Holt falls down the stairs.")
-    await play.compacted()
+    await play.compact_turn("Holt falls down the stairs.")
     assert [each["target"]["name"] for each in await play.changes()] == ["Inspector Holt"]
     [run] = await play.runs()
     assert run["state"] == "done"
@@ -495,10 +487,8 @@ async def test_unnamed_fields_stay_and_nothing_is_deleted(play: Evening, model: 
             ("npc_updater_tool", {"name": "Marlena", "set": {"exists": False, "locked": []}}),
         ]
     }
-    await play.turn("Jake finds a rope.")
-    await play.compacted()
+    await play.compact_turn("Jake finds a rope.")
     jake = await play.entity("Jake")
-    assert jake is not None
     assert jake["attributes"]["inventory"] == ["fork", "a rope"]
     assert jake["attributes"]["gold"] == 15
     assert await play.entity("Marlena")
@@ -513,8 +503,7 @@ async def test_a_new_entity_is_found_within_the_run(play: Evening, model: Compac
         ]
     }
     await play.turn("A monk comes in: Brother Anselm.")
-    await play.turn("Brother Anselm trembles.")
-    await play.compacted()
+    await play.compact_turn("Brother Anselm trembles.")
     [monk] = await play.items("entities")
     assert (monk["name"], monk["role"], monk["status"]) == ("Brother Anselm", "a monk", "afraid")
     [fact] = await play.items("facts")
@@ -525,8 +514,7 @@ async def test_an_ambiguous_name_changes_nothing(play: Evening, model: Compactor
     for name in ("Anna Reyes", "Tomas Reyes"):
         await play.table.add("entities", kind="npc", name=name)
     model.finds = {"Reyes": [npc("Reyes", status="dead")]}
-    await play.turn("Reyes is dead.")
-    await play.compacted()
+    await play.compact_turn("Reyes is dead.")
     entities = await play.items("entities")
     assert [each["status"] for each in entities] == ["active", "active"]
     assert await play.changes() == []
@@ -566,17 +554,13 @@ async def test_another_swipe_replaces_its_changes(play: Evening, model: Compacto
     assert [each["title"] for each in await play.items("threads")] == ["The debt"]
     model.tells = {"stairs": "The stairs hold."}
     other = await play.turn("", regenerate_of=last)
-    assert await play.entity("Inspector Holt") is None
+    assert await play.entity("Inspector Holt") == {}
     assert [each["title"] for each in await play.items("threads")] == ["The debt"]
     await play.compacted()
     assert lines_of(model.asked[-1]) == ["The stairs hold."]
-    holt = await play.entity("Inspector Holt")
-    assert holt is not None
-    assert holt["status"] == "well"
+    assert (await play.entity("Inspector Holt"))["status"] == "well"
     await play.ada.post(f"/messages/{last}/activate")
-    holt = await play.entity("Inspector Holt")
-    assert holt is not None
-    assert holt["status"] == "wounded"
+    assert (await play.entity("Inspector Holt"))["status"] == "wounded"
     assert (await play.compact())["messages"] == 0
     await play.ada.post(f"/messages/{other}/activate")
     assert (await play.compact())["messages"] == 0
@@ -589,20 +573,13 @@ async def test_a_continued_reply_counts_once(play: Evening, model: Compactor) ->
         "So it is": [npc("The fence", status="smiling")],
     }
     model.tells = {"fence": "So it is: he pays in gold."}
-    await play.turn("Jake goes to the fence.")
-    await play.compacted()
-    jake = await play.entity("Jake")
-    assert jake is not None
-    assert jake["attributes"]["gold"] == 20
+    await play.compact_turn("Jake goes to the fence.")
+    assert (await play.entity("Jake"))["attributes"]["gold"] == 20
     await play.turn("", **{"continue": True})
-    jake = await play.entity("Jake")
-    assert jake is not None
-    assert jake["attributes"]["gold"] == 15
+    assert (await play.entity("Jake"))["attributes"]["gold"] == 15
     await play.compacted()
     assert len(lines_of(model.asked[-1])) == 1
-    jake = await play.entity("Jake")
-    assert jake is not None
-    assert jake["attributes"]["gold"] == 20
+    assert (await play.entity("Jake"))["attributes"]["gold"] == 20
 
 
 @pytest.mark.every_database
@@ -688,23 +665,18 @@ async def test_each_audience_is_compacted_separately(play: Evening, model: Compa
     assert [each["audience"] for each in facts] == [[town["jake"]]]
     heron = await play.table.get(f"/entities/{secret['id']}")
     assert heron["status"] == "near"
-    marlena = await play.entity("Marlena")
-    assert marlena is not None
-    assert marlena["status"] == "active"
+    assert (await play.entity("Marlena"))["status"] == "active"
 
 
 async def test_a_message_that_becomes_secret_is_undone(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"hidden_information": True})
     model.finds = {"Holt falls": [HOLT]}
-    await play.turn("Holt falls down the stairs.")
-    await play.compacted()
+    await play.compact_turn("Holt falls down the stairs.")
     line = (await play.ada.messages(play.chat))[0]
     await play.ada.patch(f"/messages/{line['id']}", {"audience": "gm"})
-    assert await play.entity("Inspector Holt") is None
+    assert await play.entity("Inspector Holt") == {}
     await play.compacted()
-    holt = await play.entity("Inspector Holt")
-    assert holt is not None
-    assert holt["audience"] == "gm"
+    assert (await play.entity("Inspector Holt"))["audience"] == "gm"
 
 
 async def test_changes_of_several_lines_are_read_again(play: Evening, model: Compactor) -> None:
@@ -714,13 +686,12 @@ async def test_changes_of_several_lines_are_read_again(play: Evening, model: Com
     name, told = HOLT
     model.finds = {"Holt limps": [(name, {**told, "source_turns": [1, 3]})]}
     await play.turn("Holt falls down the stairs.")
-    await play.turn("Holt limps.")
-    await play.compacted()
-    assert await play.entity("Inspector Holt") is not None
+    await play.compact_turn("Holt limps.")
+    assert await play.entity("Inspector Holt")
     model.finds = {}
     line = (await play.ada.messages(play.chat))[0]
     await play.ada.patch(f"/messages/{line['id']}", {"audience": "gm"})
-    assert await play.entity("Inspector Holt") is None
+    assert await play.entity("Inspector Holt") == {}
     await play.compacted()
     assert [len(lines_of(asked)) for asked in model.asked] == [4, 1, 3]
 
@@ -729,13 +700,12 @@ async def test_a_run_can_be_undone(play: Evening, model: Compactor) -> None:
     model.finds = {
         "Holt falls": [HOLT, ("chronicle_event_tool", {"set": {"summary": "Holt fell."}})]
     }
-    await play.turn("Holt falls down the stairs.")
-    await play.compacted()
+    await play.compact_turn("Holt falls down the stairs.")
     [run] = await play.runs()
     assert run["can_undo"]
     view = await play.ada.post(f"/enrichment/runs/{run['id']}/undo")
     assert {each["what"] for each in view["undone"]} == {"item_changed", "event_created"}
-    assert await play.entity("Inspector Holt") is None
+    assert await play.entity("Inspector Holt") == {}
     [chronicle] = (await play.ada.get("/chronicles"))["items"]
     path = f"/chronicles/{chronicle['id']}/events"
     assert (await play.ada.get(path))["items"] == []
@@ -774,13 +744,11 @@ async def test_compacted_lines_leave_the_history(play: Evening, model: Compactor
 
 async def test_unread_lines_stay_in_history(play: Evening, model: Compactor, ada: Account) -> None:
     await play.table.change("", settings={"memory_interval": 1, "summaries": False})
-    path = f"/chats/{play.chat}/settings"
-    await ada.patch(path, {"chronicle_enabled": False})
+    await set_chat(ada, play.chat, chronicle_enabled=False)
     await play.turn("Before they agreed.")
-    await ada.patch(path, {"chronicle_enabled": True})
+    await set_chat(ada, play.chat, chronicle_enabled=True)
     await play.turn("Round 0.")
-    await play.turn("Round 1.")
-    await play.compacted()
+    await play.compact_turn("Round 1.")
     assert len(model.asked) == 1
     texts = {each["text"] for each in await play.prompt()}
     assert {"Before they agreed.", "Round 0.", "Round 1."} <= texts
@@ -821,8 +789,7 @@ async def test_unknown_references_are_refused(play: Evening, model: Compactor) -
             ("npc_updater_tool", {"name": "T8", "set": {"status": "beeping"}}),
         ]
     }
-    await play.turn("T8 beeps.")
-    await play.compacted()
+    await play.compact_turn("T8 beeps.")
     [run] = await play.runs()
     reasons = [each["reason"] for each in run["refused"]]
     for number in (93, 94, 95, 96, 97, 98, 99):
@@ -909,7 +876,7 @@ async def test_a_declined_request_fails_and_is_repeated(play: Evening, model: Co
         50,
         "The model declined to answer",
     )
-    assert await play.entity("Inspector Holt") is not None
+    assert await play.entity("Inspector Holt")
     assert [each["summary"] for each in await play.events()] == ["Holt fell."]
     summary = await play.ada.get(f"/chats/{play.chat}/summary")
     assert summary["text"] == "So it went."
@@ -919,8 +886,7 @@ async def test_a_model_without_tools_is_asked_for_json(play: Evening, model: Com
     """The last one of the module: from then on the server is known to have no tools."""
     model.has_tools = False
     model.finds = {"Holt falls": [HOLT]}
-    await play.turn("Holt falls down the stairs.")
-    await play.compacted()
+    await play.compact_turn("Holt falls down the stairs.")
     assert await play.entity("Inspector Holt")
     [run] = await play.runs()
     assert (run["state"], run["calls"]) == ("done", 1)
