@@ -166,10 +166,9 @@ async def preview(
     return found
 
 
-async def context_of(account: Account, message_id: str) -> dict[str, Any]:
+async def context_of(account: Account, message_id: str, **query: str) -> dict[str, Any]:
     """The stored context of a reply."""
-    found: dict[str, Any] = ok(await account.client.get(f"{API}/messages/{message_id}/context"))
-    return found
+    return await account.get(f"/messages/{message_id}/context", **query)
 
 
 async def take_turn(account: Account, chat_id: str, **body: Any) -> str:

@@ -337,3 +337,28 @@ async def read_events(response: httpx.Response) -> AsyncGenerator[Event]:
 def text_of(events: list[Event]) -> str:
     """Return the reply that the deltas of a stream add up to."""
     return "".join(event.data["text"] for event in events if event.name == "text.delta")
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Requests of an account. Keyword arguments are the query or the body."""
+
+    account: Account
+
+    async def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return await self.account.ask(method, path, **options)
+
+    async def get(self, path: str, **query: Any) -> dict[str, Any]:
+        return await self.account.get(path, **query)
+
+    async def post(self, path: str, **body: Any) -> dict[str, Any]:
+        return await self.account.post(path, body, 201)
+
+    async def patch(self, path: str, **body: Any) -> dict[str, Any]:
+        return await self.account.patch(path, body)
+
+    async def put(self, path: str, status: int = 204, **body: Any) -> dict[str, Any]:
+        return await self.account.put(path, body, status)
+
+    async def delete(self, path: str) -> None:
+        await self.account.delete(path)

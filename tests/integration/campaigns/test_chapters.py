@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 
 from backend.enrichment.outbox import CHAPTER
-from backend.jobs.models import Job
 from tests.fakes.openai_server import error, reply
 from tests.integration.campaigns.recorder import Play, Recorder, model, play, server, short_waits
+from tests.support.lost_processes import lose_lease
 from tests.support.server import Running, ok
 
 __all__ = ["model", "play", "server", "short_waits"]
@@ -206,15 +205,7 @@ async def test_two_workers_make_one_chapter(play: Play, model: Recorder, server:
         await play.ada.turn(play.chat, text="Scene 4 is told.")
         ok(await play.table.ask("POST", f"/scenes/{scene['id']}/close"))
         await is_reached.wait()
-        # Its worker is taken for dead: another one takes the job, and this one may write no more.
-        async with server.parts.database.write() as session:
-            job = await session.scalar(
-                select(Job).where(Job.kind == CHAPTER, Job.payload.contains(play.chat))
-            )
-            assert job is not None
-            job.fence += 1
-            job.state = "queued"
-            job.lease_until = None
+        await lose_lease(server.parts.database, CHAPTER, play.chat)
     await play.at_rest()
     assert len(model.told("chapter")) >= 2
     assert len(await play.chapters()) == 1

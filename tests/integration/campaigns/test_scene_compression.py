@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 
 from backend.campaigns.state.snapshot import CampaignSnapshot
 from backend.enrichment.outbox import SCENE
-from backend.jobs.models import Job
 from tests.fakes.openai_server import called, error, reply
 from tests.integration.campaigns.recorder import (
     Play,
@@ -22,6 +20,7 @@ from tests.integration.campaigns.recorder import (
     short_waits,
 )
 from tests.integration.campaigns.seagate import seagate
+from tests.support.lost_processes import lose_lease
 from tests.support.server import Running, ok
 
 __all__ = ["fresh", "model", "play", "server", "short_waits"]
@@ -183,15 +182,7 @@ async def test_a_lost_worker_writes_nothing(play: Play, model: Recorder, server:
     async with model.thinking() as is_reached:
         ok(await play.table.ask("POST", f"/scenes/{play.scene_id}/close"))
         await is_reached.wait()
-        # Its worker is taken for dead: another one takes the job, and this one may write no more.
-        async with server.parts.database.write() as session:
-            job = await session.scalar(
-                select(Job).where(Job.kind == SCENE, Job.payload.contains(play.chat))
-            )
-            assert job is not None
-            job.fence += 1
-            job.state = "queued"
-            job.lease_until = None
+        await lose_lease(server.parts.database, SCENE, play.chat)
     await play.at_rest()
     assert len(model.asked) >= 2
     assert await play.threads() == [DEBT["title"]]

@@ -190,13 +190,6 @@ async def test_names_are_sealed(writer: Chronicler, server: Running) -> None:
     assert b"Mara" not in event.sealed_event
 
 
-@pytest.fixture
-async def idle(database_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
-    """A Talekeeper in which nobody works on jobs."""
-    async with running(database_url, tmp_path, job_workers=0) as server:
-        yield server
-
-
 @pytest.mark.every_database
 async def test_the_index_is_told_of_a_deleted_chronicle(idle: Running) -> None:
     async with idle.account() as account:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -17,7 +15,7 @@ from backend.chronicles.models import ChronicleEvent
 from backend.database.base import new_id, now
 from backend.memory.models import IndexChange
 from tests.integration.chronicles.chroniclers import Chronicler
-from tests.support.server import Running, ok, problem, running
+from tests.support.server import Running, ok, problem
 from tests.support.statements import record_statements
 
 pytestmark = pytest.mark.anyio
@@ -429,13 +427,6 @@ async def test_foreign_events_are_not_found(writer: Chronicler, stranger: Chroni
     for method, sent in (("GET", None), ("PATCH", body), ("DELETE", None)):
         problem(await stranger.ask(method, beside, json=sent), 404, "event-not-found")
     assert (await writer.page(chronicle))["items"] == [made, second]
-
-
-@pytest.fixture
-async def idle(database_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
-    """A Talekeeper in which nobody works on jobs."""
-    async with running(database_url, tmp_path, job_workers=0) as server:
-        yield server
 
 
 @pytest.mark.every_database

@@ -20,6 +20,7 @@ from tests.fakes.openai_server import error
 from tests.integration.campaigns.conftest import table
 from tests.integration.campaigns.seagate import Table, seagate
 from tests.support.compacting import Call, Compactor, Evening, evening, lines_of, model, npc, server
+from tests.support.lost_processes import lose_lease
 from tests.support.memory import set_chat
 from tests.support.server import Account, Running, ok, problem
 from tests.support.waiting import until
@@ -609,12 +610,7 @@ async def test_two_workers_write_once(play: Evening, model: Compactor, server: R
     async with model.thinking() as is_reached:
         await play.compact()
         await is_reached.wait()
-        async with server.parts.database.write() as session:
-            await session.execute(
-                update(Job)
-                .where(Job.kind == COMPACTION, Job.payload.contains(play.chat))
-                .values(fence=Job.fence + 1, state="queued", lease_until=None)
-            )
+        await lose_lease(server.parts.database, COMPACTION, play.chat)
     await play.at_rest()
     assert len(model.asked) >= 2
     assert len(await play.changes(all_of_them=True)) == 2

@@ -74,7 +74,7 @@ async def choose_and_stop(game: Game, turn_id: str, *, after_text: bool) -> list
         async for event in read_events(response):
             events.append(event)
             if event.name == ("text.delta" if after_text else "turn.choice_made"):
-                await game.account.post(f"/turns/{turn_id}/stop", status=202)
+                await game.stop(turn_id)
     return events
 
 
@@ -99,7 +99,7 @@ class TestAModelThatIgnoresTheDie:
         events = await game.choose(turn_id, "1.0")
         assert events[-1].name == "turn.completed"
         assert "text.reset" in names(events)
-        kept = (await game.account.messages(game.chat))[-1]
+        kept = await game.last()
         assert (kept["text"], kept["status"]) == ("The pick snaps.", "complete")
         assert await read_world(game) == at_risk("aftermath")
         guidance = str(vendor.requests[-1].body["messages"])
@@ -185,7 +185,7 @@ class TestAChosenDie:
         offered = [each["function"]["name"] for each in vendor.requests[0].body["tools"]]
         assert "resolve" in offered
         assert "spend_die" not in offered
-        kept = (await game.account.messages(game.chat))[-1]
+        kept = await game.last()
         assert (kept["id"], kept["text"]) == (answer["id"], "The pick snaps, and you bleed.")
         assert await read_world(game) == at_risk("aftermath")
         await check_tree(server.parts.database, game.chat)
@@ -206,13 +206,13 @@ class TestAChosenDie:
         gate.opened.set()
         assert names(events)[-2:] == ["message.saved", "turn.completed"]
         assert await follow(game.client, turn_id, last_id=events[0].id) == events[1:]
-        answer = (await game.account.messages(game.chat))[-1]
+        answer = await game.last()
         assert (answer["text"], answer["status"]) == ("", "interrupted")
         assert await read_world(game) == at_risk("action")
         await check_tree(server.parts.database, game.chat)
         vendor.script(reply("All is well."), called(FINISH, text="The pick snaps."))
         await game.account.turn(game.chat, **{"continue": True})
-        kept = (await game.account.messages(game.chat))[-1]
+        kept = await game.last()
         assert (kept["id"], kept["text"]) == (answer["id"], "The pick snaps.")
         assert await read_world(game) == at_risk("aftermath")
         await check_tree(server.parts.database, game.chat)
@@ -224,9 +224,9 @@ class TestAChosenDie:
         vendor.script(called(("advance_time", {"days": 1}), QUESTION))
         assert (await game.choose(turn_id, "1.0"))[-1].name == "turn.awaiting_choice"
         assert (await game.state())["day"] == 2
-        await game.account.post(f"/turns/{turn_id}/stop", status=202)
+        await game.stop(turn_id)
         assert (await game.state())["day"] == 2
-        assert (await game.account.messages(game.chat))[-1]["status"] == "interrupted"
+        assert (await game.last())["status"] == "interrupted"
 
 
 class TestForgettingToNarrate:
@@ -425,9 +425,15 @@ async def test_no_downtime_during_an_action(tired_game: Game) -> None:
 LINE = "I pick the lock of the counting house."
 
 
+async def new_demo_game(ada: Account, rules: str) -> Game:
+    game = await new_game(ada, rules=rules)
+    await ada.patch(f"/chats/{game.chat}/settings", {"model": "demo"})
+    return game
+
+
 async def start_demo(ada: Account) -> tuple[Game, str, list[dict[str, object]]]:
-    """A game of blades whose turn waits for a die: the game, the turn and the options."""
-    game = await new_game(ada, rules="blades")
+    """Begin a risky action with the demo model; return the game, the turn and the dice."""
+    game = await new_demo_game(ada, "blades")
     events = await game.say(LINE)
     assert events[-1].name == "turn.awaiting_choice"
     assert events[-1].data["kind"] == "die"
@@ -494,7 +500,7 @@ async def test_two_risks_in_a_row_are_both_resolved(ada: Account) -> None:
 
 
 async def test_a_game_without_moods_has_suggestions(ada: Account) -> None:
-    game = await new_game(ada)
+    game = await new_demo_game(ada, "freeform")
     events = await game.say(LINE)
     assert events[-1].name == "turn.completed"
     assert len(named(events, "suggestions")[0]["items"]) == 3

@@ -15,7 +15,7 @@ from backend.generation.registry import ModelRegistry
 from backend.llm import token_ratios as ratios
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.integration.turns.seeding import seed, stored_lines
-from tests.support.memory import API, link, new_book
+from tests.support.memory import API, context_of, link, new_book, set_chat, take_turn
 from tests.support.server import Account, Running, ok, problem, running
 
 pytestmark = pytest.mark.anyio
@@ -36,10 +36,6 @@ async def server(
             yield server
 
 
-async def set_chat(ada: Account, chat: str, **body: Any) -> None:
-    await ada.patch(f"/chats/{chat}/settings", body)
-
-
 async def set_account(ada: Account, **body: Any) -> None:
     await ada.patch("/me/settings", body)
 
@@ -50,11 +46,8 @@ async def preview(ada: Account, chat: str, text: str | None = "Well?") -> dict[s
 
 
 async def turn(ada: Account, chat: str, **body: Any) -> dict[str, Any]:
-    """Take a turn; the context of its reply."""
-    events = await ada.turn(chat, **body)
-    assert events[-1].name == "turn.completed", events[-1]
-    url = f"/messages/{events[0].data['reply_id']}/context"
-    return await ada.get(url)
+    """Take a turn; return the context of its reply."""
+    return await context_of(ada, await take_turn(ada, chat, **body))
 
 
 async def test_budgets_come_from_chat_account_and_server(ada: Account, chat: str) -> None:
@@ -192,7 +185,8 @@ async def test_previews_are_stable_and_show_the_prompt_of_the_turn(ada: Account)
     shown = [await preview(ada, chat) for _ in range(4)]
     assert shown[0] == shown[1] == shown[2] == shown[3]
     context = await turn(ada, chat, text="Well?")
-    assert context["prompt"] == shown[0]["prompt"]
+    for name in ("prompt", "prompt_hash", "totals"):
+        assert context[name] == shown[0][name]
     reply = (await ada.messages(chat))[-1]["id"]
     for _ in range(3):
         again = await turn(ada, chat, regenerate_of=reply)
@@ -353,16 +347,6 @@ async def post_preview(ada: Account, chat: str, **body: Any) -> dict[str, Any]:
     return await ada.post(f"/chats/{chat}/context", body)
 
 
-async def context_of(ada: Account, message_id: str, **query: str) -> dict[str, Any]:
-    return await ada.get(f"/messages/{message_id}/context", **query)
-
-
-async def take_reply(ada: Account, chat: str, **body: Any) -> str:
-    events = await ada.turn(chat, **body)
-    assert events[-1].name == "turn.completed", events[-1]
-    return str(events[0].data["reply_id"])
-
-
 async def test_a_preview_accepts_budgets(ada: Account, chat: str, server: Running) -> None:
     await seed(server, ada, chat, [f"{n} " + "la " * 30 for n in range(60)])
     await ada.patch(f"/chats/{chat}/settings", {"budgets": {"retrieval": 77}})
@@ -402,8 +386,8 @@ async def test_a_draft_longer_than_a_url_is_previewed(ada: Account, chat: str) -
 
 async def test_a_preview_shows_the_difference_to_the_last_prompt(ada: Account, chat: str) -> None:
     assert (await post_preview(ada, chat, diff="previous"))["difference"] is None
-    first = await take_reply(ada, chat, text="Who is there?")
-    last = await take_reply(ada, chat, text="Come in.")
+    first = await take_turn(ada, chat, text="Who is there?")
+    last = await take_turn(ada, chat, text="Come in.")
     body = {"text": "Sit down.", "diff": "previous", "prompt": True}
     preview = await post_preview(ada, chat, **body)
     assert preview["difference"]["previous_message_id"] == last
@@ -411,7 +395,7 @@ async def test_a_preview_shows_the_difference_to_the_last_prompt(ada: Account, c
     # All that was sent, the line behind the history included: it is history now.
     sent = (await context_of(ada, last))["prompt"]
     assert preview["difference"]["shared_prefix"] == len(sent)
-    now = await context_of(ada, await take_reply(ada, chat, text="Sit down."), diff="previous")
+    now = await context_of(ada, await take_turn(ada, chat, text="Sit down."), diff="previous")
     assert now["prompt"] == preview["prompt"]
     for name in ("previous_message_id", "shared_prefix", "shared_tokens", "history_last"):
         assert now["difference"][name] == preview["difference"][name]
@@ -420,10 +404,10 @@ async def test_a_preview_shows_the_difference_to_the_last_prompt(ada: Account, c
 
 
 async def test_a_reply_is_compared_with_the_one_above_it(ada: Account, chat: str) -> None:
-    first = await take_reply(ada, chat, text="Who is there?")
-    last = await take_reply(ada, chat, text="Come in.")
+    first = await take_turn(ada, chat, text="Who is there?")
+    last = await take_turn(ada, chat, text="Come in.")
     shown = await context_of(ada, last, diff="previous")
-    again = await take_reply(ada, chat, regenerate_of=last)
+    again = await take_turn(ada, chat, regenerate_of=last)
     assert again != last
     left = await context_of(ada, last, diff="previous")
     assert left["difference"] == shown["difference"]
@@ -451,7 +435,7 @@ async def test_a_context_names_the_lorebook_of_an_entry(ada: Account, chat: str)
     context = await post_preview(ada, chat, text="To the lighthouse!")
     (item,) = context["retrieved"]
     assert context["containers"] == {item["source_id"]: book}
-    message = await take_reply(ada, chat, text="To the lighthouse!")
+    message = await take_turn(ada, chat, text="To the lighthouse!")
     assert (await context_of(ada, message))["containers"] == {item["source_id"]: book}
     await ada.delete(f"/lorebooks/{book}")
     assert (await context_of(ada, message))["containers"] == {}
@@ -490,7 +474,7 @@ async def test_ratios_do_not_change_the_budgets_that_are_shown(
     monkeypatch.setattr(ratios, "RELOAD_SECONDS", 0.0)
     budgets = {"total": 14_000, "history": 7_001, "retrieval": 333, "reply_reserve": 1_999}
     for line in ("/demo long 400", "/demo long 100", "/demo long 250"):
-        await take_reply(ada, chat, text=line)
+        await take_turn(ada, chat, text=line)
     context = await post_preview(ada, chat, budgets=budgets)
     assert context["ratio"] != 1
     assert {name: context["budgets"][name] for name in budgets} == budgets

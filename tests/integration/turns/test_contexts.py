@@ -14,7 +14,8 @@ from backend.generation.registry import ModelRegistry
 from backend.turns.models import ContextText, StoredContextRecord
 from tests.fakes.openai_server import MODEL_ID, OpenAIServer
 from tests.integration.turns.seeding import seed
-from tests.support.server import Account, Event, Running, problem, running
+from tests.support.memory import context_of, set_chat
+from tests.support.server import Account, Running, problem, running
 
 pytestmark = pytest.mark.anyio
 
@@ -40,15 +41,6 @@ async def told(ada: Account, chat: str) -> str:
     return chat
 
 
-async def context_of(ada: Account, message_id: str, **query: str) -> dict[str, Any]:
-    url = f"/messages/{message_id}/context"
-    return await ada.get(url, **query)
-
-
-async def settings(ada: Account, chat: str, **body: Any) -> None:
-    await ada.patch(f"/chats/{chat}/settings", body)
-
-
 def sent(vendor: OpenAIServer) -> Shown:
     """The prompt that arrived last."""
     messages = vendor.requests[-1].body["messages"]
@@ -64,13 +56,8 @@ async def turn(
     prompt = sent(vendor)
     context = await context_of(ada, events[0].data["reply_id"])
     assert context["prompt"] == prompt
-    assert context["totals"] == ready(events)
+    assert context["totals"] == events[1].data["totals"]
     return events[0].data["reply_id"], prompt, context
-
-
-def ready(events: list[Event]) -> dict[str, int]:
-    totals: dict[str, int] = events[1].data["totals"]
-    return totals
 
 
 async def test_a_prompt_is_shown_as_sent(ada: Account, vendor: OpenAIServer, told: str) -> None:
@@ -126,7 +113,7 @@ async def test_a_depth_is_shown_as_sent(ada: Account, vendor: OpenAIServer, dept
         post_history_instructions="Be brief.",
     )
     chat = (await ada.new_chat(character_ids=[character["id"]]))["id"]
-    await settings(ada, chat, authors_note={"text": "It rains.", "depth": depth, "role": "user"})
+    await set_chat(ada, chat, authors_note={"text": "It rains.", "depth": depth, "role": "user"})
     await ada.turn(chat, text="One.")
     _, prompt, _ = await turn(ada, vendor, chat, text="Two.")
     texts = [message["text"] for message in prompt[1:]]
@@ -149,7 +136,7 @@ async def test_a_continued_reply_is_shown(ada: Account, vendor: OpenAIServer, to
 
 
 async def test_a_swipe_sends_the_same_prompt(ada: Account, vendor: OpenAIServer, told: str) -> None:
-    await settings(
+    await set_chat(
         ada, told, authors_note={"text": "{{random::a::b::c}}{{pick::a::b::c}}{{roll::d20}}"}
     )
     first, prompt, context = await turn(ada, vendor, told, text="Sit down.")
@@ -176,7 +163,7 @@ async def test_memory_can_precede_history(ada: Account, vendor: OpenAIServer, to
     await ada.put(f"/chats/{told}/lorebooks/{book}", link)
     places: dict[str, bool] = {}
     for placement in ("before_history", "after_history"):
-        await settings(ada, told, memory_placement=placement)
+        await set_chat(ada, told, memory_placement=placement)
         _, prompt, _ = await turn(ada, vendor, told, text="To the inn.")
         texts = [message["text"] for message in prompt]
         memory = next(at for at, text in enumerate(texts) if "burned down" in text)
@@ -190,7 +177,7 @@ async def test_later_changes_do_not_alter_a_prompt(ada: Account, vendor: OpenAIS
     )
     persona = await ada.post("/personas", {"name": "Cap", "description": "Tall."}, 201)
     chat = (await ada.new_chat(character_ids=[character["id"]], persona_id=persona["id"]))["id"]
-    await settings(ada, chat, authors_note={"text": "It rains."}, system_prompt="{{original}} Go.")
+    await set_chat(ada, chat, authors_note={"text": "It rains."}, system_prompt="{{original}} Go.")
     shown: dict[str, Shown] = {}
     for line in ("One.", "Two.", "Three."):
         reply_id, prompt, _ = await turn(ada, vendor, chat, text=line)
@@ -199,7 +186,7 @@ async def test_later_changes_do_not_alter_a_prompt(ada: Account, vendor: OpenAIS
     change = {"name": "Nora", "description": "Gone.", "mes_example": ""}
     await ada.patch(f"/characters/{character['id']}", change)
     await ada.patch(f"/personas/{persona['id']}", {"name": "Lieutenant"})
-    await settings(ada, chat, authors_note=None, system_prompt=None, names=True)
+    await set_chat(ada, chat, authors_note=None, system_prompt=None, names=True)
     for shown_line in lines[:4]:
         url = f"/messages/{shown_line['id']}"
         await ada.patch(url, {"hidden": True})
@@ -227,7 +214,7 @@ async def test_the_gap_of_a_truncated_prompt_is_shown(
         await session.execute(update(Message).where(Message.chat_id == UUID(chat)).values(lower))
     # Counted with names, what will be sent is counted anew.
     budgets = {"total": 5000, "reply_reserve": 500, "min_tail_messages": 4}
-    await settings(ada, chat, names=True, budgets=budgets)
+    await set_chat(ada, chat, names=True, budgets=budgets)
     reply_id, prompt, context = await turn(ada, vendor, chat, text="And then?")
     history = context["history"]
     assert history["omitted_first"] == history["first"] + 1
@@ -277,9 +264,9 @@ async def test_a_shared_text_is_stored_once(ada: Account, told: str, server: Run
 
 @pytest.mark.every_database
 async def test_the_difference_is_itemised(ada: Account, vendor: OpenAIServer, told: str) -> None:
-    await settings(ada, told, authors_note={"text": "It rains.", "depth": 1})
+    await set_chat(ada, told, authors_note={"text": "It rains.", "depth": 1})
     first, prompt, _ = await turn(ada, vendor, told, text="One.")
-    await settings(ada, told, authors_note=None, post_history_instructions="Be brief.")
+    await set_chat(ada, told, authors_note=None, post_history_instructions="Be brief.")
     second, prompt_after, _ = await turn(ada, vendor, told, text="Two.")
     difference = (await context_of(ada, second, diff="previous"))["difference"]
     assert difference["previous_message_id"] == first

@@ -136,7 +136,7 @@ async def test_lines_are_found_by_an_index(server: Running, ada: Account, chat: 
             await repository.active_lines(
                 session, UUID(chat), from_sum=1_000, to_position=299, authors=False
             )
-        [(query, values)] = statements
+        [(query, values)] = [each for each in statements if "path_tokens" in each.text]
         connection = await session.connection()
         if database.is_sqlite:
             plan = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values)

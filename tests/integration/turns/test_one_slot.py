@@ -26,8 +26,6 @@ from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio]
 
-API = "/api/v1"
-
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +43,19 @@ async def model(request: pytest.FixtureRequest) -> AsyncGenerator[OneSlotServer]
 async def one_slot() -> AsyncGenerator[OneSlotServer]:
     async with OneSlotServer() as model:
         yield model
+
+
+@pytest.fixture
+async def server(
+    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+) -> AsyncGenerator[Running]:
+    async with running(sqlite_url, tmp_path, **settings(one_slot)) as server:
+        yield server
+
+
+@pytest.fixture
+async def chat(ada: Account) -> str:
+    return str((await ada.new_chat())["id"])
 
 
 def settings(model: OneSlotServer, **more: Any) -> dict[str, Any]:
@@ -80,6 +91,14 @@ async def is_asked(model: OneSlotServer, *, turns: int = 0, background: int = 0)
     await until(are_begun)
 
 
+async def occupy(model: OneSlotServer, ada: Account, chat: str) -> None:
+    """Take a turn whose agent asks the model, and wait until that request has begun."""
+    await opt_in(ada, chat)
+    model.background.append(never_ending())
+    await ada.turn(chat, text="Is anyone there?")
+    await is_asked(model, background=1)
+
+
 async def jobs(server: Running) -> list[Job]:
     async with server.parts.database.read() as session:
         rows = await session.scalars(select(Job).where(Job.kind.like("enrichment.%")))
@@ -95,10 +114,7 @@ async def test_a_turn_interrupts_the_agent_which_resumes(
     database_url: str, tmp_path: Path, one_slot: OneSlotServer
 ) -> None:
     async with playing(database_url, tmp_path, one_slot) as (server, ada, chat):
-        await opt_in(ada, chat)
-        one_slot.background.append(never_ending())
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(one_slot, background=1)
+        await occupy(one_slot, ada, chat)
         events = await ada.turn(chat, text="Hello?")
         assert text_of(events) == "The rain has stopped."
         assert occupations(events) == ["chronicle", None]
@@ -126,65 +142,63 @@ async def test_a_slow_server_is_free_at_its_next_token(sqlite_url: str, tmp_path
 
 
 async def test_an_interruption_is_no_failed_attempt(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer, monkeypatch: pytest.MonkeyPatch
+    ada: Account,
+    chat: str,
+    server: Running,
+    one_slot: OneSlotServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pipeline, "_RETRY_SECONDS", 60.0)
-    async with playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat):
-        await opt_in(ada, chat)
-        one_slot.background.append(never_ending())
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(one_slot, background=1)
-        await ada.turn(chat, text="Hello?")
+    await occupy(one_slot, ada, chat)
+    await ada.turn(chat, text="Hello?")
 
-        async def is_put_off() -> bool:
-            return [job.state for job in await jobs(server)] == ["queued"]
+    async def is_put_off() -> bool:
+        return [job.state for job in await jobs(server)] == ["queued"]
 
-        await until(is_put_off)
-        (job,) = await jobs(server)
-        assert (job.attempts, job.error) == (0, None)
-        overview = await ada.get(f"/chats/{chat}/enrichment")
-        assert overview["items"] == []
+    await until(is_put_off)
+    (job,) = await jobs(server)
+    assert (job.attempts, job.error) == (0, None)
+    overview = await ada.get(f"/chats/{chat}/enrichment")
+    assert overview["items"] == []
 
 
 async def test_interrupted_runs_are_counted(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+    ada: Account, chat: str, one_slot: OneSlotServer
 ) -> None:
     matters = reply('{"why": "A door.", "significant": true, "kinds": ["event"]}')
-    async with playing(sqlite_url, tmp_path, one_slot) as (_, ada, chat):
-        await opt_in(ada, chat)
-        one_slot.background += [matters, never_ending()]
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(one_slot, background=2)
-        await ada.turn(chat, text="Hello?")
-        await last_run(ada, chat)
-        overview = await ada.get(f"/chats/{chat}/enrichment")
-        cut = overview["items"][-1]
-        assert (cut["state"], cut["error"]) == ("failed", "interrupted-by-turn")
-        assert (cut["calls"], cut["prompt_tokens"]) == (1, 12)
+    await opt_in(ada, chat)
+    one_slot.background += [matters, never_ending()]
+    await ada.turn(chat, text="Is anyone there?")
+    await is_asked(one_slot, background=2)
+    await ada.turn(chat, text="Hello?")
+    await last_run(ada, chat)
+    overview = await ada.get(f"/chats/{chat}/enrichment")
+    cut = overview["items"][-1]
+    assert (cut["state"], cut["error"]) == ("failed", "interrupted-by-turn")
+    assert (cut["calls"], cut["prompt_tokens"]) == (1, 12)
 
 
 async def test_a_turn_interrupts_a_summary(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+    ada: Account, chat: str, server: Running, one_slot: OneSlotServer
 ) -> None:
-    async with playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat):
-        path = f"/chats/{chat}/settings"
-        body = {"summary": {"enabled": True}, "budgets": {"history": 400}}
-        await ada.patch(path, body)
-        one_slot.background.append(never_ending())
-        line = "The clock in the hall went on and on, and nobody minded it any more."
-        await seed(server, ada, chat, [f"{number}: {line}" for number in range(30)])
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(one_slot, background=1)
-        events = await ada.turn(chat, text="Hello?")
-        assert occupations(events) == ["summary", None]
-        assert list(map(is_background, one_slot.dropped)) == [True]
+    path = f"/chats/{chat}/settings"
+    body = {"summary": {"enabled": True}, "budgets": {"history": 400}}
+    await ada.patch(path, body)
+    one_slot.background.append(never_ending())
+    line = "The clock in the hall went on and on, and nobody minded it any more."
+    await seed(server, ada, chat, [f"{number}: {line}" for number in range(30)])
+    await ada.turn(chat, text="Is anyone there?")
+    await is_asked(one_slot, background=1)
+    events = await ada.turn(chat, text="Hello?")
+    assert occupations(events) == ["summary", None]
+    assert list(map(is_background, one_slot.dropped)) == [True]
 
-        async def is_summed_up() -> bool:
-            answer = await ada.ask("GET", f"/chats/{chat}/summary")
-            return answer.status_code == 200
+    async def is_summed_up() -> bool:
+        answer = await ada.ask("GET", f"/chats/{chat}/summary")
+        return answer.status_code == 200
 
-        await until(is_summed_up)
-        assert one_slot.most == 1
+    await until(is_summed_up)
+    assert one_slot.most == 1
 
 
 async def test_two_users_take_turns(sqlite_url: str, tmp_path: Path, model: OneSlotServer) -> None:
@@ -215,14 +229,11 @@ async def test_two_users_take_turns(sqlite_url: str, tmp_path: Path, model: OneS
 
 
 async def test_a_waiting_turn_can_be_stopped(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+    ada: Account, chat: str, server: Running, one_slot: OneSlotServer
 ) -> None:
     gate = Gate()
     one_slot.script(held_back(gate))
-    async with (
-        playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat),
-        server.account("Ben") as ben,
-    ):
+    async with server.account("Ben") as ben:
         other = (await ben.new_chat())["id"]
         async with turn_under_way(ada, chat, text="Tell me.") as (_, first):
             async with turn_under_way(ben, other, text="And me.") as (turn_id, second):
@@ -239,32 +250,22 @@ async def test_a_waiting_turn_can_be_stopped(
 
 
 async def test_switching_the_chronicle_off_ends_its_job(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+    ada: Account, chat: str, server: Running, one_slot: OneSlotServer
 ) -> None:
-    async with playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat):
-        await opt_in(ada, chat)
-        one_slot.background.append(never_ending())
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(one_slot, background=1)
-        path = f"/chats/{chat}/settings"
-        await ada.patch(path, {"chronicle_enabled": False})
-        await one_slot.hung_up.wait()
-        (job,) = await jobs(server)
-        assert (job.state, job.error) == ("done", "chronicle-not-enabled")
-        assert sum(map(is_background, one_slot.requests)) == 1
+    await occupy(one_slot, ada, chat)
+    path = f"/chats/{chat}/settings"
+    await ada.patch(path, {"chronicle_enabled": False})
+    await one_slot.hung_up.wait()
+    (job,) = await jobs(server)
+    assert (job.state, job.error) == ("done", "chronicle-not-enabled")
+    assert sum(map(is_background, one_slot.requests)) == 1
 
 
 async def test_stopped_work_is_cancelled(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+    ada: Account, chat: str, server: Running, one_slot: OneSlotServer
 ) -> None:
-    async with (
-        playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat),
-        server.account("Ben") as ben,
-    ):
-        await opt_in(ada, chat)
-        one_slot.background.append(never_ending())
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(one_slot, background=1)
+    async with server.account("Ben") as ben:
+        await occupy(one_slot, ada, chat)
         running_jobs = await ada.get("/jobs", state="running")
         (job,) = (each for each in running_jobs["items"] if each["kind"] == TURN_JOB)
         problem(await ben.ask("POST", f"/jobs/{job['id']}/stop"), 404, "job-not-found")
@@ -282,10 +283,7 @@ async def test_a_server_without_a_limit_is_shared(
         OneSlotServer(slots=2) as model,
         playing(sqlite_url, tmp_path, model, **more) as (_, ada, chat),
     ):
-        await opt_in(ada, chat)
-        model.background.append(never_ending())
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(model, background=1)
+        await occupy(model, ada, chat)
         events = await ada.turn(chat, text="Hello?")
         assert occupations(events) == []
         assert model.dropped == []
@@ -317,14 +315,11 @@ async def test_the_number_of_slots_is_learned(sqlite_url: str, tmp_path: Path) -
 
 
 async def test_suggestions_wait_for_another_user_s_turn(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+    ada: Account, chat: str, server: Running, one_slot: OneSlotServer
 ) -> None:
     lines = '{"lines": ["I go.", "I stay."]}'
     one_slot.background += [never_ending(), reply(lines)]
-    async with (
-        playing(sqlite_url, tmp_path, one_slot) as (server, ada, chat),
-        server.account("Ben") as ben,
-    ):
+    async with server.account("Ben") as ben:
         asked = asyncio.create_task(
             ada.ask("POST", f"/chats/{chat}/suggestions", json={"count": 2})
         )
@@ -336,15 +331,14 @@ async def test_suggestions_wait_for_another_user_s_turn(
 
 
 async def test_outdated_suggestions_are_cancelled(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+    ada: Account, chat: str, one_slot: OneSlotServer
 ) -> None:
     one_slot.background.append(never_ending())
-    async with playing(sqlite_url, tmp_path, one_slot) as (_, ada, chat):
-        asked = asyncio.create_task(ada.ask("POST", f"/chats/{chat}/suggestions"))
-        await is_asked(one_slot, background=1)
-        await ada.turn(chat, text="Hello?")
-        problem(await asked, 409, "chat-changed")
-        assert sum(map(is_background, one_slot.begun)) == 1
+    asked = asyncio.create_task(ada.ask("POST", f"/chats/{chat}/suggestions"))
+    await is_asked(one_slot, background=1)
+    await ada.turn(chat, text="Hello?")
+    problem(await asked, 409, "chat-changed")
+    assert sum(map(is_background, one_slot.begun)) == 1
 
 
 @pytest.mark.parametrize(
@@ -355,13 +349,12 @@ async def test_outdated_suggestions_are_cancelled(
     ],
 )
 async def test_invalid_suggestions_are_dropped_and_counted(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer, said: str, shown: list[str]
+    ada: Account, chat: str, one_slot: OneSlotServer, said: str, shown: list[str]
 ) -> None:
     one_slot.background.append(reply(said))
-    async with playing(sqlite_url, tmp_path, one_slot) as (_, ada, chat):
-        found = await ada.post(f"/chats/{chat}/suggestions", {"count": 4})
-        assert found["items"] == shown
-        assert found["dropped"] == said.count('", "') + 1 - len(shown)
+    found = await ada.post(f"/chats/{chat}/suggestions", {"count": 4})
+    assert found["items"] == shown
+    assert found["dropped"] == said.count('", "') + 1 - len(shown)
 
 
 @pytest.mark.parametrize(
@@ -372,34 +365,29 @@ async def test_invalid_suggestions_are_dropped_and_counted(
     ],
 )
 async def test_no_valid_suggestion_is_an_error_with_advice(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer, said: str, slug: str, words: str
+    ada: Account, chat: str, one_slot: OneSlotServer, said: str, slug: str, words: str
 ) -> None:
     one_slot.background.append(reply(said))
-    async with playing(sqlite_url, tmp_path, one_slot) as (_, ada, chat):
-        body = problem(await ada.ask("POST", f"/chats/{chat}/suggestions"), 502, slug)
-        assert words in body["detail"]
-        assert "task_models.suggestions" in body["detail"]
+    body = problem(await ada.ask("POST", f"/chats/{chat}/suggestions"), 502, slug)
+    assert words in body["detail"]
+    assert "task_models.suggestions" in body["detail"]
 
 
 async def test_background_work_has_an_output_limit(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+    ada: Account, chat: str, one_slot: OneSlotServer
 ) -> None:
-    async with playing(sqlite_url, tmp_path, one_slot) as (_, ada, chat):
-        await opt_in(ada, chat)
-        await ada.turn(chat, text="Is anyone there?")
-        await last_run(ada, chat)
-        limits = {is_background(each): each.body["max_tokens"] for each in one_slot.begun}
-        assert limits == {False: 8_192, True: 1_024 + 4_096}
+    await opt_in(ada, chat)
+    await ada.turn(chat, text="Is anyone there?")
+    await last_run(ada, chat)
+    limits = {is_background(each): each.body["max_tokens"] for each in one_slot.begun}
+    assert limits == {False: 8_192, True: 1_024 + 4_096}
 
 
 async def test_a_needed_summary_uses_the_slot_of_its_turn(
-    sqlite_url: str, tmp_path: Path, one_slot: OneSlotServer
+    ada: Account, server: Running, one_slot: OneSlotServer
 ) -> None:
     tick = "The clock in the hall went on and on, and nobody minded it, for it rained. " * 3
-    async with (
-        playing(sqlite_url, tmp_path, one_slot) as (server, ada, _),
-        server.account("Ben") as ben,
-    ):
+    async with server.account("Ben") as ben:
         body = {"name": "Seagate", "settings": {"tools": False}}
         campaign = await ada.post("/campaigns", body, 201)
         chat = (await ada.new_chat(campaign_id=campaign["id"]))["id"]
@@ -435,10 +423,7 @@ async def test_two_processes_share_the_slot(
         running(postgres_url, tmp_path / "other", **settings(one_slot)) as there,
     ):
         # The other process does the jobs.
-        await opt_in(ada, chat)
-        one_slot.background.append(never_ending())
-        await ada.turn(chat, text="Is anyone there?")
-        await is_asked(one_slot, background=1)
+        await occupy(one_slot, ada, chat)
         gate = Gate()
         one_slot.script(held_back(gate), reply("Mine."))
         second_chat = (await ada.new_chat())["id"]

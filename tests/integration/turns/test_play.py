@@ -125,7 +125,7 @@ async def test_arriving_players_see_who_is_present(ada: Account, vendor: OpenAIS
 async def test_the_record_names_the_tools_of_a_reply(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(called(("advance_time", {"days": 2})), called(FINISH, text="It rains."))
     await game.say("I rest.")
-    answer = (await game.account.messages(game.chat))[-1]
+    answer = await game.last()
     context = await game.account.get(f"/messages/{answer['id']}/context")
     assert context["tools"] == ["advance_time", "finish_turn"]
     assert context["tool_support"] == "native"
@@ -146,7 +146,7 @@ async def test_continuing_and_impersonating_have_no_tools(game: Game, vendor: Op
 async def test_a_swipe_undoes_the_changes_of_a_reply(game: Game, vendor: OpenAIServer) -> None:
     vendor.script(called(("advance_time", {"days": 2}), FINISH, text="Days pass."))
     await game.say()
-    first = (await game.account.messages(game.chat))[-1]["id"]
+    first = (await game.last())["id"]
     vendor.script(called(("advance_time", {"days": 5}), FINISH, text="A week passes."))
     [changed] = named(await game.account.turn(game.chat, regenerate_of=first), "state.changed")
     assert changed["changes"]
@@ -173,7 +173,7 @@ async def test_text_after_the_end_is_dropped(game: Game, vendor: OpenAIServer) -
     assert events[-1].name == "turn.completed"
     assert text_of(events) == "The end."
     await asyncio.wait_for(vendor.hung_up.wait(), 5)
-    assert (await game.account.messages(game.chat))[-1]["text"] == "The end."
+    assert (await game.last())["text"] == "The end."
 
 
 async def test_a_turn_has_at_most_twelve_calls(game: Game, vendor: OpenAIServer) -> None:
@@ -201,7 +201,7 @@ async def test_a_failed_model_changes_nothing(
     assert events[-1].name == "turn.failed"
     assert "state.changed" not in names(events)
     assert ((await game.state())["day"], await game.changes()) == (1, changes)
-    kept = (await game.account.messages(game.chat))[-1]
+    kept = await game.last()
     assert (kept["status"], kept["text"]) == ("failed", text_of(events))
 
 
@@ -213,11 +213,11 @@ async def test_stopping_the_model_changes_nothing(game: Game, vendor: OpenAIServ
     )
     async with turn_under_way(game.account, game.chat, text="I rest.") as (turn_id, events):
         heard = await take_words(events, 4)
-        assert (await game.account.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
+        await game.stop(turn_id)
         heard += [event async for event in events]
     assert heard[-1].data["state"] == "stopped"
     assert (await game.state())["day"] == 1
-    kept = (await game.account.messages(game.chat))[-1]
+    kept = await game.last()
     assert (kept["status"], kept["text"]) == ("interrupted", "You sleep.\n\nAnd dream")
     gate.opened.set()
 
@@ -248,7 +248,7 @@ class TestMoods:
         assert (mood["mood"], mood["position"], mood["effect"]) == ("action", "risky", "standard")
         told = await follow(game.client, turn_id)
         assert (text_of(told), told[-1]) == ("Click.", events[-1])
-        assert (await game.account.messages(game.chat))[-1]["text"] == "Click."
+        assert (await game.last())["text"] == "Click."
         one, other = (each.body for each in vendor.requests)
         assert "Position: risky" in str(other["messages"])
         assert "Position: risky" not in str(one["messages"])
@@ -263,7 +263,7 @@ class TestMoods:
         )
         rest = await game.choose(turn_id, worst["id"])
         assert rest[-1].name == "turn.completed"
-        answer = (await game.account.messages(game.chat))[-1]
+        answer = await game.last()
         assert answer["text"] == "The deed is done."
         told = await follow(game.client, turn_id, last_id=events[-1].id)
         assert names(told)[:2] == ["turn.choice_made", "text.reset"]
@@ -290,7 +290,7 @@ class TestMoods:
         assert offered[-1] == ["finish_turn"]
         assert len(named(events, "text.reset")) == 3
         assert events[-1].name == "turn.completed"
-        assert (await game.account.messages(game.chat))[-1]["text"] == "Four."
+        assert (await game.last())["text"] == "Four."
 
 
 async def test_a_question_waits_for_a_choice(

@@ -26,6 +26,7 @@ from tests.fakes.openai_server import MODEL_ID as OPENAI
 from tests.fakes.openai_server import OpenAIServer, reply, usage
 from tests.integration.turns.following import check_tree
 from tests.integration.turns.seeding import identity_of, seed, stored_lines
+from tests.support.memory import preview, set_chat
 from tests.support.server import Account, Running, ok, problem, running, text_of
 from tests.support.waiting import until
 
@@ -46,15 +47,6 @@ async def server(
         folder = tmp_path_factory.mktemp("data")
         async with running(shared_url, folder, registry=registry) as server:
             yield server
-
-
-async def settings(ada: Account, chat: str, **body: Any) -> None:
-    await ada.patch(f"/chats/{chat}/settings", body)
-
-
-async def preview(ada: Account, chat: str) -> dict[str, Any]:
-    query = {"text": "Well?", "prompt": "true"}
-    return await ada.get(f"/chats/{chat}/context", **query)
 
 
 async def unit_of(server: Running, chat: str) -> str:
@@ -98,8 +90,8 @@ async def test_a_line_counts_as_it_is_sent(ada: Account, chat: str, server: Runn
 @pytest.mark.every_database
 async def test_totals_match_the_sent_prompt(ada: Account, chat: str, server: Running) -> None:
     await seed(server, ada, chat, [f"{n}: {PROSE}" for n in range(30)])
-    await settings(ada, chat, budgets={"history": 500}, authors_note={"text": "It rains."})
-    context = await preview(ada, chat)
+    await set_chat(ada, chat, budgets={"history": 500}, authors_note={"text": "It rains."})
+    context = await preview(ada, chat, "Well?")
     tokenizer = get_tokenizer("o200k_base")
     tokens = [tokenizer.count(message["text"]) for message in context["prompt"]]
     assert context["totals"]["prompt"] == sum(tokens) + MESSAGE_OVERHEAD * len(tokens)
@@ -110,9 +102,9 @@ async def test_totals_match_the_sent_prompt(ada: Account, chat: str, server: Run
 async def test_another_tokenizer_recounts(ada: Account, chat: str, server: Running) -> None:
     lines = await seed(server, ada, chat, [f"{n}: {PROSE * 3}" for n in range(60)])
     in_demo = {row.id: row.tokens for row in await check_counts(server, ada, chat)}
-    await settings(ada, chat, model=GEMINI, budgets={"history": 1000})
+    await set_chat(ada, chat, model=GEMINI, budgets={"history": 1000})
 
-    context = await preview(ada, chat)
+    context = await preview(ada, chat, "Well?")
     assert context["tokenizer"] == "gemma3"
     assert any("recalculated" in note for note in context["notes"])
     assert await unit_of(server, chat) == "o200k_base"
@@ -125,9 +117,9 @@ async def test_another_tokenizer_recounts(ada: Account, chat: str, server: Runni
     await until(lambda: is_counted_in(server, chat, "gemma3"))
     rows = await check_counts(server, ada, chat)
     assert len(rows) == 2 + len(lines) + 2  # greetings, lines, and the turn's two
-    assert (await preview(ada, chat))["notes"] == []
+    assert (await preview(ada, chat, "Well?"))["notes"] == []
 
-    await settings(ada, chat, model=None)
+    await set_chat(ada, chat, model=None)
     await ada.turn(chat, text="And back.")
     await until(lambda: is_counted_in(server, chat, "o200k_base"))
     rows = await check_counts(server, ada, chat)
@@ -142,7 +134,7 @@ async def test_stored_counts_are_reused(ada: Account, chat: str, server: Running
     async with server.parts.database.write() as session:
         row = await session.get_one(Message, greeting.id)
         row.token_counts = msgspec.json.encode(wrong).decode()
-    await settings(ada, chat, model=GEMINI)
+    await set_chat(ada, chat, model=GEMINI)
     await ada.turn(chat, text="Well?")
     await until(lambda: is_counted_in(server, chat, "gemma3"))
     assert (await stored_lines(server, chat))[0].tokens == 77
@@ -150,7 +142,7 @@ async def test_stored_counts_are_reused(ada: Account, chat: str, server: Running
 
 
 async def test_names_are_counted_if_shown(ada: Account, chat: str, server: Running) -> None:
-    await settings(ada, chat, names=True)
+    await set_chat(ada, chat, names=True)
     await ada.turn(chat, text="Well?")
     await until(lambda: is_counted_in(server, chat, "o200k_base+names"))
     await check_counts(server, ada, chat)
@@ -158,7 +150,7 @@ async def test_names_are_counted_if_shown(ada: Account, chat: str, server: Runni
 
 async def test_hidden_lines_are_not_summed(ada: Account, chat: str, server: Running) -> None:
     lines = await seed(server, ada, chat, [f"{n}: {PROSE}" for n in range(300)])
-    await settings(ada, chat, model=GEMINI)
+    await set_chat(ada, chat, model=GEMINI)
     await ada.turn(chat, text="Well?")
     for line in lines[:40:8]:
         await ada.patch(f"/messages/{line.id}", {"hidden": True})
@@ -210,7 +202,7 @@ async def test_a_recount_before_storing_builds_the_prompt_again(
 async def test_fast_changes_lose_nothing(ada: Account, chat: str, server: Running) -> None:
     await seed(server, ada, chat, [f"{n}: {PROSE}" for n in range(300)])
     for model in (GEMINI, "demo", GEMINI, None, GEMINI):
-        await settings(ada, chat, model=model)
+        await set_chat(ada, chat, model=model)
         events = await ada.turn(chat, text="Well?")
         assert [event.name for event in events[-2:]] == ["message.saved", "turn.completed"]
         assert (await ada.messages(chat))[-1]["text"] == text_of(events)
@@ -225,13 +217,13 @@ async def test_the_budget_follows_the_counts_of_the_provider(
     """A provider whose tokens are half as long."""
     monkeypatch.setattr(ratios, "RELOAD_SECONDS", 0.0)
     await seed(server, ada, chat, [f"{n}: {PROSE}" for n in range(400)])
-    await settings(
+    await set_chat(
         ada, chat, model=OPENAI, budgets={"total": 4000, "history": 4000, "reply_reserve": 200}
     )
     tokenizer = get_tokenizer("o200k_base")
     reported: list[int] = []
     for _ in range(16):
-        prompt = (await preview(ada, chat))["prompt"]
+        prompt = (await preview(ada, chat, "Well?"))["prompt"]
         real = 2 * sum(tokenizer.count(each["text"]) + MESSAGE_OVERHEAD for each in prompt)
         reported.append(real)
         vendor.script(reply("Yes.", used=usage(real, 1)))
@@ -239,7 +231,7 @@ async def test_the_budget_follows_the_counts_of_the_provider(
     assert reported[0] > 6000
     assert max(reported[12:]) < 1.04 * 3800
     assert min(reported[12:]) > 0.75 * 3800
-    context = await preview(ada, chat)
+    context = await preview(ada, chat, "Well?")
     assert context["ratio"] == pytest.approx(2, rel=0.04)
     assert context["budgets"]["total"] == pytest.approx(4000, abs=3)
     assert context["totals"]["prompt"] <= 3800
@@ -294,7 +286,7 @@ async def test_a_read_only_key_may_count(server: Running, ada: Account) -> None:
     key = {"label": "a script", "scope": "read"}
     token = (await ada.post("/api-keys", key, 201))["token"]
     async with server.program(token) as client:
-        ok(await client.post(TOKENS, json={"texts": [PROSE]}))
+        ok(await client.post(f"/api/v1{TOKENS}", json={"texts": [PROSE]}))
 
 
 TOKENIZER = "o200k_base"

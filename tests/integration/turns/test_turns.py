@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,25 +13,6 @@ from tests.integration.turns.following import turn_under_way
 from tests.support.server import Account, Running, ok, problem, read_events, running, text_of
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def server(database_url: str, tmp_path: Path) -> AsyncIterator[Running]:
-    async with running(database_url, tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-async def ada(server: Running) -> AsyncIterator[Account]:
-    async with server.account() as account:
-        yield account
-
-
-@pytest.fixture
-async def chat(ada: Account) -> str:
-    character = await ada.new_character(alternate_greetings=["A knock at the window."])
-    opened = await ada.new_chat(character_ids=[character["id"]])
-    return str(opened["id"])
 
 
 async def test_a_turn_streams_its_events_and_stores_both_lines(ada: Account, chat: str) -> None:
@@ -215,30 +195,6 @@ async def test_a_line_that_does_not_fit_is_itemised(ada: Account, chat: str) -> 
     body = problem(answer, 422, "context-overflow")
     assert "user_line" in {section["kind"] for section in body["sections"]}
     assert len(await ada.messages(chat)) == 1
-
-
-async def test_the_preview_is_what_the_turn_then_sends(ada: Account, chat: str) -> None:
-    preview = await ada.get(f"/chats/{chat}/context", text="Where are we?", prompt="true")
-    assert len(await ada.messages(chat)) == 1
-    events = await ada.turn(chat, text="Where are we?")
-    context = await ada.get(f"/messages/{events[0].data['reply_id']}/context")
-    assert context["prompt"] == preview["prompt"]
-    assert context["prompt_hash"] == preview["prompt_hash"]
-    assert context["totals"] == preview["totals"] == events[1].data["totals"]
-
-
-async def test_the_difference_names_what_changed_since_the_previous_prompt(
-    ada: Account, chat: str
-) -> None:
-    await ada.turn(chat, text="One.")
-    note = {"authors_note": {"text": "It rains.", "depth": 2}}
-    await ada.patch(f"/chats/{chat}/settings", note)
-    events = await ada.turn(chat, text="Two.")
-    url = f"/messages/{events[0].data['reply_id']}/context"
-    difference = (await ada.get(url, diff="previous"))["difference"]
-    assert [item["kind"] for item in difference["added"]] == ["authors_note"]
-    assert [item["kind"] for item in difference["changed"]] == ["user_line"]
-    assert difference["shared_prefix"] == 3
 
 
 async def test_empty_turns_are_refused_with_their_reason(ada: Account, chat: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
 from datetime import datetime
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -21,7 +20,10 @@ from tests.integration.turns.following import check_tree, follow, is_over, same_
 from tests.integration.turns.playing import FINISH, QUESTION, Game, named, names, new_game
 from tests.integration.turns.seeding import identity_of
 from tests.support.server import Account, Running, ok, problem, running, text_of
+from tests.support.shared import asking_server as server
 from tests.support.waiting import until
+
+__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
@@ -30,15 +32,6 @@ DAYS = ("advance_time", {"days": 1})
 
 def registry(vendor: OpenAIServer) -> ModelRegistry:
     return ModelRegistry(demo_tokens_per_second=0, openai=vendor.config(), default=MODEL_ID)
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncGenerator[Running]:
-    folder = tmp_path_factory.mktemp("data")
-    async with running(shared_url, folder, registry=registry(vendor)) as server:
-        yield server
 
 
 @pytest.fixture
@@ -55,7 +48,7 @@ async def row_of(server: Running, turn_id: str) -> Turn:
 class TestMeanwhile:
     async def test_refuses_other_turns(self, game: Game, vendor: OpenAIServer) -> None:
         turn_id = await game.wait_for_choice(vendor, text="A fork.")
-        answer = (await game.account.messages(game.chat))[-1]
+        answer = await game.last()
         for body in (
             {"text": "Well?"},
             {"regenerate_of": answer["id"]},
@@ -116,7 +109,7 @@ class TestMeanwhile:
         await game.account.patch(chat, {"campaign_id": None})
         await game.refused(turn_id, "1.0", 409, "conflict")
         assert (await game.turn(turn_id))["state"] == "waiting"
-        assert (await game.account.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
+        await game.stop(turn_id)
         assert (await game.say("And now?"))[-1].name == "turn.completed"
 
     async def test_goes_with_its_chat(
@@ -152,11 +145,11 @@ class TestStopping:
         events = await game.say()
         turn_id = events[0].data["turn_id"]
         changes = await game.changes()
-        assert (await game.account.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
+        await game.stop(turn_id)
         assert (await game.turn(turn_id))["state"] == "stopped"
         assert (await game.turn(turn_id))["waiting"] is None
         assert ((await game.state())["day"], await game.changes()) == (1, changes)
-        kept = (await game.account.messages(game.chat))[-1]
+        kept = await game.last()
         assert (kept["text"], kept["status"]) == ("You walk on.", "interrupted")
         rest = await follow(game.client, turn_id, last_id=events[-1].id)
         assert names(rest) == ["usage", "message.saved", "turn.completed"]
@@ -170,7 +163,7 @@ class TestStopping:
         self, game: Game, vendor: OpenAIServer, server: Running
     ) -> None:
         turn_id = await game.wait_for_choice(vendor)
-        assert (await game.account.ask("POST", f"/turns/{turn_id}/stop")).status_code == 202
+        await game.stop(turn_id)
         assert [each["role"] for each in await game.account.messages(game.chat)] == ["user"]
         assert (await game.turn(turn_id))["reply_id"] is None
         await check_tree(server.parts.database, game.chat)
@@ -200,9 +193,7 @@ class TestChoosing:
         vendor.script(called(FINISH, text="Home."))
         third = await game.choose(turn_id, "2.1")
         assert await game.choose(turn_id, "1.0") == [*second, *third]
-        assert (await game.account.messages(game.chat))[-1]["text"] == (
-            "A fork.\n\nAnother one.\n\nHome."
-        )
+        assert (await game.last())["text"] == ("A fork.\n\nAnother one.\n\nHome.")
 
     async def test_repeated_choices_count_once(self, game: Game, vendor: OpenAIServer) -> None:
         vendor.script(called(DAYS, QUESTION))
@@ -302,7 +293,7 @@ class TestChoosing:
         [changed] = named(events, "state.changed")
         assert len(changed["changes"]) == 1
         assert (await game.state())["day"] == 2
-        kept = (await game.account.messages(game.chat))[-1]
+        kept = await game.last()
         assert (kept["text"], kept["status"]) == ("Steps.", "failed")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,26 @@ LINE = (
 WINDOW = 4_096
 
 
-@asynccontextmanager
-async def talekeeper(
-    url: str, folder: Path, vendor: WindowServer, **config: Any
-) -> AsyncGenerator[tuple[Running, Account]]:
-    registry = ModelRegistry(
-        demo_tokens_per_second=0, openai=vendor.config(**config), default=MODEL_ID
-    )
-    async with running(url, folder, registry=registry) as server, server.account("ada") as ada:
-        yield server, ada
+Play = tuple[WindowServer, Running, Account]
+PlayIn = Callable[..., AbstractAsyncContextManager[Play]]
+
+
+@pytest.fixture
+def play_in(sqlite_url: str, tmp_path: Path) -> PlayIn:
+    """Start a model server with a window, a server that uses it, and an account."""
+
+    @asynccontextmanager
+    async def play(model: WindowServer | int, **config: Any) -> AsyncGenerator[Play]:
+        async with WindowServer(model) if isinstance(model, int) else model as vendor:
+            openai = vendor.config(**config)
+            registry = ModelRegistry(demo_tokens_per_second=0, openai=openai, default=MODEL_ID)
+            async with (
+                running(sqlite_url, tmp_path, registry=registry) as server,
+                server.account("ada") as ada,
+            ):
+                yield vendor, server, ada
+
+    return play
 
 
 async def long_chat(server: Running, ada: Account, *, lines: int = 120) -> str:
@@ -63,12 +74,9 @@ def ready(events: list[Event]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("overflow", ["llama-cpp", "llama-cpp-python", "vllm", "empty-stream"])
 async def test_the_window_in_a_refusal_is_used_for_a_second_prompt(
-    sqlite_url: str, tmp_path: Path, overflow: Overflow
+    play_in: PlayIn, overflow: Overflow
 ) -> None:
-    async with (
-        WindowServer(WINDOW, overflow=overflow) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+    async with play_in(WindowServer(WINDOW, overflow=overflow)) as (vendor, server, ada):
         chat = await long_chat(server, ada)
         assert (await model_of(ada))["figures_from"] == "default"
 
@@ -98,11 +106,8 @@ async def test_the_window_in_a_refusal_is_used_for_a_second_prompt(
         assert (await context_of(ada, events))["notes"] == []
 
 
-async def test_a_refusal_without_numbers_halves_the_window(sqlite_url: str, tmp_path: Path) -> None:
-    async with (
-        WindowServer(9_000, overflow="nameless") as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+async def test_a_refusal_without_numbers_halves_the_window(play_in: PlayIn) -> None:
+    async with play_in(WindowServer(9_000, overflow="nameless")) as (vendor, server, ada):
         chat = await long_chat(server, ada, lines=200)
         events = await ada.turn(chat, text="Well?")
         assert text_of(events) == "Fine."
@@ -110,10 +115,11 @@ async def test_a_refusal_without_numbers_halves_the_window(sqlite_url: str, tmp_
         assert (await model_of(ada))["context_window"] == 8_192
 
 
-async def test_the_size_of_tokens_is_learned_too(sqlite_url: str, tmp_path: Path) -> None:
-    async with (
-        WindowServer(8_192, worth=2.2) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor, context_window=8_192) as (server, ada),
+async def test_the_size_of_tokens_is_learned_too(play_in: PlayIn) -> None:
+    async with play_in(WindowServer(8_192, worth=2.2), context_window=8_192) as (
+        vendor,
+        server,
+        ada,
     ):
         chat = await long_chat(server, ada)
         events = await ada.turn(chat, text="Well?")
@@ -129,11 +135,10 @@ async def test_the_size_of_tokens_is_learned_too(sqlite_url: str, tmp_path: Path
         assert (await context_of(ada, events))["ratio"] > 1.3
 
 
-async def test_the_reply_is_not_counted_as_prompt(sqlite_url: str, tmp_path: Path) -> None:
-    async with (
-        WindowServer(WINDOW, overflow="llama-cpp-python", worth=1.2) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor, server="llama-cpp") as (server, ada),
-    ):
+async def test_the_reply_is_not_counted_as_prompt(play_in: PlayIn) -> None:
+    async with play_in(
+        WindowServer(WINDOW, overflow="llama-cpp-python", worth=1.2), server="llama-cpp"
+    ) as (vendor, server, ada):
         chat = await long_chat(server, ada)
         events = await ada.turn(chat, text="Well?")
         assert (text_of(events), vendor.refusals) == ("Fine.", 1)
@@ -148,13 +153,8 @@ class Stubborn(WindowServer):
 
 
 @pytest.mark.parametrize("overflow", ["llama-cpp", "nameless"])
-async def test_the_final_error_has_both_numbers(
-    sqlite_url: str, tmp_path: Path, overflow: Overflow
-) -> None:
-    async with (
-        Stubborn(WINDOW, overflow=overflow) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+async def test_the_final_error_has_both_numbers(play_in: PlayIn, overflow: Overflow) -> None:
+    async with play_in(Stubborn(WINDOW, overflow=overflow)) as (vendor, server, ada):
         chat = await long_chat(server, ada)
         events = await ada.turn(chat, text="Well?")
         failed = events[-1].data
@@ -169,10 +169,8 @@ async def test_the_final_error_has_both_numbers(
         assert [each["text"] for each in await ada.messages(chat)][-1] == "Well?"
 
 
-async def test_the_error_names_sections_that_cannot_be_shortened(
-    sqlite_url: str, tmp_path: Path
-) -> None:
-    async with WindowServer(WINDOW) as vendor, talekeeper(sqlite_url, tmp_path, vendor) as (_, ada):
+async def test_the_error_names_sections_that_cannot_be_shortened(play_in: PlayIn) -> None:
+    async with play_in(WINDOW) as (_, _, ada):
         character = await ada.new_character(description=LINE * 60)
         chat = (await ada.new_chat(character_ids=[character["id"]]))["id"]
         events = await ada.turn(chat, text="Well?")
@@ -209,12 +207,9 @@ async def test_the_error_names_sections_that_cannot_be_shortened(
     ],
 )
 async def test_implausible_numbers_teach_no_ratio(
-    sqlite_url: str, tmp_path: Path, fault: dict[str, Any], needed: int
+    play_in: PlayIn, fault: dict[str, Any], needed: int
 ) -> None:
-    async with (
-        WindowServer(60_000) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+    async with play_in(60_000) as (vendor, server, ada):
         chat = await long_chat(server, ada, lines=8)
         whole = fault if "object" in fault else {"error": fault}
         vendor.script(*[Answer(400, body=whole)] * 3)
@@ -226,11 +221,8 @@ async def test_implausible_numbers_teach_no_ratio(
 
 
 @pytest.mark.parametrize("kind", ["regenerate", "continue", "impersonate"])
-async def test_every_kind_of_turn_continues(sqlite_url: str, tmp_path: Path, kind: str) -> None:
-    async with (
-        WindowServer(60_000) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+async def test_every_kind_of_turn_continues(play_in: PlayIn, kind: str) -> None:
+    async with play_in(60_000) as (vendor, server, ada):
         chat = await long_chat(server, ada)
         reply_id = (await ada.turn(chat, text="Well?"))[0].data["reply_id"]
         vendor.window = WINDOW
@@ -247,11 +239,8 @@ async def test_every_kind_of_turn_continues(sqlite_url: str, tmp_path: Path, kin
             assert context["totals"] == ready(events)[1]
 
 
-async def test_macros_write_variables_once(sqlite_url: str, tmp_path: Path) -> None:
-    async with (
-        WindowServer(WINDOW) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+async def test_macros_write_variables_once(play_in: PlayIn) -> None:
+    async with play_in(WINDOW) as (vendor, server, ada):
         chat = await long_chat(server, ada)
         counting = {"post_history_instructions": "Turn {{incvar::turn}}."}
         await ada.patch(f"/chats/{chat}/settings", counting)
@@ -263,15 +252,12 @@ async def test_macros_write_variables_once(sqlite_url: str, tmp_path: Path) -> N
         assert any("Turn 2." in each["content"] for each in vendor.requests[-1].body["messages"])
 
 
-async def test_suggestions_use_the_learned_window(sqlite_url: str, tmp_path: Path) -> None:
+async def test_suggestions_use_the_learned_window(play_in: PlayIn) -> None:
     class Suggesting(WindowServer):
         def accept(self, body: Any, needed: int) -> Answer:  # noqa: ARG002  # it says the same
             return reply('{"lines": ["I wait.", "I knock."]}', used=usage(needed, 2))
 
-    async with (
-        Suggesting(WINDOW) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+    async with play_in(Suggesting(WINDOW)) as (vendor, server, ada):
         chat = await long_chat(server, ada)
         answer = await ada.post(f"/chats/{chat}/suggestions", {})
         assert answer["items"] == ["I wait.", "I knock."]
@@ -321,8 +307,8 @@ class Playing(WindowServer):
         return reply("It rains.", used=usage(needed, 2))
 
 
-async def test_a_played_turn_continues_with_its_calls(sqlite_url: str, tmp_path: Path) -> None:
-    async with Playing(60_000) as vendor, talekeeper(sqlite_url, tmp_path, vendor) as (server, ada):
+async def test_a_played_turn_continues_with_its_calls(play_in: PlayIn) -> None:
+    async with play_in(Playing(60_000)) as (vendor, server, ada):
         game = await new_game(ada)
         await seed(server, ada, game.chat, [f"{number}. {LINE}" for number in range(120)])
         events = await game.say("I sleep.")
@@ -341,11 +327,8 @@ async def test_a_played_turn_continues_with_its_calls(sqlite_url: str, tmp_path:
         assert others(stored)[2:] == others(events)[2:]
 
 
-async def test_a_silently_cut_prompt_is_reported(sqlite_url: str, tmp_path: Path) -> None:
-    async with (
-        WindowServer(WINDOW, overflow="cut") as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+async def test_a_silently_cut_prompt_is_reported(play_in: PlayIn) -> None:
+    async with play_in(WindowServer(WINDOW, overflow="cut")) as (vendor, server, ada):
         chat = await long_chat(server, ada)
         events = await ada.turn(chat, text="Well?")
         reply_ = (await ada.messages(chat))[-1]
@@ -370,13 +353,8 @@ async def test_a_silently_cut_prompt_is_reported(sqlite_url: str, tmp_path: Path
         usage(9_000, 2),
     ],
 )
-async def test_cached_tokens_are_no_cut(
-    sqlite_url: str, tmp_path: Path, used: dict[str, Any]
-) -> None:
-    async with (
-        WindowServer(60_000) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor) as (server, ada),
-    ):
+async def test_cached_tokens_are_no_cut(play_in: PlayIn, used: dict[str, Any]) -> None:
+    async with play_in(60_000) as (vendor, server, ada):
         chat = await long_chat(server, ada)
         vendor.script(reply("Fine.", used=used))
         await ada.turn(chat, text="Well?")
@@ -384,11 +362,8 @@ async def test_cached_tokens_are_no_cut(
         assert (await model_of(ada))["figures_from"] == "default"
 
 
-async def test_an_assumed_window_is_requested_once(sqlite_url: str, tmp_path: Path) -> None:
-    async with (
-        WindowServer(60_000) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor, server="llama-cpp") as (server, ada),
-    ):
+async def test_an_assumed_window_is_requested_once(play_in: PlayIn) -> None:
+    async with play_in(60_000, server="llama-cpp") as (vendor, server, ada):
         vendor.aside["/props"] = Answer(body={"default_generation_settings": {"n_ctx": 12_288}})
         chat = await long_chat(server, ada, lines=3)
         events = await ada.turn(chat, text="Well?")
@@ -406,17 +381,12 @@ async def test_an_assumed_window_is_requested_once(sqlite_url: str, tmp_path: Pa
         assert len(vendor.probes) == 1
 
 
-async def test_the_reply_limit_is_what_the_prompt_leaves(sqlite_url: str, tmp_path: Path) -> None:
+async def test_the_reply_limit_is_what_the_prompt_leaves(play_in: PlayIn) -> None:
     def longest(request: Request) -> tuple[int, int]:
         return vendor.count(request.body), request.body["max_tokens"]
 
-    async with (
-        WindowServer(WINDOW) as vendor,
-        talekeeper(sqlite_url, tmp_path, vendor, server="koboldcpp", context_window=WINDOW) as (
-            server,
-            ada,
-        ),
-    ):
+    config = {"server": "koboldcpp", "context_window": WINDOW}
+    async with play_in(WINDOW, **config) as (vendor, server, ada):
         # KoboldCpp cuts the prompt where prompt and longest reply are over its window together.
         chat = await long_chat(server, ada)
         budgets = {"budgets": {"reply_reserve": 300}}
