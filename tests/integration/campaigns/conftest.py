@@ -1,4 +1,4 @@
-"""A Talekeeper on each database for a module's tests, and a campaign of an account."""
+"""Fixtures of campaign tests: one server for each module, and a campaign."""
 
 from __future__ import annotations
 

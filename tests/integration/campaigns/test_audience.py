@@ -1,4 +1,4 @@
-"""Who may know what: what a prompt, a context or a search holds from each viewpoint."""
+"""Viewpoints: prompts, contexts and searches contain only texts that they may know."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ __all__ = ["ada", "shared_url"]
 pytestmark = [pytest.mark.anyio]
 
 ASKED = "Where is the obsidian ledger?"
-"""Finds whatever was planted: all of it speaks of the obsidian ledger."""
+"""A question that finds all planted texts."""
 
 NEVER = {"thinking", "relation", "alias"}
-"""Sources whose texts stand in no prompt, whoever asks: some only find what they belong to."""
+"""Sources with texts that are in no prompt. Some only help to find their items."""
 
 ENTITY_TEXTS = ("status", "role", "disposition", "description", "personality", "wants")
 
@@ -76,7 +76,7 @@ async def chronicle_of(account: Account, chat: str) -> str:
 
 
 class Planted:
-    """Texts of every source that only some may know, each with a marker of its own."""
+    """Secret texts of every source, each with its own marker."""
 
     def __init__(self, prefix: str, audience: Any, topic: str) -> None:
         self.prefix, self.audience, self.topic = prefix, audience, topic
@@ -87,7 +87,7 @@ class Planted:
         return f"{marker} {self.topic}"
 
     async def items(self, table: Table, place: str, known: str) -> None:
-        """Items of each kind, one of them a person who is present."""
+        """Add items of each kind, including a person who is present."""
         more = {"audience": self.audience}
         hidden = await table.add("entities", kind="location", name=self.mark("place"), **more)
         entity = await table.add(
@@ -128,7 +128,7 @@ class Planted:
         )
 
     async def events(self, account: Account, chronicle: str) -> None:
-        """An event of the day, one of long ago, and a pinned one."""
+        """Add an event of today, an old one and a pinned one."""
         path = f"/chronicles/{chronicle}/events"
         for source, fields in (
             ("today", {"day": 5}), ("event", {"day": 1}), ("pinned", {"pinned": True}),
@@ -138,7 +138,7 @@ class Planted:
             assert made["audience"] == self.audience
 
     async def lines(self, account: Account, chat: str, model: OpenAIServer) -> str:
-        """A line and its reply, with what the model thought; the reply's id."""
+        """Add a line and its reply with thoughts; return the id of the reply."""
         model.script(
             stream(
                 chunk(reasoning_content=self.mark("thinking")),
@@ -154,7 +154,7 @@ class Planted:
         return reply_id
 
     def unmarked(self, prompts: list[Any], words: str) -> list[str]:
-        """Entries of prompts that hold one of these without saying who knows it."""
+        """Return entries of prompts that contain a marker without its audience."""
         found: list[str] = []
         for message in (each for prompt in prompts for each in prompt["messages"]):
             entry: list[str] = []
@@ -166,7 +166,7 @@ class Planted:
         return found
 
     def found(self, *where: Any) -> set[str]:
-        """The sources whose markers stand in any of these."""
+        """Return the sources of the markers in these values."""
         text = json.dumps(where, default=str)
         return {source for source, marker in self.markers.items() if marker in text}
 
@@ -177,7 +177,7 @@ async def test_no_prompt_contains_secrets_of_others(
     shop = await table.add("entities", kind="location", name="The Salty Sigil")
     jake = (await table.add("entities", kind="pc", name="Jake", location_id=shop["id"]))["id"]
     mara = (await table.add("entities", kind="npc", name="Mara", location_id=shop["id"]))["id"]
-    # Said alike, one would be left out for repeating the other.
+    # Equal texts would be left out as repetitions.
     secret = Planted("gmq", "gm", "obsidian ledger beneath basalt moths")
     jakes = Planted("jakeq", [jake], "obsidian ledger")
     chat = await session_of(table)
@@ -198,7 +198,7 @@ async def test_no_prompt_contains_secrets_of_others(
     await settled(server)
 
     async def views(viewpoint: str) -> list[Any]:
-        """Everything that is shown or sent from a viewpoint, but for what is stored."""
+        """Return all contexts, search results and prompts of a viewpoint."""
         asked = len(model.requests)
         seen: list[Any] = [
             await preview(ada, chat, text, viewpoint=viewpoint)
@@ -235,7 +235,7 @@ async def test_no_prompt_contains_secrets_of_others(
     assert every - jakes.found(for_jake) == set()
     assert every - jakes.found(gm) == set()
     assert set(secret.markers) - NEVER - secret.found(gm) == set()
-    # The narrator, who knows everything, is told who else does.
+    # The narrator sees who else knows a secret.
     assert secret.unmarked(gm[-1], "secret: game master only") == []
     assert jakes.unmarked(gm[-1], "known to Jake only") == []
     # Mara is there too, and does not know.
@@ -299,7 +299,7 @@ async def test_a_viewpoint_cannot_continue_a_secret_line(ada: Account, table: Ta
     ):
         answer = await ada.ask("POST", f"/chats/{chat}/turns", json=body)
         problem(answer, 422, "validation-failed")
-    # A swipe and an edit are for those for whom the message was.
+    # Swipes and edits keep the audience of their message.
     swipe = await take_turn(ada, chat, regenerate_of=reply_id, viewpoint=jake)
     [line, answered] = (await ada.messages(chat))[-2:]
     assert (answered["id"], answered["audience"]) == (swipe, [jake])
@@ -309,7 +309,7 @@ async def test_a_viewpoint_cannot_continue_a_secret_line(ada: Account, table: Ta
     wider = await ada.patch(path, {"text": "Psst!!", "audience": "gm"})
     assert wider["audience"] == "gm"
     await ada.post(f"{path}/activate", {})
-    # The last line is left out of a preview, and its text is looked for by nobody.
+    # A preview leaves out the last line and does not search for its text.
     assert "Psst!" not in json.dumps(await preview(ada, chat, viewpoint="public"))
     assert "Psst!" in json.dumps(await preview(ada, chat, viewpoint=jake))
     answered_id = await take_turn(ada, chat)
@@ -343,7 +343,7 @@ async def test_history_has_the_last_known_rounds(ada: Account, model: OpenAIServ
     assert await shown("public") == rounds
     assert await shown(jake) == [*rounds, "Whisper 4"]
 
-    # What the summary tells is left to it, but for the last four rounds that are known.
+    # The summary replaces the rounds before the last four known ones.
     body = {"text": "Six rounds.", "through_message_id": replies[5]}
     assert (await ada.put(f"/chats/{chat}/summary", body))["audience"] == "public"
     assert await shown("public") == rounds[4:]
@@ -424,7 +424,7 @@ async def test_limiting_a_message_limits_both(ada: Account, table: Table, server
         words = {"sparse", "sparse_window"}
         return [each["text"] for each in items if words & each["scores"].keys()]
 
-    assert "A kettle sings." in await found(viewpoint="public")  # it stands near the heron
+    assert "A kettle sings." in await found(viewpoint="public")  # its line is near the heron's
     heron = next(each for each in lines if each["text"] == "The heron waits.")
     changed = await ada.patch(f"/messages/{heron['id']}", {"audience": [jake]})
     assert changed["audience"] == [jake]

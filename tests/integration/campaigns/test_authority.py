@@ -1,4 +1,4 @@
-"""What the compactor may write and what it may only propose, whatever others did meanwhile."""
+"""Changes that the compactor may write, and changes that it may only propose."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ STEPS = st.lists(
 
 @dataclass
 class Story:
-    """A chat of a campaign. `since` is when the lines began that the compactor reads."""
+    """A chat of a campaign. `since` is the time of the first line that the compactor reads."""
 
     database: Database
     grove: Grove
@@ -100,7 +100,7 @@ class Story:
         return states.get(item_id, {})
 
     async def compact(self, *drafts: dict[str, Any], line: UUID) -> tuple[Verdict, int]:
-        """Judge drafts of a line, write what may be, keep the others: and how many were."""
+        """Judge drafts of a line; return the verdict and the number of proposals."""
         return await compact(
             self.database, self.identity, self.campaign_id, *drafts, line=line, since=self.since
         )
@@ -142,7 +142,7 @@ def value_of(state: State, key: str) -> Any:
 
 
 def operations(keys: list[str], number: int) -> Operations:
-    """A change of these fields; lists are set as a model says them that forgets the rest."""
+    """Return a change of these fields. Lists are set as by a model that forgets other values."""
     change = Operations()
     for key in keys:
         if key in {"aliases", "attributes.inventory"}:
@@ -186,7 +186,7 @@ async def step(story: Story, marlena: UUID, name: str, keys: list[str], number: 
 
 
 async def accept(story: Story, marlena: UUID) -> None:
-    """Accept the oldest proposal: it is the user's word from then on."""
+    """Accept the oldest proposal. It then is a change of the user."""
     service = ProposalService(story.database)
     page = await service.list_page(
         story.identity, story.campaign_id, state="open", viewpoint=GM, limit=1, after=None
@@ -302,7 +302,7 @@ async def test_a_deleted_item_is_not_created_again(story: Story) -> None:
             "item_id": again,
             "operations": build_creation(Entity(kind="npc", name="Bob, the cook")),
         },
-        # What builds on him waits as well.
+        # Changes that depend on him wait too.
         {
             "kind": "fact",
             "item_id": fact_id,
@@ -460,7 +460,7 @@ async def test_open_proposals_have_a_maximum(story: Story) -> None:
     ]
     found, kept = await story.compact(*many, line=line)
     assert (len(found.proposals), kept) == (MAX_OPEN + 5, MAX_OPEN)
-    # One that has come true makes room.
+    # A proposal that became true makes room.
     await story.edit("entity", marlena, status="status 7")
     _, kept = await story.compact(*many[-2:], line=line)
     assert kept == 1

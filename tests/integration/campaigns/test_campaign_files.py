@@ -1,4 +1,4 @@
-"""Campaigns out into zip files, and in again: over HTTP, on both databases."""
+"""Export and import of campaigns as zip files."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def exported(table: Table, file_format: str) -> dict[str, bytes]:
 
 
 async def state(table: Table) -> dict[str, Any]:
-    """All that a campaign holds, with names for ids; of deleted items there are none."""
+    """Return the contents of a campaign with names instead of ids, without deleted items."""
     items = {kind: await every(table, f"/{kind}") for kind in KINDS}
     names = {
         item["id"]: f"{kind}: {item.get('name') or item.get('text') or item.get('title')}"
@@ -139,7 +139,7 @@ async def ledger(table: Table) -> list[dict[str, Any]]:
 
 
 async def world(table: Table) -> None:
-    """One of everything, with references between them."""
+    """Add one item of each kind, with references between them."""
     ids = await seagate(table)
     clock = await table.add("clocks", name="The tide", segments=4, filled=1, consequence="Flood")
     await table.add("clocks", name="The watch", visible=False, linked_id=clock["id"])

@@ -159,7 +159,7 @@ async def test_a_chat_joins_a_campaign_and_leaves_it(ada: Account, table: Table)
 
 @pytest.fixture
 async def path(ada: Account) -> str:
-    """A campaign's path."""
+    """The path of a campaign."""
     made = await ada.post("/campaigns", {"name": "Seagate"}, 201)
     return f"/campaigns/{made['id']}"
 

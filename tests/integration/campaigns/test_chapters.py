@@ -1,4 +1,4 @@
-"""Old scenes become chapters: of which scenes, for whom, and taken back with their messages."""
+"""Chapters of old scenes: their scenes, audiences and messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_waits")]
 
 @pytest.fixture(autouse=True)
 async def _few_scenes(play: Play, model: Recorder) -> None:
-    """Of four scenes that are over, the first two become a chapter."""
+    """Make a chapter of the first two scenes when four are closed."""
     model.reset()
     model.task = "chapter"
     await play.table.change("", settings={"chapter_scenes": 3})
@@ -27,7 +27,7 @@ async def _few_scenes(play: Play, model: Recorder) -> None:
 
 
 async def scene_ids(play: Play) -> list[str]:
-    """The scenes of the campaign, in the order in which they were made."""
+    """Return the ids of the scenes, in order of creation."""
     return [each["id"] for each in (await play.table.get("/scenes"))["items"]]
 
 
@@ -91,7 +91,7 @@ async def test_a_chapter_follows_its_messages(play: Play, model: Recorder) -> No
     await play.end(3)
     last = await play.end(4)
     other = await play.turn("", regenerate_of=last)
-    # The chapter is of scenes that are told still.
+    # The scenes of the chapter are still active.
     assert [each["title"] for each in await play.chapters()] == ["The break-in"]
     model.chapter = {"title": "Another", "summary": "They were caught."}
     await play.turn("", regenerate_of=second)

@@ -1,4 +1,4 @@
-"""Items of campaigns in the index: by words, by meaning, and while true."""
+"""Campaign items in the search index."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def table(ada: Account) -> Table:
 
 
 async def found(table: Table, words: str, **query: Any) -> list[str]:
-    """Texts that hold one of the words, with their titles."""
+    """Return titles and texts of items that contain one of the words."""
     items = await search(table.account, words, sources="campaign", **query)
     return [f"{each['title']}: {each['text']}" for each in items if "sparse" in each["scores"]]
 
@@ -75,7 +75,7 @@ async def test_current_items_are_found_by_their_words(table: Table, server: Runn
 
     newer = await table.add("facts", text="The harbour is open all year round.")
     await table.change(f"/facts/{fact['id']}", superseded_by=newer["id"])
-    assert await found(table, "frostfall") == []  # before the index knows of it, too
+    assert await found(table, "frostfall") == []  # before the index is updated, too
     await settled(server)
     assert await found(table, "frostfall") == []
     points = await points_of(
@@ -125,7 +125,7 @@ async def test_closed_scenes_and_chapters_are_found(table: Table, server: Runnin
     scene = "The mill: Scene, over\nThey burned the windmill.\nA spark."
     assert scene in await found(table, "windmill")
     assert await found(table, "windmill", viewpoint="public") == [scene]
-    # Those that the prompt tells in any case are not remembered beside it.
+    # Memories do not repeat the scenes and chapters of the prompt.
     context = await preview(table.account, chat, "Who burned the windmill?")
     assert remembered(context, "campaign") == []
     await table.change("", settings={"chapter_tokens": 0})

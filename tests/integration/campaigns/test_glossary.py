@@ -1,4 +1,4 @@
-"""What replies bring, over HTTP: terms, what users decide of them, what prompts have; and tags."""
+"""Terms and tags of replies: proposals, decisions and prompts."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ COINS = "She leans closer. “Everyone who touched the Skyglass went to Dunmere,
 
 
 class Glossarist(HoldingServer):
-    """Tells what it is given to tell, finds nothing significant, and defines every candidate.
+    """Replies with `tells`, finds nothing significant, and defines every candidate.
 
-    `means` has other definitions than the usual one; an empty one leaves its term out. It confirms
-    the tags in `confirms`, whatever it is asked.
+    `means` contains other definitions; an empty one leaves out its term. `confirms` contains the
+    tags that it confirms.
     """
 
     def __init__(self) -> None:
@@ -111,13 +111,13 @@ def fresh(model: Glossarist) -> None:
 
 
 class Play:
-    """A chat of a campaign, and the glossary after each of its replies."""
+    """A chat of a campaign and its glossary."""
 
     def __init__(self, server: Running, ada: Account, table: Table, chat: str) -> None:
         self.server, self.ada, self.table, self.chat = server, ada, table, chat
 
     async def turn(self, text: str = "Go on.", **body: Any) -> str:
-        """Take a turn and wait until its terms are read; the id of its reply."""
+        """Take a turn; wait until its terms are read; return the id of the reply."""
         told = {"text": text, **body} if text else body
         events = await self.ada.turn(self.chat, **told)
         assert events[-1].name == "turn.completed", events[-1]
@@ -125,7 +125,7 @@ class Play:
         return str(events[0].data["reply_id"])
 
     async def read(self) -> None:
-        """Wait until no reply waits to be read."""
+        """Wait until the terms of all replies are read."""
         query = select(Job.state).where(Job.kind == GLOSSARY, Job.payload.contains(self.chat))
 
         async def is_over() -> bool:
@@ -139,7 +139,7 @@ class Play:
         return {each["term"]: each for each in page["items"]}
 
     async def compactions(self) -> int:
-        """How many compactions were queued."""
+        """Return the number of queued compactions."""
         query = select(Job.id).where(Job.kind == COMPACTION, Job.payload.contains(self.chat))
         async with self.server.parts.database.read() as session:
             return len((await session.scalars(query)).all())
@@ -154,7 +154,7 @@ class Play:
         return await self.table.change(f"/glossary/{item['id']}", **patch)
 
     async def known_to(self, viewpoint: Viewpoint) -> set[str]:
-        """The terms that a prompt of this viewpoint may have."""
+        """Return the terms for prompts of this viewpoint."""
         identity = await identity_of(self.server, self.ada)
         campaign_id = UUID(self.table.campaign["id"])
         async with self.server.parts.database.read() as session:

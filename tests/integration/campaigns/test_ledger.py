@@ -1,4 +1,4 @@
-"""The state of a campaign against a fold from scratch, whatever its chats' paths do."""
+"""The stored state of a campaign compared with a fold of its changes, on random paths."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ STEPS = st.lists(
 
 @dataclass
 class Line:
-    """What the model knows of a change. `told_by` are its message and that one's copies."""
+    """A change in the reference model. `told_by` contains its message and the copies of it."""
 
     id: UUID
     item: UUID
@@ -78,7 +78,7 @@ class Line:
 
 @dataclass
 class World:
-    """A campaign with its sessions, and the ledger as a list that can't go wrong."""
+    """A campaign with its chats, and its ledger as a simple list."""
 
     database: Database
     groves: list[Grove]
@@ -91,7 +91,7 @@ class World:
         return self.groves[0].identity
 
     def told(self) -> set[UUID]:
-        """Messages on the active path of any session."""
+        """Return the messages on the active path of any chat."""
         return {key for grove in self.groves for key in grove.expected.path(grove.expected.leaf)}
 
     def counting(self, *, through: int | None = None) -> list[Line]:
@@ -156,7 +156,7 @@ async def made(database: Database) -> World:
 
 
 def operations(kind: str, place: int, *, flag: bool) -> Operations:
-    """Some change of an item of that kind."""
+    """Return a change for an item of this kind."""
     if kind == "clock":
         return Operations(add={"filled": place % 3}) if flag else Operations(remove={"filled": 1})
     changes = [
@@ -220,7 +220,7 @@ async def fork(world: World, grove: Grove, key: UUID) -> None:
 
 
 async def restore(world: World, version: int) -> None:
-    """What the state was then is what it is now; its changes are the ledger's newest."""
+    """Restore a version; compare the state and add its changes to the model."""
     then = {
         item: fold(kind, [x.operations for x in world.counting(through=version) if x.item == item])  # type: ignore[arg-type]
         for item, kind in world.items.items()

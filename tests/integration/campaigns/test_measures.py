@@ -1,4 +1,4 @@
-"""What a campaign's memory takes and saves: `GET /campaigns/{id}/memory`."""
+"""Costs and savings of a campaign's memory: `GET /campaigns/{id}/memory`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LINE = "The tide turns under the pier, and somebody laughs where nobody should b
 
 
 class Teller(OpenAIServer):
-    """Tells lines; what else it is asked for fails so often, and is a summary then."""
+    """Answers turns. Other requests fail `failures` times, then return a summary."""
 
     failures = 0
 
@@ -98,7 +98,7 @@ async def test_a_long_campaign_saves_tokens_with_its_summary(
     assert [each["whole_tokens"] for each in prompts] == sorted(
         each["whole_tokens"] for each in prompts
     )
-    # At first there is nothing but the state block; later the summary stands for most of it.
+    # At first there is only the state block; later the summary replaces most lines.
     assert prompts[0]["whole_tokens"] == 0 < prompts[0]["sent_tokens"]
     assert prompts[-1]["sent_tokens"] < prompts[-1]["whole_tokens"]
     assert seen["whole_tokens"] == sum(each["whole_tokens"] for each in prompts)

@@ -44,7 +44,7 @@ CLOCK = {"clocks": [{"clock": "The Watch"}]}
 
 
 class Exchange:
-    """A chat of a blades campaign with one exchange, whose reply a turn's changes belong to."""
+    """A chat of a Blades campaign with one line and its reply."""
 
     def __init__(self, server: Running, ada: Account, table: Table, chat: str) -> None:
         self.server, self.ada, self.table, self.chat = server, ada, table, chat
@@ -54,7 +54,7 @@ class Exchange:
         return UUID(self.table.campaign["id"])
 
     async def begin(self) -> PlayTable | None:
-        """The table that the next turn would have."""
+        """Return the table of the next turn."""
         database = self.server.parts.database
         situations: SituationService = self.server.parts.situations
         async with database.read() as session:
@@ -78,7 +78,7 @@ class Exchange:
         return await self.table.get("/state")
 
     async def story(self) -> list[str]:
-        """What the chronicle tells that counts."""
+        """Return the summaries of the current events."""
         [chronicle] = (await self.ada.get("/chronicles"))["items"]
         page = await self.ada.get(f"/chronicles/{chronicle['id']}/events")
         return [each["summary"] for each in page["items"] if each["is_current"]]
@@ -97,7 +97,7 @@ async def exchange(server: Running, ada: Account) -> Exchange:
 
 
 async def pick_lock(exchange: Exchange) -> tuple[list[dict[str, Any]], Message]:
-    """Jake picks the lock with a die that costs him."""
+    """Pick the lock with a die that has a cost; return the changes and the reply."""
     lines = await seed(exchange.server, exchange.ada, exchange.chat, ["I pick it.", "Click."])
     played = await exchange.begin()
     assert played is not None
@@ -199,7 +199,7 @@ async def test_invalid_numbers_of_the_user_are_refused(exchange: Exchange) -> No
 
 
 def without_versions(value: Any) -> Any:
-    """A value without what says when it changed."""
+    """Return a value without its revisions and times."""
     if isinstance(value, dict):
         gone = {"revision", "updated_at", "created_at"}
         fields = cast("dict[str, Any]", value)
@@ -216,7 +216,7 @@ NAME = "ada"
 
 
 class Evening:
-    """One player, a careless game master, and what has to be true of the dice in the end."""
+    """A player, a careless game master, and the expected dice."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
@@ -239,7 +239,7 @@ class Evening:
         self.server: Running = await self.stack.enter_async_context(running(self.url, self.folder))
 
     async def restart(self) -> None:
-        """Close the application, and open it again on the same database."""
+        """Restart the application on the same database."""
         await self.stack.aclose()
         await self.serve()
         account = await self.stack.enter_async_context(self.server.signed_in(NAME))
@@ -276,9 +276,9 @@ class Evening:
         return str(play["mood"])
 
     async def act(self, number: int) -> tuple[str, dict[str, Any]]:
-        """Begin a risky action: the turn that waits, and the option to choose.
+        """Begin a risky action; return the waiting turn and the option to choose.
 
-        Whatever was left open before is over after two turns.
+        An open action ends after two turns.
         """
         self.master.has_risk = False
         for _ in range(3):
@@ -295,7 +295,7 @@ class Evening:
         return str(events[0].data["turn_id"]), option
 
     async def chosen(self, number: int, option: dict[str, Any]) -> None:
-        """Note what a choice has to have changed, and look at the dice."""
+        """Record the expected effect of a choice, and check the dice."""
         self.choices += 1
         if find_pool_tier(option["die"]) in {"partial", "bad"}:
             self.cuts.append(f"cut {number}")
@@ -306,7 +306,7 @@ class Evening:
             assert len(after) == 3
 
     async def choose_and_stop(self, turn_id: str, option: str, *, at: str) -> list[Event]:
-        """Choose, and stop the turn at the first event of a name."""
+        """Choose, and stop the turn at the first event of this name."""
         self.master.gate = Gate()
         events = list[Event]()
         body = {"option": option}
@@ -326,7 +326,7 @@ class Evening:
         self.master.gate = None
 
     async def risk(self, number: int) -> None:
-        """A turn with a die, which ends in one of four ways."""
+        """Take a turn with a die; end it in one of four ways."""
         turn_id, option = await self.act(number)
         chosen = option["id"]
         match number % 8:
@@ -350,7 +350,7 @@ class Evening:
         self.master.has_risk = False
 
     async def quiet(self, number: int) -> None:
-        """A turn without a die, which is disturbed in one of four ways."""
+        """Take a turn without a die; disturb it in one of four ways."""
         self.master.has_risk = False
         match number % 8:
             case 1:
@@ -391,7 +391,7 @@ class Evening:
                 return
 
     async def check(self) -> None:
-        """The world is the fold of its ledger, and each die and each cost is in it once."""
+        """Raise unless the world is the fold of its ledger, with each die and cost once."""
         identity = await identity_of(self.server, self.account)
         counting = await check_fold(self.server, identity, self.game.campaign["id"])
         operations = [each for _, each in counting]
@@ -406,7 +406,7 @@ class Evening:
             assert SECRET not in msgspec.json.encode(each).decode()
 
     async def jobs(self) -> list[tuple[str, str]]:
-        """The account's jobs that wait, run or died."""
+        """Return the unfinished and dead jobs of the account."""
         query = select(Job.kind, Job.state).where(
             Job.user_id == UUID(self.account.user["id"]), Job.state != "done", Job.kind != FORGET
         )

@@ -30,7 +30,7 @@ __all__ = ["ada", "model", "shared_url"]
 pytestmark = [pytest.mark.anyio]
 
 ASKED = "Where is the obsidian ledger?"
-"""Finds whatever was planted: all of it speaks of the obsidian ledger."""
+"""A question that finds all planted texts."""
 
 PRIVATE = {
     "alone", "attribute number", "attribute object", "attribute in a list", "bare word", "branch",
@@ -39,18 +39,18 @@ PRIVATE = {
     "resolved echo", "scene mood", "scene variant", "thought", "unknown attribute", "last dice",
     "play of no rules", "before",
 }  # fmt: skip
-"""Sources that only the game master's file has, although the audience of each is the player's."""
+"""Sources that are only in the game master's file, although players may know them."""
 
 
 class Markers:
-    """A word for each source of text, and where it is found."""
+    """A marker for each source of text."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self.by_source: dict[str, str] = {}
 
     def word(self, source: str) -> str:
-        """The marker of a source alone."""
+        """Return the marker of a source."""
         return self.by_source.setdefault(source, f"{self.prefix}{source}q".replace(" ", ""))
 
     def text(self, source: str) -> str:
@@ -140,7 +140,7 @@ async def plant(table: Table, told: Markers, place: str, jake: str, audience: An
 
 
 async def plant_events(account: Account, path: str, told: Markers, audience: Any) -> None:
-    """An event of the day, and one that another event has superseded."""
+    """Add an event of today, and a superseded one."""
 
     async def event(**fields: Any) -> str:
         body = {"audience": audience, **fields}
@@ -157,7 +157,7 @@ async def plant_events(account: Account, path: str, told: Markers, audience: Any
 
 
 async def plant_lines(there: Evening, told: Markers, model: Compactor, audience: Any) -> None:
-    """A line and its reply, a reply that was swiped away, and a line that is hidden."""
+    """Add a line, its reply, an inactive reply and a hidden line."""
     account, chat = there.ada, there.chat
     viewpoint = audience if audience == "public" else audience[0]
     for_them = {"audience": audience, "viewpoint": viewpoint}
@@ -178,7 +178,7 @@ async def plant_lines(there: Evening, told: Markers, model: Compactor, audience:
 
 
 async def files_of(table: Table, viewpoint: str) -> dict[str, dict[str, str]]:
-    """The files of a viewpoint in both forms."""
+    """Return the files of a viewpoint in both formats."""
     found: dict[str, dict[str, str]] = {}
     for form in ("json", "vault"):
         answer = await table.ask("GET", "/export", params={"format": form, "viewpoint": viewpoint})
@@ -246,7 +246,7 @@ async def test_files_have_only_known_texts(ada: Account, server: Running, model:
         files = await files_of(table, viewpoint)
         for told in known:
             assert told.found(files) - told.found(seen[viewpoint]) == set()
-            # The file has all the rest.
+            # The file contains all other sources.
             assert set(told.by_source) - told.found(files) == PRIVATE & set(told.by_source)
             assert told.found(whole) == set(told.by_source)
         for form in files.values():

@@ -1,4 +1,4 @@
-"""What a campaign puts into the prompts of its chats, and keeps with their replies."""
+"""State blocks and facts of a campaign in the prompts of its chats."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_facts_show_their_subject_and_audience(ada: Account, table: Table)
         "- (secret: game master only) Jake: is the heir",
         "- Marlena: owes the Guild 40 gold",
     ]
-    # All who are present know it.
+    # Everyone who is present knows it.
     for_jake = (await table.get("/context", **asked, viewpoint=jake))["full"]
     assert "- (known to Jake only) Marlena wears a wig" in for_jake
     both = [jake, ids["marlena"]]
@@ -115,7 +115,7 @@ async def test_facts_show_their_subject_and_audience(ada: Account, table: Table)
         "- (known to Jake and Marlena only) Marlena wears a wig"
         in (await table.get("/context", **asked))["full"]
     )
-    # Whoever is named comes in with the facts.
+    # A named person is shown with the facts.
     chat = await ada.new_chat(campaign_id=table.campaign["id"])
     await ada.turn(chat["id"], **asked)
     prompt = "\n".join(each["text"] for each in (await _context(ada, chat["id"]))["prompt"])

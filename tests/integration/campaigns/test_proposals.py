@@ -1,4 +1,4 @@
-"""Proposals over HTTP: both sides, accepted, refused, and where their line is told."""
+"""Proposals over HTTP: both values, decisions, and the branch of their line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ API = "/api/v1"
 
 
 class Compacted:
-    """A chat of Seagate whose last line drafts are read from."""
+    """A chat of Seagate; drafts come from its last line."""
 
     def __init__(self, server: Running, table: Table, identity: Identity, chat: str) -> None:
         self.server, self.table, self.identity, self.chat = server, table, identity, chat
@@ -37,7 +37,7 @@ class Compacted:
         return self.line
 
     async def draft(self, item: str, **fields: Any) -> int:
-        """What is read: fields of an item. How many proposals came of it."""
+        """Draft fields of an item; return the number of proposals."""
         return await self.drafts(
             {
                 "kind": "entity",
@@ -307,7 +307,7 @@ async def test_a_viewpoint_sees_only_known_proposals(story: Compacted) -> None:
     for viewpoint in ("public", jake):
         [known] = await story.open(viewpoint=viewpoint)
         assert known["target"]["name"] == "Marlena"
-    # What is limited later is limited for proposals too.
+    # A later limit of the item applies to proposals too.
     await story.table.change(f"/entities/{story.people['marlena']}", audience=[holt])
     assert await story.open(viewpoint=jake) == []
     assert len(await story.open(viewpoint=holt)) == 1

@@ -112,7 +112,7 @@ async def test_undone_changes_are_not_made_again(play: Play, model: Recorder) ->
         await play.turn()
     assert len(await play.threads()) == 3
     for change in await play.changes():
-        # The summary, a thread by undoing, and a thread by deleting it.
+        # Undo the summary and one thread; the other thread is deleted below.
         if change["target"]["name"] != "The key":
             path = f"/changes/{change['id']}/undo"
             ok(await play.table.ask("POST", path))
@@ -333,7 +333,7 @@ async def test_a_second_compression_repeats_no_change(play: Play, model: Recorde
     await play.turn("Marlena is hit.")
     await play.close()
     for change in await play.changes():
-        # The summary, and one of what was changed.
+        # The summary, and one change of an item.
         if change["target"]["kind"] == "scene" or "status" in change["set"]:
             ok(await play.table.ask("POST", f"/changes/{change['id']}/undo"))
     before = await play.changes()

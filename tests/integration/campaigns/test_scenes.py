@@ -29,7 +29,7 @@ class Play:
         self.ada = table.account
 
     async def turn(self, text: str = "Go on.", **body: Any) -> str:
-        """Take a turn; the id of its reply."""
+        """Take a turn; return the id of its reply."""
         events = await self.ada.turn(self.chat, **({"text": text, **body} if text else body))
         assert events[-1].name == "turn.completed", events[-1]
         return str(events[0].data["reply_id"])
@@ -139,7 +139,7 @@ async def test_invalid_closes_are_refused(play: Play, ada: Account) -> None:
 
 
 async def _scenes(table: Table) -> list[dict[str, Any]]:
-    """The scenes that count, the oldest first."""
+    """Return the active scenes, oldest first."""
     items: list[dict[str, Any]] = (await table.get("/scenes"))["items"]
     return items
 
@@ -208,7 +208,7 @@ async def test_a_scene_stays_for_those_who_stay_in_it(ada: Account, table: Table
 
 
 async def _turned(ada: Account, chat: str) -> str:
-    """The state block of a further turn."""
+    """Take a turn; return its state block."""
     await ada.turn(chat, text="continue")
     return str((await ada.messages(chat))[-1]["injected_context"])
 
@@ -268,5 +268,5 @@ async def test_consequences_are_loaded_by_message_ids(sqlite_url: str) -> None:
             steps = [step for *_, step in plan if " messages " in step]
     finally:
         await database.dispose()
-    # Not among all of a user's: SQLite would read 10,000 of them for a hundred lines.
+    # With another index, SQLite would read 10,000 rows for a hundred lines.
     assert [step.partition("(")[2] for step in steps] == ["id=?)", "parent_id=?)"]

@@ -1,4 +1,4 @@
-"""Secrets over many rounds, with a model that repeats whatever it is shown.
+"""Secrets over many rounds, with a model that repeats its prompts.
 
 A thorough run has 40 secrets over 40 rounds.
 """
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.anyio]
 ROUNDS = rounds(5, 40)
 PLAYERS = ("Jake", "Kim", "Lou", "Mia")
 ASKED = "Where is the obsidian ledger?"
-"""Finds whatever was planted: all of it speaks of the obsidian ledger."""
+"""A question that finds all planted texts."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ async def server(
 
 
 def unmarked_in(texts: list[str]) -> list[str]:
-    """Entries of a prompt that hold a secret without saying who knows it."""
+    """Return entries of a prompt that contain a secret without its audience."""
     found: list[str] = []
     for text in texts:
         entry: list[str] = []
@@ -68,10 +68,10 @@ def unmarked_in(texts: list[str]) -> list[str]:
 
 @dataclass(slots=True)
 class Trial:
-    """A campaign with hidden information, and who may know which secret.
+    """A campaign with hidden information and the audience of each secret.
 
-    `known` says of each word whose it is: `gm`, or a player's id. `leaks` are what was seen where
-    it may not be; `unmarked` what the game master was shown without who else knows it.
+    `known` contains the audience of each word: `gm` or the id of a player. `leaks` are words that
+    the wrong viewpoint saw. `unmarked` are entries without their audience.
     """
 
     server: Running
@@ -91,7 +91,7 @@ class Trial:
 
     @property
     def viewpoints(self) -> list[str]:
-        """Those that may not know everything."""
+        """The viewpoints of everyone except the game master."""
         return ["public", *(self.people[name] for name in PLAYERS)]
 
     async def begin(self) -> None:
@@ -108,10 +108,10 @@ class Trial:
         await set_chat(self.ada, self.chat, memory={"min_relevance": 0})
 
     async def settled(self) -> None:
-        """Wait until nothing of the work after a reply is left."""
+        """Wait until all work after a reply is done."""
 
         async def is_done() -> bool:
-            # What keeps house at night waits for its hour.
+            # Nightly jobs wait for their time.
             mine = Job.user_id.is_not(None), Job.kind != RECONCILE
             query = select(Job.kind, Job.error).where(*mine, Job.state.not_in(("done", "dead")))
             async with self.server.parts.database.read() as session:
@@ -122,13 +122,13 @@ class Trial:
         await wait_until(is_done)
 
     def new_secret(self, number: int, whose: str) -> str:
-        """What is said of a new secret."""
+        """Create a secret; return its text."""
         word = secret_word(number)
         self.known[word] = whose
         return f"{word} keeps the obsidian ledger"
 
     def look(self, viewpoint: str, where: str, *found: Any) -> None:
-        """Note what a viewpoint is shown."""
+        """Record the secrets that a viewpoint sees."""
         words = {word for each in found for word in secrets_in(each)}
         self.seen.setdefault(viewpoint, set()).update(words)
         if viewpoint != "gm":
@@ -139,10 +139,10 @@ class Trial:
         return [each.body for each in self.model.prompts[start:]]
 
     async def turn(self, viewpoint: str, where: str, **body: Any) -> str:
-        """A turn told from a viewpoint, for those who have it."""
+        """Take a turn with this viewpoint; return the id of the reply."""
         start = len(self.model.prompts)
         reply_id = await take_turn(self.ada, self.chat, viewpoint=viewpoint, **body)
-        # The jobs after it ask the model too.
+        # The later jobs send requests too.
         story = [each for each in self.prompts_since(start) if "ongoing roleplay" in str(each)]
         assert story
         self.look(viewpoint, where, story)
@@ -150,7 +150,7 @@ class Trial:
         return reply_id
 
     async def watch(self, viewpoint: str) -> None:
-        """What a turn would be told now, whoever is asked about."""
+        """Check the prompt of a turn that asks for every secret."""
         asked = f"{ASKED} Mara asks about {' '.join(word.lower() for word in self.known)}."
         context = await preview(self.ada, self.chat, asked, viewpoint=viewpoint)
         self.look(viewpoint, "preview", context)
@@ -158,7 +158,7 @@ class Trial:
             self.unmarked += unmarked_in([each["text"] for each in context["prompt"]])
 
     async def watch_closely(self, viewpoint: str) -> None:
-        """The same, with all that a model or a search is asked for."""
+        """Check all prompts, searches and exports of a viewpoint."""
         for text in (None, ASKED, "continue"):
             context = await preview(self.ada, self.chat, text, viewpoint=viewpoint)
             self.look(viewpoint, f"preview of {text}", context)
@@ -191,14 +191,14 @@ class Trial:
         self.look(viewpoint, "summary", answer.json())
 
     async def close_scene(self) -> None:
-        """End the open scenes, and have them compressed."""
+        """Close the open scenes and wait for their compression."""
         for scene in (await self.table.get("/scenes", limit=100))["items"]:
             if scene["status"] == "open":
                 ok(await self.table.ask("POST", f"/scenes/{scene['id']}/close"))
         await self.settled()
 
     async def plant(self, number: int, whose: str) -> None:
-        """A secret in some source of a campaign."""
+        """Add a secret to one source of the campaign."""
         told = self.new_secret(number, whose)
         more = {"audience": whose if whose == "gm" else [whose]}
         place, mara, jake = (self.people[name] for name in ("place", "Mara", "Jake"))
@@ -224,7 +224,7 @@ class Trial:
             await self.table.add(kind, **fields, **more)
 
     async def kinds(self) -> set[str]:
-        """Which kinds of work after a reply have written something."""
+        """Return the kinds of background work that have written something."""
         path = f"/chats/{self.chat}/enrichment"
         runs = (await self.ada.get(path, limit=500))["items"]
         return {run["kind"] for run in runs if run["significant"]}
@@ -243,7 +243,7 @@ async def test_secrets_only_reach_those_who_may_know_them(trial: Trial) -> None:
     for number in range(ROUNDS):
         whose = owners[number % len(owners)]
         audience = whose if whose == "gm" else [whose]
-        # Half of the secrets stand in items, events and so on, half are told in lines.
+        # Half of the secrets are in items and events, the others in lines.
         if number % 2:
             await trial.plant(number, whose)
             line = "We go on about the obsidian ledger."
@@ -267,7 +267,7 @@ async def test_secrets_only_reach_those_who_may_know_them(trial: Trial) -> None:
         await trial.watch_closely(viewpoint)
     await trial.watch_closely("gm")
     assert trial.leaks == []
-    # It could have failed: who may know a secret was told of it.
+    # The test is able to fail: each audience saw its secrets.
     assert trial.seen["gm"] == set(trial.known)
     assert await trial.kinds() == {"compaction", "glossary", "scene", "summary", "turn"}
     for word, whose in trial.known.items():

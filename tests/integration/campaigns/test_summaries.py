@@ -136,7 +136,7 @@ async def test_prompts_contain_closed_scenes_and_the_open_one(ada: Account, tabl
 
 
 class Session:
-    """A chat of a campaign with two players, and what was asked of the model since last time."""
+    """A chat of a campaign with two players."""
 
     def __init__(self, server: Running, teller: Storyteller, table: Table) -> None:
         self.server, self.teller, self.table = server, teller, table
@@ -151,7 +151,7 @@ class Session:
         self.chat = (await self.ada.new_chat(campaign_id=campaign_id))["id"]
 
     async def play(self, rounds: range, **audiences: Any) -> list[list[int]]:
-        """Rounds of two lines each, public but for `r4="gm"`; which lines were summed up."""
+        """Play rounds with audiences such as `r4="gm"`; return the lines that were summarised."""
         before = len(self.teller.summed_up)
         for number in rounds:
             audience = audiences.get(f"r{number}", "public")
@@ -167,13 +167,13 @@ class Session:
         return found
 
     async def previously(self, viewpoint: str) -> list[str]:
-        """The summary in a prompt."""
+        """Return the lines of the summary in a prompt."""
         context = await preview(self.ada, self.chat, "Well?", viewpoint=viewpoint)
         items = [item["text"] for item in context["items"] if item["kind"] == "summary"]
         return [line for text in items for line in text.splitlines()[1:]]
 
     async def history(self, viewpoint: str) -> list[str]:
-        """The rounds in a prompt."""
+        """Return the rounds in a prompt."""
         context = await preview(self.ada, self.chat, "Well?", viewpoint=viewpoint)
         said = [each["text"] for each in context["prompt"] if each["role"] == "user"]
         return [text for text in said if text.startswith("Round")]
@@ -197,7 +197,7 @@ async def test_each_audience_with_news_gets_a_summary(session: Session) -> None:
 
     told = await session.play(range(9, 13))
     assert told == [list(range(9, 17))]
-    # Rounds 9 to 12 are summed up after the 16th: by then the tenth was Jake's alone.
+    # Rounds 13 to 16 are summarised later, separately for each audience.
     told = await session.play(range(13, 17), r14=[session.jake], r15="gm")
     assert told == [list(range(17, 25))]
     told = await session.play(range(17, 21))
@@ -217,7 +217,7 @@ async def test_each_audience_with_news_gets_a_summary(session: Session) -> None:
         summary = await session.summary(viewpoint)
         assert (summary["audience"], summary["is_used"]) == (audience, True)
 
-    # Nothing happens that not all may know: one call, and the others' go on with what it says.
+    # Without secret lines there is one request, and its summary extends the others.
     assert await session.play(range(21, 25)) == [list(range(33, 41))]
     for viewpoint in (session.jake, "gm"):
         assert await session.previously(viewpoint) == ["Told up to 32.", "Told up to 40."]
@@ -239,7 +239,7 @@ async def test_without_hidden_information_one_summary_is_written(session: Sessio
     assert await session.play(range(1, 9), r2=[session.jake]) == [ROUNDS_1_TO_4]
     assert (await session.summary())["audience"] == "gm"
     assert await session.previously(session.jake) == []
-    # From now on there are others: Jake's begins where nothing is told yet.
+    # From now on Jake has a summary, which begins with the first line.
     await session.table.change("", settings={"hidden_information": True})
     told = await session.play(range(9, 13), r10=[session.jake])
     public = [each for each in range(1, 17) if each not in (3, 4)]
@@ -285,14 +285,14 @@ async def test_a_limited_message_is_in_no_public_summary(session: Session) -> No
     assert await session.previously("public") == []
     assert await session.previously(session.jake) == []
     assert await session.previously("gm") == ["Told up to 8."]
-    # They are written again with the next ones, each from what its audience may know.
+    # The next summaries cover these lines again, for each audience separately.
     told = await session.play(range(9, 13))
     jakes, public = list(range(2, 17)), [2, *range(5, 17)]
     assert sorted(told) == sorted([jakes, [1, *public], public])
     for viewpoint in (session.jake, session.kim, "public"):
         assert await session.previously(viewpoint) == ["Told up to 16."]
     assert await session.previously("gm") == ["Told up to 8.", "Told up to 16."]
-    # What all may know now is told to all.
+    # A line that becomes public is added to the public summary.
     await limit(0, "public")
     assert await session.previously("public") == []
     assert await session.previously(session.kim) == ["Told up to 16."]
@@ -306,7 +306,7 @@ async def test_a_downgrade_keeps_public_summaries(database_url: str, tmp_path: P
         sealer, database = (await identity_of(server, ada)).sealer, server.parts.database
         put = {"text": "So far.", "through_message_id": str(lines[0].id)}
         await ada.put(f"/chats/{chat}/summary", put)
-        # As a version before summaries had audiences has written it.
+        # As written by a version without audiences of summaries.
         last = lines[1].id
         row = ChatSummary(
             id=last, message_id=last, user_id=sealer.user_id, chat_id=UUID(chat), position=1,

@@ -1,4 +1,4 @@
-"""What is kept of a campaign between turns: the same as is read anew, whatever changed since."""
+"""The cached snapshot of a campaign always equals a new one."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def _nothing() -> None:
 
 
 class _Noting:
-    """A session that does something before it reads. Notes since which versions it reads."""
+    """A session that calls a function before it reads, and records the versions that it reads."""
 
     def __init__(self, session: AsyncSession, before: Callable[[], Awaitable[None]]) -> None:
         self._session, self._before = session, before
@@ -154,7 +154,7 @@ async def _read(
     cache: SnapshotCache,
     before: Callable[[], Awaitable[None]] = _nothing,
 ) -> list[int]:
-    """Read names through a cache; return since which versions the database was asked."""
+    """Read names through a cache; return the versions that the queries started from."""
     identity = await identity_of(server, table.account)
     async with server.parts.database.read() as session:
         campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))
@@ -164,7 +164,7 @@ async def _read(
 
 
 async def _compare(server: Running, table: Table, cache: SnapshotCache) -> CampaignSnapshot:
-    """What is kept, once it tells every viewpoint the same as what is read without it."""
+    """Raise unless the cached snapshot equals a new one for every viewpoint; return it."""
     identity = await identity_of(server, table.account)
     async with server.parts.database.read() as session:
         campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))

@@ -1,4 +1,4 @@
-"""A copy of a chat that gets a world of its own, as it was at a message."""
+"""Forks of a chat with a copy of its campaign as it was at a message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def server(
 
 
 async def world_of(table: Table) -> dict[str, Any]:
-    """All that a campaign says: its items by their ids, and itself."""
+    """Return a campaign and its items by id."""
     items = {
         kind: {each["id"]: each for each in (await table.get(f"/{kind}", limit=100))["items"]}
         for kind in KINDS
@@ -39,7 +39,7 @@ async def world_of(table: Table) -> dict[str, Any]:
 
 
 def named(world: dict[str, Any], ids: dict[str, str]) -> list[str]:
-    """The items of a world with the names of those whom they name, and without what differs."""
+    """Return the items of a world with names instead of ids, without versions and times."""
     text = json.dumps([list(world[kind].values()) for kind in KINDS])
     for entity_id, name in ids.items():
         text = text.replace(entity_id, f"<{name}>")
@@ -69,7 +69,7 @@ async def settings_of(account: Account, chat: str) -> dict[str, Any]:
 
 @dataclass
 class Evening:
-    """A chat of three rounds, and the world at its second and its third reply."""
+    """A chat of three rounds, and the world at its second and third reply."""
 
     table: Table
     ids: dict[str, str]
@@ -80,7 +80,7 @@ class Evening:
 
 
 async def fill(table: Table, ids: dict[str, str]) -> None:
-    """Items of every kind that name others, and are for some of them."""
+    """Add items of every kind, with references and audiences."""
     jake, marlena, shop = ids["jake"], ids["marlena"], ids["shop"]
     ids["gone"] = (await table.add("entities", kind="npc", name="Gone"))["id"]
     await table.add("facts", text="The ledger is forged.", about_id=marlena, audience=[jake])
@@ -107,7 +107,7 @@ async def play(ada: Account) -> Evening:
     jake, chat = ids["jake"], (await ada.new_chat(campaign_id=table.campaign["id"]))["id"]
 
     async def follows(path: str, **fields: Any) -> None:
-        """A change that follows from the last reply."""
+        """Change an item with the last reply as its source."""
         asked = {"params": {"message_id": replies[-1]}, "json": fields}
         ok(await table.ask("PATCH", path, **asked))
 
@@ -146,7 +146,7 @@ async def test_a_fork_copies_the_world_at_its_message(server: Running) -> None:
         assert copy["campaign_id"] not in {None, evening.table.campaign["id"]}
         other = Table(ada, await ada.get(f"/campaigns/{copy['campaign_id']}"))
         world = await world_of(other)
-        # All is there, under ids of its own, and names its own.
+        # The copy contains all items, with new ids and references.
         assert not set(names_in(world)) & set(names_in(at_second))
         assert named(world, names_in(world)) == [
             each.replace(json.dumps([evening.ids["gone"]]), '"gm"')
@@ -161,7 +161,7 @@ async def test_a_fork_copies_the_world_at_its_message(server: Running) -> None:
         changes = (await other.get("/changes", limit=100))["items"]
         assert {each["version"] for each in changes} == {1}
         assert len(changes) == 1 + sum(len(world[kind]) for kind in KINDS)
-        # What the chat has is for the same ones.
+        # Audiences of the chat refer to the copied players.
         lines = await ada.messages(copy["id"])
         assert [each["audience"] for each in lines[-2:]] == [[jake["id"]]] * 2
         assert (await settings_of(ada, copy["id"]))["viewpoint"] == jake["id"]
@@ -174,7 +174,7 @@ async def test_a_fork_copies_the_world_at_its_message(server: Running) -> None:
 async def test_each_fork_changes_only_its_own_world(server: Running) -> None:
     async with server.account() as ada:
         evening = await play(ada)
-        # The swipe that was left behind is another story, with another world.
+        # The inactive swipe is another branch, with another world.
         await take_turn(ada, evening.chat, regenerate_of=evening.replies[2], viewpoint="gm")
         copy = await fork(ada, evening.chat, evening.replies[2], world="copy")
         other = Table(ada, await ada.get(f"/campaigns/{copy['campaign_id']}"))

@@ -204,7 +204,7 @@ async def test_the_index_is_told_of_a_deleted_chronicle(idle: Running) -> None:
 
 
 async def _with_book(writer: Chronicler, server: Running, chronicle_id: str) -> str:
-    """Give a chronicle a lorebook with an entry; the book's id."""
+    """Add a lorebook with an entry to a chronicle; return its id."""
     book = await writer.post("/lorebooks", name="What came up")
     await writer.post(f"/lorebooks/{book['id']}/entries", keys=["lamp"], content="It is out.")
     async with server.parts.database.write() as session:
@@ -224,18 +224,18 @@ async def test_unknown_chronicles_are_not_found(writer: Chronicler) -> None:
 
 
 VERSION_FIELDS = {"id", "chronicle_id", "revision", "created_at", "updated_at"}
-"""What tells an event from its copy."""
+"""Fields that differ between an event and its copy."""
 
 
 async def enlist(writer: Chronicler, chat: str) -> str:
-    """Give a chat a chronicle of its own."""
+    """Enable the chronicle of a chat; return its id."""
     settings = await writer.settle(chat, chronicle_enabled=True)
     chronicle_id: str = settings["chronicle_id"]
     return chronicle_id
 
 
 async def fork(writer: Chronicler, chat: str, message: str) -> tuple[str, str]:
-    """(copy of a chat, its chronicle)."""
+    """Fork a chat; return the ids of the fork and its chronicle."""
     made = await writer.post(f"/chats/{chat}/fork", message_id=message)
     settings = await writer.get(f"/chats/{made['id']}/settings")
     return made["id"], settings.get("chronicle_id", "")
@@ -253,7 +253,7 @@ def without_versions(event: dict[str, Any], *without: str) -> dict[str, Any]:
 
 
 async def swipe(writer: Chronicler, message: str) -> str:
-    """Another reply in place of one; its id."""
+    """Regenerate a reply; return the id of the new one."""
     chat = (await writer.get(f"/messages/{message}"))["chat_id"]
     answer = await writer.account.turn(chat, regenerate_of=message)
     reply: str = answer[0].data["reply_id"]
@@ -495,9 +495,9 @@ async def busy(postgres_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
 
 @pytest.mark.postgres
 @pytest.mark.parametrize(
-    "changed", [create_event, change_event, merge_events, import_file, delete_chronicle]
+    "send", [create_event, change_event, merge_events, import_file, delete_chronicle]
 )
-async def test_a_change_waits_for_the_lock_of_its_chat(busy: Running, request: Change) -> None:
+async def test_a_change_waits_for_the_lock_of_its_chat(busy: Running, send: Change) -> None:
     async with busy.account("Ada") as ada:
         writer = Chronicler(ada)
         chat = (await ada.new_chat())["id"]
@@ -511,7 +511,7 @@ async def test_a_change_waits_for_the_lock_of_its_chat(busy: Running, request: C
         waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
         async with busy.parts.database.write() as holder:
             await get_chat(holder, UUID(chat), owner_id=UUID(ada.user["id"]), lock=True)
-            asked = request(writer, f"/chronicles/{chronicle}", events)
+            asked = send(writer, f"/chronicles/{chronicle}", events)
             asking = asyncio.create_task(cast("Any", asked))
             await until(lambda: holder.scalar(waiting))
             free = select(Chronicle.id).where(Chronicle.id == UUID(chronicle))

@@ -1,4 +1,4 @@
-"""Which events count: those whose messages are all on their chats' active paths."""
+"""Current events: all their messages are on the active paths of their chats."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ async def test_a_turn_reads_the_latest_current_events_in_story_order(
 async def _remember(
     writer: Chronicler, chronicle_id: str, summary: str, *messages: dict[str, Any], **fields: Any
 ) -> dict[str, Any]:
-    """Write an event down that comes from messages."""
+    """Create an event with these messages as its sources."""
     ids = [each["id"] for each in messages]
     return await writer.new_event(chronicle_id, summary, source_message_ids=ids, **fields)
 

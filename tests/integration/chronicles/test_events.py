@@ -490,7 +490,7 @@ async def _all_pages(writer: Chronicler, chronicle_id: str, **query: Any) -> lis
 async def _fill(
     server: Running, writer: Chronicler, chronicle_id: str, count: int, **values: Any
 ) -> None:
-    """Give a chronicle events that nobody reads."""
+    """Add events without readable text to a chronicle."""
     rows = [
         {
             "id": new_id(),
@@ -509,7 +509,7 @@ async def _fill(
 
 
 async def _noted(server: Running) -> list[str]:
-    """What the index was told since it was asked last."""
+    """Return and delete the queued index changes."""
     async with server.parts.database.write() as session:
         rows = (await session.scalars(select(IndexChange).order_by(IndexChange.id))).all()
         for row in rows:

@@ -1,4 +1,4 @@
-"""Events in the search: found by words and by meaning, those alone that hold at this moment."""
+"""Current events in the search, by words and by meaning."""
 
 from __future__ import annotations
 

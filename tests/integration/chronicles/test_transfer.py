@@ -1,4 +1,4 @@
-"""Chronicles as files: what goes out comes back, what is broken changes nothing."""
+"""Export and import of chronicles as files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def export(writer: Chronicler, chronicle: str) -> dict[str, Any]:
 
 
 def without_source(exported: dict[str, Any]) -> dict[str, Any]:
-    """Who wrote it down there: what comes back is imported."""
+    """Return an export without sources, because imported events have another one."""
     events = [{**each, "source": ""} for each in exported["events"]]
     return {**exported, "events": events}
 
@@ -116,7 +116,7 @@ async def test_a_file_contains_the_chronicle_and_its_events(writer: Chronicler, 
 
 
 def made_up(random: Random, messages: list[str]) -> dict[str, Any]:
-    """A chronicle of any shape that is allowed."""
+    """Return a random valid chronicle."""
     words = ["lamp", "Küste", "鐘", "🗝️", 'quo"te', "back\\slash", "line\nbreak", "\x00", "x" * 300]
     count = random.randint(0, 30)
     moments = [f"2026-03-{day:02}T20:00:00.{day:06}Z" for day in range(1, 5)]

@@ -1,4 +1,4 @@
-"""Events changed within one transaction, taken down as they are, and put back."""
+"""Snapshots of events, and restoring them within one transaction."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def chronicle(writer: Chronicler) -> UUID:
 
 @pytest.fixture
 async def session(server: Running, chronicle: UUID, chat: str) -> AsyncGenerator[AsyncSession]:
-    """A transaction; what the test asks the server for comes before it writes anything."""
+    """A transaction. Requests to the server must come before its first write."""
     async with server.parts.database.write() as session:
         yield session
 

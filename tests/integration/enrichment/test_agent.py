@@ -1,4 +1,4 @@
-"""The agent's loop, with models over real sockets that call its tools: what comes of each call."""
+"""The tool loop of the agent: results of each call, with models over real sockets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHAPEL = "Mara found the silver key under the altar of the flooded chapel."
 
 
 async def read(study: Study, *rounds: list[Call]) -> list[list[dict[str, Any]]]:
-    """Two new lines, which the model takes for significant; what each round was answered with."""
+    """Add two significant lines and answer in rounds; return the results of each round."""
     model, asked = study.model, len(study.model.server.requests)
     await study.tell("I look around.", "The story goes on.")
     model.script(model.decides(), *(model.calls(*calls) for calls in rounds), model.says("Done."))
@@ -55,7 +55,7 @@ async def last_refused(study: Study) -> list[tuple[str, str]]:
 
 
 async def chronicle_lore(study: Study) -> list[tuple[str, str, list[str]]]:
-    """(title, content, keys) of the chronicle's own book."""
+    """Return title, content and keys of the entries in the chronicle's book."""
     identity = await identity_of(study.server, study.account)
     async with study.server.parts.database.read() as session:
         book_id = await session.scalar(
@@ -69,7 +69,7 @@ async def chronicle_lore(study: Study) -> list[tuple[str, str, list[str]]]:
 
 
 async def new_event(study: Study, summary: str, **fields: Any) -> str:
-    """An event that the user writes."""
+    """Create an event of the user; return its id."""
     path = f"/chronicles/{study.chronicle_id}/events"
     made = await study.account.post(path, {"summary": summary, **fields}, 201)
     event_id: str = made["id"]

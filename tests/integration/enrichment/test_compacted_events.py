@@ -56,7 +56,7 @@ def is_study(request: Request) -> bool:
 
 
 async def studies(play: Evening) -> list[dict[str, Any]]:
-    """The runs of the agent, the last one first."""
+    """Return the runs of the agent, newest first."""
     path = f"/chats/{play.chat}/enrichment"
     runs: list[dict[str, Any]] = (await play.ada.get(path))["items"]
     return [each for each in runs if each["kind"] == "turn"]
@@ -118,7 +118,7 @@ async def test_of_two_concurrent_writers_the_second_starts_again(
     async with model.thinking() as is_reached:
         await play.turn("I promise it.")
         await is_reached.wait()
-        # The agent's event was compared already, and is not written yet.
+        # The event of the agent was compared, but is not written yet.
         await play.compacted()
         assert await summaries(play) == [PROMISE]
     await play.at_rest(kind=TURN)
@@ -210,7 +210,7 @@ async def test_memories_have_story_days(play: Evening, model: Compactor, server:
 async def read_known(
     server: Running, table: Table, *lines: str, since: KnownWorld | None = None
 ) -> KnownWorld:
-    """Read what everyone may know; from `since` on if there is one."""
+    """Return the public world; refresh `since` if it is given."""
     identity = await identity_of(server, table.account)
     async with server.parts.database.read() as session:
         campaign = await get_campaign(session, identity, UUID(table.campaign["id"]))
@@ -375,7 +375,7 @@ ELSEWHERE = "We leave Seagate by boat, and Holt waves."
 
 
 async def notes(play: Evening) -> dict[str, dict[str, Any]]:
-    """What the campaign says of everyone and everything, by what it is called."""
+    """Return the items of the campaign by name, title or text."""
     items = [
         *await play.items("entities"),
         *await play.items("threads"),

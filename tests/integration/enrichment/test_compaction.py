@@ -1,4 +1,4 @@
-"""Campaigns brought up to date by a scripted compactor: what is kept, when, whose, never twice."""
+"""Compactions with a scripted model: triggers, changes, audiences, conflicts and retries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed is tried again at once, not after seconds."""
+    """Retry failed jobs at once instead of after seconds."""
     monkeypatch.setattr(running_jobs, "FIRST_DELAY_SECONDS", 0.05)
 
 
@@ -156,7 +156,7 @@ async def test_each_tool_writes_its_kind_of_item(play: Evening, model: Compactor
         "The debt",
     }
     facts = {each["text"]: each for each in await play.items("facts")}
-    # What the user has said stays, until they say otherwise.
+    # Facts of the user stay until the user changes them.
     assert facts["The gate is shut."]["superseded_by"] is None
     [proposal] = await play.items("proposals")
     assert proposal["reason"] == "contradicts"
@@ -273,7 +273,7 @@ async def test_a_compaction_waits_for_the_end_of_a_fight(play: Evening, model: C
             return set(await session.scalars(select(Job.kind).where(Job.lane == lane)))
 
     assert await waiting_kinds() == {COMPACTION, GLOSSARY}
-    # Five minutes later other work of the campaign goes on.
+    # After five minutes other work of the campaign continues.
     async with play.server.parts.database.write() as session:
         job = await session.scalar(select(Job).where(Job.lane == lane, Job.kind == COMPACTION))
         assert job is not None
@@ -287,7 +287,7 @@ async def test_a_compaction_waits_for_the_end_of_a_fight(play: Evening, model: C
     await until(is_released)
     await play.ada.turn(play.chat, text="I strike again.")
     await until(is_put_off)
-    # It is looked at again with the turn in which the fight may have ended.
+    # The turn that may have ended the fight triggers another check.
     await play.table.change("", flags={"combat": False})
     await play.compact()
     await play.at_rest()
@@ -333,7 +333,7 @@ async def test_a_turn_that_ends_a_fight_resumes_it(play: Evening, model: Compact
 
     async def is_put_off() -> bool:
         async with play.server.parts.database.write() as session:
-            # The second one has its turn once the first one no longer holds the lane.
+            # The second job starts when the first one leaves the lane.
             await session.execute(update(Job).where(Job.lane == lane).values(lane_until=now()))
             times = list(await session.scalars(jobs))
         waits = [(each - now()).total_seconds() for each in times]
@@ -604,7 +604,7 @@ async def test_copied_changes_count_as_read(play: Evening, model: Compactor) -> 
 
 @pytest.mark.every_database
 async def test_two_workers_write_once(play: Evening, model: Compactor, server: Running) -> None:
-    """The first one is taken for dead while it asks; what it would write is nobody's then."""
+    """The first worker loses its lease during the request, so it must not write."""
     model.finds = {"Holt falls": [HOLT], "debt": [DEBT]}
     await play.turn("Holt falls down the stairs, and the debt is due.")
     async with model.thinking() as is_reached:
@@ -678,7 +678,7 @@ async def test_a_message_that_becomes_secret_is_undone(play: Evening, model: Com
 async def test_changes_of_several_lines_are_read_again(play: Evening, model: Compactor) -> None:
     await play.table.change("", settings={"hidden_information": True})
     model.finds = {"Holt falls": [HOLT]}
-    # What both say is a change of the last of them.
+    # A change from both lines belongs to the last one.
     name, told = HOLT
     model.finds = {"Holt limps": [(name, {**told, "source_turns": [1, 3]})]}
     await play.turn("Holt falls down the stairs.")
@@ -727,7 +727,7 @@ async def test_compacted_lines_leave_the_history(play: Evening, model: Compactor
     assert any("wounded" in each for each in await told())
     assert len(await play.ada.messages(play.chat)) == 10
     await play.turn("Round 4.")
-    # Nobody has read it yet: beside the last two of those that were, it stands there whole.
+    # It is not compacted yet, so it is in the history with the last two rounds.
     assert {"Round 3.", "Round 4."} <= await told()
     for number in range(5, 8):
         await play.turn(f"Round {number}.")
@@ -781,7 +781,7 @@ async def test_unknown_references_are_refused(play: Evening, model: Compactor) -
             ("fact_recorder_tool", {"set": {"text": "It is shut.", "supersedes": "F77"}}),
             ("chronicle_event_tool", {"set": {"summary": "They left.", "who": ["E93"]}}),
             (*DEBT[:1], {**DEBT[1], "source_turns": [77]}),
-            # A robot of this name is in the line.
+            # The line contains a robot of this name.
             ("npc_updater_tool", {"name": "T8", "set": {"status": "beeping"}}),
         ]
     }
@@ -797,7 +797,7 @@ async def test_unknown_references_are_refused(play: Evening, model: Compactor) -
     ] == ["T8"]
     assert [each["title"] for each in await play.items("threads")] == ["The debt"]
     assert await play.items("clocks") == []
-    # The scene that the turn itself has opened.
+    # The scene was opened by the turn.
     assert [scene["title"] for scene in await play.items("scenes")] == [""]
     assert (await play.table.get("/state"))["day"] == 5
     assert [len(model.asked), run["state"]] == [3, "done"]
@@ -879,7 +879,7 @@ async def test_a_declined_request_fails_and_is_repeated(play: Evening, model: Co
 
 
 async def test_a_model_without_tools_is_asked_for_json(play: Evening, model: Compactor) -> None:
-    """The last one of the module: from then on the server is known to have no tools."""
+    """Must be the last test: the server then remembers that the model has no tools."""
     model.has_tools = False
     model.finds = {"Holt falls": [HOLT]}
     await play.compact_turn("Holt falls down the stairs.")

@@ -38,7 +38,7 @@ HOUR = timedelta(hours=1)
 
 
 async def spend(server: Running, ada: Account, chat: str, *spent: tuple[datetime, int]) -> UUID:
-    """Runs that took so many tokens at such times; whose they are."""
+    """Add runs with these times and tokens; return the id of their user."""
     user_id = (await identity_of(server, ada)).user_id
     async with server.parts.database.write() as session:
         session.add_all(
@@ -121,7 +121,7 @@ LINE = "The clock in the hall went on and on, and nobody minded it any more, for
 
 
 class Reader(WindowServer):
-    """Answers turns whatever their length; the model that reads behind them has a window."""
+    """Answers turns of any length; the model of background work has a window."""
 
     def count(self, body: Any) -> int:
         return super().count(body) if body["model"] == READER else 1
@@ -137,7 +137,7 @@ class Reader(WindowServer):
 
     @property
     def read(self) -> list[Request]:
-        """The requests of background work that fitted."""
+        """Return the requests of background work that fitted."""
         asked = [each for each in self.requests if (each.body or {}).get("model") == READER]
         return [each for each in asked if self.count(each.body) <= self.window]
 
@@ -146,7 +146,7 @@ class Reader(WindowServer):
 async def talekeeper(
     url: str, folder: Path, vendor: Reader
 ) -> AsyncGenerator[tuple[Running, Account, str]]:
-    """With a chat of 120 lines, which the other model reads."""
+    """Yield a server, an account and a chat that the other model reads."""
     config = vendor.config(models=(MODEL, READER), context_window=32_768)
     registry = ModelRegistry(demo_tokens_per_second=0, openai=config, default=MODEL_ID)
     async with running(url, folder, registry=registry) as server, server.account("ada") as ada:
@@ -176,7 +176,7 @@ async def test_a_refused_summary_is_written_in_steps(sqlite_url: str, tmp_path: 
         assert found["text"] == f"Told up to {found['through_position'] + 1}."
         assert vendor.refusals == 1
         assert await window_of_reader(ada) == 3_000
-        # No line was passed over, and no run counts as failed.
+        # No line was skipped, and no run failed.
         told = [
             number for each in vendor.read if is_summing_up(each) for number in numbers_in(each)
         ]

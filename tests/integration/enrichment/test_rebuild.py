@@ -1,4 +1,4 @@
-"""Rebuilding a chronicle from a chat: what is replaced, what stays, and what interrupts it."""
+"""Rebuilding a chronicle from a chat: replacements, estimates and interruptions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.anyio
 
 LINES = 58
-"""With the greeting three batches: 24, 24 and 11 lines."""
+"""Three batches with the greeting: 24, 24 and 11 lines."""
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ async def study(database_url: str, tmp_path: Path, model: Vendor) -> AsyncGenera
 
 @contextlib.asynccontextmanager
 async def rebuilder(study: Study, kind: JobKind | None = None) -> AsyncGenerator[Worker]:
-    """A worker for rebuilds."""
+    """Yield a worker for rebuilds."""
     parts = study.server.parts
     kinds = {REBUILD: kind or parts.kinds[REBUILD]}
     worker = Worker(parts.queue, kinds, JobKeys(ROOT), poll=0.05)
@@ -87,7 +87,7 @@ async def latest(study: Study) -> dict[str, Any]:
 
 
 async def over(study: Study) -> dict[str, Any]:
-    """The job, once it has ended."""
+    """Wait until the job has ended; return it."""
 
     async def ended() -> dict[str, Any] | None:
         job = await latest(study)
@@ -98,7 +98,7 @@ async def over(study: Study) -> dict[str, Any]:
 
 
 async def put_off(study: Study) -> dict[str, Any]:
-    """The job, once it waits for a later moment."""
+    """Wait until the job is postponed; return it."""
 
     async def waits() -> dict[str, Any] | None:
         async with study.server.parts.database.read() as session:
@@ -119,12 +119,12 @@ async def try_again(study: Study) -> None:
 
 
 def found(model: Vendor, *calls: Call) -> list[Answer]:
-    """A batch in which something happened."""
+    """Return the answers for a batch with these calls."""
     return [model.decides(), model.calls(*calls, FINISH)]
 
 
 async def long_story(study: Study) -> None:
-    """A chat of three batches, in each of which the agent has found something."""
+    """Add three batches of lines with one event of the agent in each."""
     model = study.model
     await study.tell(*(f"Line {number} of the story." for number in range(1, LINES + 1)))
     model.script(
@@ -141,7 +141,7 @@ async def long_story(study: Study) -> None:
 
 
 def anew(model: Vendor) -> list[Answer]:
-    """What the agent finds when it reads that story again."""
+    """Return answers with other events for the same lines."""
     return [
         *found(model, event("The lamp of Morrow was lit.", "#12")),
         *found(model, event("Mara gave the boat to Ben.", "#32")),
@@ -150,7 +150,7 @@ def anew(model: Vendor) -> list[Answer]:
 
 
 async def runs(study: Study) -> list[tuple[str, str]]:
-    """Kind and state of the rebuild's runs, in order."""
+    """Return state and error of the rebuild runs, in order."""
     query = select(EnrichmentRun.state, EnrichmentRun.error).where(EnrichmentRun.kind == "rebuild")
     async with study.server.parts.database.read() as session:
         rows = await session.execute(query.order_by(EnrichmentRun.id))
@@ -183,7 +183,7 @@ async def test_events_of_the_agent_are_replaced(study: Study) -> None:
     ]
     assert [each.place for each in await study.events()] == [11, 29, 29, 31, 53]
     assert await runs(study) == [("done", "")] * 3
-    # Those of the rebuild, and those of the agent, which has not read what was before consent.
+    # Marks of the rebuild and of the agent, which did not read lines before consent.
     assert await study.marks() == [22, 23, 24, 46, 47, 48, 56, 58]
 
 
@@ -198,7 +198,7 @@ async def test_undoing_a_rebuild_restores_the_replaced_events(study: Study) -> N
     listed = (await account.get(f"/chats/{study.chat_id}/enrichment"))["items"]
     turns = [run for run in listed if run["kind"] == "turn"]
     undo = "/enrichment/runs/{}/undo"
-    # What a rebuild replaced is not there to be taken back.
+    # Replaced events cannot be undone.
     answer = problem(await account.ask("POST", undo.format(turns[0]["id"])), 409, "run-replaced")
     rebuilds = [run for run in listed if run["kind"] == "rebuild"]
     assert answer["run_id"] == rebuilds[0]["id"]
@@ -228,7 +228,7 @@ async def test_a_dry_run_estimates_without_asking_the_model(study: Study) -> Non
     assert len(study.model.server.requests) == asked
     problem(await account.ask("GET", path_of(study)), 404, "rebuild-not-found")
     assert len(await study.events()) == 3
-    # The prompts that were really sent are about as long as was said.
+    # The sent prompts have about the estimated length.
     study.model.script(*(study.model.decides(significant=False) for _ in range(3)))
     await start(study)
     async with rebuilder(study):
@@ -300,12 +300,12 @@ async def test_a_stopped_rebuild_keeps_finished_batches(study: Study) -> None:
     assert stopped["counts"]["events"] == 1
     assert await runs(study) == [("done", "")]
     assert [each.place for each in await study.events()] == [11, 29, 52]
-    # It may be begun anew.
+    # It can be started again.
     await start(study)
 
 
 class Stuck(RebuildTask):
-    """Hangs in the middle of the transaction of its second batch."""
+    """Hangs within the transaction of its second batch."""
 
     is_inside: ClassVar[asyncio.Event]
     batches = 0
@@ -381,7 +381,7 @@ async def test_withdrawn_consent_ends_a_rebuild(study: Study) -> None:
         ended = await over(study)
     assert ended["progress"] == {"done": 24, "total": LINES + 1}
     assert (ended["state"], ended["error"]) == ("done", "chronicle-not-enabled")
-    # Two for batch one, and the one for batch two that was being answered.
+    # Two requests for the first batch, and one for the second.
     assert len(study.model.server.requests) - asked == 3
     assert [state for state, _ in await runs(study)] == ["done"]
     assert [each.place for each in await study.events()] == [11, 29, 52]
@@ -452,14 +452,14 @@ async def test_batches_without_an_answer_are_skipped(study: Study, problem: str)
             await try_again(study)
         ended = await over(study)
     assert ended["progress"] == {"done": LINES + 1, "total": LINES + 1}
-    # What the agent found there before is left, and nothing says that it was read anew.
+    # Earlier events of the agent stay there, without new marks.
     assert [each.place for each in await study.events()] == [9, 31, 53]
     assert await runs(study) == [("failed", problem), ("done", ""), ("done", "")]
     assert await study.marks() == [22, 24, 46, 47, 48, 56, 58]
 
 
 async def entries(study: Study) -> dict[str, dict[str, Any]]:
-    """The entries of the chronicle's lorebook, by their titles."""
+    """Return the entries of the chronicle's lorebook by title."""
     account = study.account
     books = (await account.get("/lorebooks"))["items"]
     [own] = [each for each in books if each.get("chronicle_id") == str(study.chronicle_id)]
@@ -506,7 +506,7 @@ async def test_other_branches_and_other_chats_keep_their_events(study: Study) ->
     await account.delete(path, 200)
     assert await study.summaries() == []
     await study.tell("The lamp is broken.")
-    # Another chat of the same chronicle.
+    # Another chat with the same chronicle.
     character = await study.account.new_character()
     other = await study.account.new_chat(character_ids=[character["id"]])
     settings = {"chronicle_enabled": True, "chronicle_id": str(study.chronicle_id)}

@@ -85,7 +85,7 @@ async def test_a_run_shows_its_input_results_and_costs(study: Study, model: Vend
     assert refused["tool"] == "create_chronicle_event"
     assert "duplicate" in refused["reason"]
     assert (run["can_undo"], run["undone_at"]) == (True, None)
-    # What is shown is what is stored sealed.
+    # The details are stored sealed.
     [(row, _)] = await study.runs()
     assert b"Morrow" not in (row.sealed_detail or b"")
     assert "Morrow" not in json.dumps([str(row.error), str(row.model)])
@@ -164,7 +164,7 @@ async def test_without_consent_nothing_waits(study: Study) -> None:
 
 
 async def run_agent(study: Study, *calls: Call, said: str = "So it goes.") -> str:
-    """Two lines, and a run of the agent's that makes these calls; the run's id."""
+    """Add two lines and run the agent with these calls; return the id of the run."""
     known = {run.id for run, _ in await study.runs()}
     await study.tell("I do it.", said)
     study.model.script(study.model.decides(), study.model.calls(*calls, FINISH))
@@ -190,7 +190,7 @@ async def change_event(study: Study, event_id: str, **changes: Any) -> None:
 
 
 async def read_entries(study: Study) -> list[dict[str, Any]]:
-    """The entries of the chronicle's lorebook."""
+    """Return the entries of the chronicle's lorebook."""
     books = (await study.account.get("/lorebooks"))["items"]
     [own] = [each for each in books if each.get("chronicle_id") == str(study.chronicle_id)]
     items: list[dict[str, Any]] = (await study.account.get(f"/lorebooks/{own['id']}/entries"))[
@@ -226,7 +226,7 @@ async def test_undoing_a_run_removes_all_its_results(study: Study) -> None:
     run = await study.account.get(f"/enrichment/runs/{run_id}")
     assert (run["state"], run["can_undo"], len(run["written"])) == ("undone", False, 3)
     assert run["undone_at"] is not None
-    # The lines stay read, and the index follows.
+    # The lines stay marked as read, and the index is updated.
     assert await study.marks() == [2]
     await settled(study.server)
     found = await study.account.get("/search", q="lamp lit Mara")
@@ -290,7 +290,7 @@ async def test_force_removes_changed_results_too(study: Study) -> None:
 
 @pytest.mark.every_database
 async def test_force_removes_only_what_was_kept_before(study: Study) -> None:
-    """What a user wrote after the first undoing is not what the run wrote."""
+    """An event that the user added after the first undo is kept."""
     await run_agent(study, event("The gate was locked by Mara."))
     [locked] = await read_events(study)
     run_id = await run_agent(
@@ -329,7 +329,7 @@ async def test_undoing_restores_superseded_events(study: Study) -> None:
 
 @pytest.mark.every_database
 async def test_undoing_a_middle_run_moves_the_mark(study: Study) -> None:
-    """Of three facts, each of which put an end to the one before, the middle one goes."""
+    """Three facts supersede each other, and the middle one is removed."""
     await run_agent(study, event("The gate was locked by Mara."))
     middle = await run_agent(study, event("The gate was thrown open by rebels.", supersedes="E1"))
     [second] = await study.events()

@@ -1,4 +1,4 @@
-"""The rolling summary: written ahead of what history loses, and in step with the path."""
+"""The rolling summary: written before the history loses lines, and following the path."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ __all__ = ["server", "teller", "vendor"]
 pytestmark = pytest.mark.anyio
 
 SMALL = {"history": 400}
-"""Less than thirty lines."""
+"""Fewer than thirty lines."""
 
 TICK = "The clock in the hall went on and on, and nobody minded it any more, for it rained."
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed is tried again at once, not after seconds."""
+    """Retry failed jobs at once instead of after seconds."""
     monkeypatch.setattr(running_jobs, "FIRST_DELAY_SECONDS", 0.05)
 
 
@@ -60,14 +60,14 @@ def registry_of(teller: Storyteller) -> ModelRegistry:
 
 
 async def say(ada: Account, chat: str, text: str = TICK, **body: Any) -> str:
-    """Take a turn; the id of its reply."""
+    """Take a turn; return the id of its reply."""
     events = await ada.turn(chat, **({"text": text, **body} if text else body))
     assert events[-1].name == "turn.completed", events[-1]
     return str(events[0].data["reply_id"])
 
 
 async def begin(server: Running, ada: Account, chat: str, lines: int, **summary: Any) -> None:
-    """A chat with a past and a small history, which is summed up."""
+    """Add lines to a chat with a small history, and enable its summary."""
     await seed(server, ada, chat, [f"{number}: {TICK}" for number in range(lines)])
     settings = {"enabled": True, "interval": 4, "words": 60, **summary}
     await set_chat(ada, chat, budgets=SMALL, summary=settings)
@@ -458,7 +458,7 @@ async def _hide(ada: Account, message_id: str, *, hidden: bool) -> None:
 
 
 async def _texts(ada: Account, chat: str) -> list[str]:
-    """Of the summaries along the active path, the deepest first."""
+    """Return the summaries of the active path, newest first."""
     page = await ada.get(f"/chats/{chat}/summaries")
     return [each["text"] for each in page["items"]]
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def lines(server: Running, ada: Account, chat: str) -> list[dict[str, Any]]:
-    """The messages of a chat that has some."""
+    """The messages of a chat with ten lines."""
     await seed(server, ada, chat, [f"{number} o'clock." for number in range(9)])
     return await ada.messages(chat)
 

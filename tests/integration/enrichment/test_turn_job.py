@@ -1,4 +1,4 @@
-"""The job behind the reply, with models over real sockets: what it reads, writes, and leaves."""
+"""The agent's job after a reply: the lines that it reads, and its events."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Kind = Literal["openai", "gemini"]
 
 
 async def kill_the_king(study: Study) -> None:
-    """Tell of a murder that the agent will write down, and queue its job."""
+    """Add lines about a murder that the agent will record, and queue its job."""
     model = study.model
     await study.tell("I kill the king.", "The king is dead.")
     model.script(model.decides(), model.calls(event("The king was killed."), FINISH))
@@ -100,7 +100,7 @@ async def test_no_consent_no_request(database_url: str, tmp_path: Path, model: V
     ) as study:
         await study.account.turn(study.chat_id, text="I kill the king.")
         assert await study.jobs() == []
-        # Nor does a job that is there for whatever reason reach the agent.
+        # A job that exists for another reason does not reach the agent either.
         await study.enqueue()
         await study.idle()
         assert len(model.server.requests) == 1
@@ -235,7 +235,7 @@ async def test_a_continued_reply_is_read_again(study: Study, model: Vendor) -> N
 
 
 async def test_two_jobs_write_once(database_url: str, tmp_path: Path, model: Vendor) -> None:
-    """A chat that goes over to another chronicle has a job in the lane of either."""
+    """A chat that changes its chronicle has a job in both lanes."""
     async with studying(database_url, tmp_path, model) as study:
         await study.tell("I light the lamp.", "It burns.")
         model.script(
@@ -287,7 +287,7 @@ async def test_the_provider_sets_the_time_of_the_retry(study: Study, model: Vend
 
 @pytest.mark.every_database
 async def test_an_unknown_model_ends_the_job(study: Study) -> None:
-    """The model was on offer when it was chosen, and no longer is."""
+    """The chosen model is no longer available."""
     identity = await identity_of(study.server, study.account)
     chosen = UserSettings(enrichment=EnrichmentSettings(model="gemini/none"))
     async with study.server.parts.database.write() as session:
@@ -347,7 +347,7 @@ async def test_lines_without_an_answer_are_skipped_in_the_end(
 ) -> None:
     await study.tell("A door.", "It opens.")
     model.script(model.decides(significant=False))
-    await study.read()  # from here on it is known how this server is asked for JSON
+    await study.read()  # from now on the JSON format of this server is known
     await study.tell("Something dreadful.", "Something worse.")
     blocked = openai_server.reply(text, finish=finish, used=openai_server.usage(50, 0))
     model.script(blocked, blocked, blocked)

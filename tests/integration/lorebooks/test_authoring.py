@@ -1,4 +1,4 @@
-"""The book of a chronicle: what the agent writes there, what a person makes theirs, what counts."""
+"""The book of a chronicle: entries of the agent, changes of the user, and active entries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STAIR = LoreEntry(title="Stair", keys=["stair"], content="The third one is rotte
 
 @dataclass(frozen=True)
 class Desk:
-    """A chat on a chronicle of its own, and the hands that write into the chronicle's book."""
+    """A chat with its own chronicle, and methods that write to the chronicle's book."""
 
     server: Running
     ada: Reader

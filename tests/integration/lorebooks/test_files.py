@@ -44,7 +44,7 @@ FORMATS: dict[str, Any] = {
 
 
 async def counted(server: Running, reader: Reader) -> tuple[int, int]:
-    """How many books somebody has, and entries."""
+    """Return the number of books and entries of a user."""
     owner = UUID(reader.account.user["id"])
     async with server.parts.database.read() as session:
         books = await session.scalar(select(func.count()).where(Lorebook.user_id == owner))
@@ -293,7 +293,7 @@ CARD_BOOK: dict[str, Any] = json.loads((CARDS / "syn_lorebook_v3.json").read_byt
 
 
 def book_in(data: bytes) -> Any:
-    """The `character_book` of a card file."""
+    """Return the `character_book` of a card file."""
     if data.startswith(b"\x89PNG"):
         text = decode_value(TextReader().read(find_texts(data).cards[0]))
         return json.loads(text)["data"]["character_book"]

@@ -245,7 +245,7 @@ CARD_BOOK = {"name": "The card's own", "entries": [{"keys": ["lamp"], "content":
 
 @dataclass(frozen=True)
 class Stage:
-    """A chat of a character with a persona, and a book from every place."""
+    """A chat of a character with a persona, and a book from each source."""
 
     chat: str
     character: str
@@ -324,7 +324,7 @@ async def test_a_chat_switches_a_book_off_for_itself(
     before = await list_books(ada, stage)
     said = await ada.put(path, 200, state="off")
     assert (said["state"], said["is_off"]) == ("off", True)
-    is_left = name != "chat"  # whose link the switch took the place of
+    is_left = name != "chat"  # because the switch replaced its link
     assert [each for each in await list_books(ada, stage) if each[2]] == (
         [(name, next(source for each, source, _ in before if each == name), True)]
         if is_left

@@ -33,7 +33,7 @@ WITHDRAW = ("resolve", {"tier": "withdrawn"})
 
 @pytest.fixture
 async def game(ada: Account, vendor: OpenAIServer) -> Game:
-    """A town of blades with Jake, who has bad dice alone."""
+    """A Blades campaign with Jake; all its dice are ones."""
     vendor.requests.clear()
     game = await new_game(ada, rules="blades")
     await game.add("entities", kind="pc", name="Jake", attributes={"stress": 0})
@@ -42,7 +42,7 @@ async def game(ada: Account, vendor: OpenAIServer) -> Game:
 
 
 async def wait_for_die(game: Game, vendor: OpenAIServer, *, text: str = "Click.") -> str:
-    """Take a turn that comes to the player's die: its id."""
+    """Take a turn that asks for the player's die; return its id."""
     vendor.script(called(("engage", ENGAGE)), called(SPEND, text=text))
     events = await game.say("I pick the lock.")
     assert events[-1].name == "turn.awaiting_choice"
@@ -50,7 +50,7 @@ async def wait_for_die(game: Game, vendor: OpenAIServer, *, text: str = "Click."
 
 
 async def read_world(game: Game) -> tuple[str, list[str], int, list[int]]:
-    """The mood, Jake's harm, the heat, and the dice that are left."""
+    """Return the mood, Jake's harm, the heat and the remaining dice."""
     state = await game.state()
     (jake,) = (each for each in state["entities"] if each["name"] == "Jake")
     world = state["attributes"]
@@ -59,7 +59,7 @@ async def read_world(game: Game) -> tuple[str, list[str], int, list[int]]:
 
 
 def at_risk(mood: str) -> tuple[str, list[str], int, list[int]]:
-    """The world after one bad die."""
+    """Return the world after one bad die."""
     return mood, ["a cut hand"], 2, [1, 1]
 
 
@@ -67,7 +67,7 @@ BEFORE = ("scene", list[str](), 0, [1, 1, 1])
 
 
 async def choose_and_stop(game: Game, turn_id: str, *, after_text: bool) -> list[Event]:
-    """Choose the die, and stop the turn while the model speaks."""
+    """Choose the die, and stop the turn during the answer."""
     events = list[Event]()
     body = {"option": "1.0"}
     async with game.account.stream("POST", f"/turns/{turn_id}/choice", json=body) as response:
@@ -468,7 +468,7 @@ async def test_swiping_the_reply_undoes_it(ada: Account) -> None:
     state = await game.state()
     assert (state["clocks"], state["entities"]) == ([], [])
     await ada.post(f"/turns/{again[0].data['turn_id']}/stop", status=202)
-    # The reply that has nothing to say is gone, and the one before it is told again.
+    # The empty reply was deleted, and the previous one is active again.
     assert len((await game.state())["clocks"]) == 1
 
 
@@ -485,7 +485,7 @@ async def test_a_safe_action_needs_no_die(ada: Account) -> None:
 async def test_two_risks_in_a_row_are_both_resolved(ada: Account) -> None:
     game, turn_id, options = await start_demo(ada)
     first = await game.choose(turn_id, str(options[0]["id"]))
-    # With the same outcome, where the dice allow it.
+    # With the same outcome if the dice allow it.
     events = await game.say("I climb the stairs.")
     assert [each["mood"] for each in named(events, "mood.changed")] == ["scene", "action"]
     again = events[-1].data["options"]

@@ -27,7 +27,7 @@ WINDOW, LONGEST_REPLY = 16_384, 1_000
 async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:
-    """With a model whose window is small."""
+    """A server with a model that has a small window."""
     async with OpenAIServer() as vendor:
         openai = vendor.config(context_window=WINDOW, max_output_tokens=LONGEST_REPLY)
         registry = ModelRegistry(demo_tokens_per_second=0, openai=openai, default="demo")
@@ -79,7 +79,7 @@ async def test_a_prompt_fits_the_model_s_window(ada: Account, chat: str, server:
     assert context["budgets"]["reply_reserve"] == LONGEST_REPLY
     totals = context["totals"]
     assert totals["prompt"] + LONGEST_REPLY + totals["free"] == WINDOW
-    # A quarter is kept for what is retrieved, and nothing was.
+    # A quarter is reserved for retrieved items, and there are none.
     assert context["budgets"]["history"] == (WINDOW - LONGEST_REPLY) * 3 // 4
     assert 0 <= totals["free"] < WINDOW * 3 / 8
     assert context["left_out"][0]["reason"] == "budget"
@@ -104,7 +104,7 @@ async def test_lore_has_room_in_a_small_window(
     assert context["totals"]["retrieved"] > 2_500
     assert context["totals"]["history"] > 8_000
     if own:
-        # History gives way to what came in, and to no more than that.
+        # The history shrinks by the size of the lore, and no further.
         given = quiet["totals"]["history"] - context["totals"]["history"]
         assert 1_000 < given < context["totals"]["retrieved"] + 2_000
     else:
@@ -273,7 +273,7 @@ ME = "/me/settings"
 
 
 async def preview_budgets(ada: Account, chat: str, **body: Any) -> tuple[int, int]:
-    """The (total, reply reserve) that a preview goes by."""
+    """Return the total and the reply reserve of a preview."""
     context = await ada.post(f"/chats/{chat}/context", body)
     return context["budgets"]["total"], context["budgets"]["reply_reserve"]
 
@@ -316,7 +316,7 @@ async def test_settings_above_a_lowered_maximum_are_reduced(
         running(database_url, tmp_path, max_budget_total=20_000) as server,
         server.signed_in("ada") as ada,
     ):
-        # A reserve of 60,000 would leave nothing: it gets half.
+        # A reserve of 60,000 would leave nothing, so it is halved.
         assert await preview_budgets(ada, chat) == (20_000, 10_000)
         assert (await ada.turn(chat, text="Well?"))[-1].name == "turn.completed"
         for path in (ME, own):
@@ -392,7 +392,7 @@ async def test_a_preview_shows_the_difference_to_the_last_prompt(ada: Account, c
     preview = await post_preview(ada, chat, **body)
     assert preview["difference"]["previous_message_id"] == last
     assert [item["text"] for item in preview["difference"]["changed"]] == ["Sit down."]
-    # All that was sent, the line behind the history included: it is history now.
+    # Everything that was sent, including the line: it is history now.
     sent = (await context_of(ada, last))["prompt"]
     assert preview["difference"]["shared_prefix"] == len(sent)
     now = await context_of(ada, await take_turn(ada, chat, text="Sit down."), diff="previous")
@@ -420,7 +420,7 @@ async def test_a_context_has_the_usage_that_the_provider_reported(ada: Account, 
     context = await context_of(ada, events[0].data["reply_id"])
     assert context["usage"] == turn["usage"]
     assert context["usage"]["prompt_tokens"] > 0
-    # An id of the client's own says nothing of when the turn was.
+    # The id of a client does not contain the time of the turn.
     low = f"00000000-0000-4000-8000-{uuid4().hex[:12]}"
     await ada.turn(chat, **{"continue": True, "turn_id": low})
     went_on = await context_of(ada, events[0].data["reply_id"])

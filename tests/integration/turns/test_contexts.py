@@ -1,4 +1,4 @@
-"""Context records: what a reply's prompt was made of, and the very prompt that was sent."""
+"""Context records: the items of the prompt of a reply, and the prompt as it was sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Shown = list[dict[str, str]]
 async def server(
     shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:
-    """With a model that keeps what it was sent."""
+    """A server with a model that records its requests."""
     openai = vendor.config(context_window=300_000)
     registry = ModelRegistry(demo_tokens_per_second=0, openai=openai, default=MODEL_ID)
     async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
@@ -42,7 +42,7 @@ async def told(ada: Account, chat: str) -> str:
 
 
 def sent(vendor: OpenAIServer) -> Shown:
-    """The prompt that arrived last."""
+    """Return the prompt of the last request."""
     messages = vendor.requests[-1].body["messages"]
     return [{"role": each["role"], "text": each["content"]} for each in messages]
 
@@ -50,7 +50,7 @@ def sent(vendor: OpenAIServer) -> Shown:
 async def turn(
     ada: Account, vendor: OpenAIServer, chat: str, **body: Any
 ) -> tuple[str, Shown, dict[str, Any]]:
-    """Take a turn: the reply's id, what was sent, and the record, checked against it."""
+    """Take a turn and compare its record; return the reply's id, prompt and record."""
     events = await ada.turn(chat, **body)
     assert events[-1].name == "turn.completed", events[-1]
     prompt = sent(vendor)
@@ -207,12 +207,12 @@ async def test_later_changes_do_not_alter_a_prompt(ada: Account, vendor: OpenAIS
 async def test_the_gap_of_a_truncated_prompt_is_shown(
     ada: Account, vendor: OpenAIServer, chat: str, server: Running
 ) -> None:
-    """The safety net: the counts in the database say a third of the truth."""
+    """If stored counts are too low, the prompt is cut before it is sent."""
     await seed(server, ada, chat, [f"Line {n}. " + "So it goes. " * 30 for n in range(60)])
     lower = {"tokens": Message.tokens / 3, "path_tokens": Message.path_tokens / 3}
     async with server.parts.database.write() as session:
         await session.execute(update(Message).where(Message.chat_id == UUID(chat)).values(lower))
-    # Counted with names, what will be sent is counted anew.
+    # With names, all lines are counted again.
     budgets = {"total": 5000, "reply_reserve": 500, "min_tail_messages": 4}
     await set_chat(ada, chat, names=True, budgets=budgets)
     reply_id, prompt, context = await turn(ada, vendor, chat, text="And then?")

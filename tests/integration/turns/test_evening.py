@@ -1,4 +1,4 @@
-"""An evening of play: whatever the player does between, the state is the fold of what counts."""
+"""A long session: the state always is the fold of the changes that count."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.thorough import THOROUGH
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 TURNS = 30 if THOROUGH else 15
-"""Turns of an evening at least. It goes on until all has happened that is looked for."""
+"""Minimum turns. The session continues until all moods and deeds have occurred."""
 
 LONGEST = 150
 MOODS = {"scene", "action", "aftermath", "downtime"}
@@ -38,7 +38,7 @@ Master = OpenAIGameMaster | GeminiGameMaster
 
 
 MASTERS: dict[str, type[Master]] = {"postgresql": OpenAIGameMaster, "sqlite": GeminiGameMaster}
-"""Which wire format is spoken beside which database; a thorough run has all pairs."""
+"""Wire formats by database. A thorough run has all pairs."""
 
 
 @pytest.fixture(scope="module", params=list(MASTERS.values()) if THOROUGH else [None])
@@ -73,7 +73,7 @@ class Evening:
         """Turns in which the player chose."""
 
     async def play(self, **body: Any) -> None:
-        """Take a turn and choose whatever it asks for, or give it up."""
+        """Take a turn; make the choices that it asks for, or stop it."""
         heard = await self.game.account.turn(self.game.chat, **body)
         turn_id = heard[0].data["turn_id"]
         while heard[-1].name == "turn.awaiting_choice":
@@ -136,7 +136,7 @@ class Evening:
                 pass
 
     async def rest(self) -> None:
-        """A turn of downtime, unless something is under way."""
+        """Take a turn of downtime unless another action is open."""
         path = f"{self.game.path}/downtime"
         body = {"activity": "recovery", "target": "Jake"}
         begun = await self.game.account.ask("POST", path, json=body)
@@ -152,7 +152,7 @@ class Evening:
         self.done["rested"] += 1
 
     async def check(self) -> None:
-        """The stored state of every item is the fold of the changes that count."""
+        """Raise unless the state of every item is the fold of its changes."""
         counting = await check_fold(self.server, self.identity, self.game.campaign["id"])
         async with self.server.parts.database.read() as session:
             turns = {
@@ -162,7 +162,7 @@ class Evening:
                 )
             }
         for change, _ in counting:
-            # What was stopped, failed, or waits has written what was so at a choice.
+            # Stopped, failed and waiting turns have only written at a choice.
             if change.turn_id is not None and change.actor == "tool":
                 assert turns[change.turn_id] == "completed" or change.turn_id in self.chosen
         assert set(turns.values()) <= set(get_args(TurnState))
@@ -170,7 +170,7 @@ class Evening:
 
 
 def without_splits(events: list[Event]) -> list[Any]:
-    """Events as a client that comes late gets them: deltas in one piece, none that was dropped."""
+    """Return events as a late client receives them: joined deltas, without dropped text."""
     joined: list[Any] = []
     for each in events:
         if each.name == "text.reset":
@@ -193,7 +193,7 @@ async def test_an_evening_through_all_moods(
     master.dice.seed(seed)
     evening = Evening(game, server, await identity_of(server, ada), seed)
     for number in range(LONGEST):
-        # The server rolls dice of its own, so that no two evenings are the same.
+        # The server rolls dice itself, so two sessions are never the same.
         if number >= TURNS and evening.moods >= MOODS and evening.done.keys() >= DEEDS:
             break
         master.failing = 0.5 if number % 5 == 4 else 0.0

@@ -21,20 +21,20 @@ pytestmark = pytest.mark.anyio
 
 
 class Story:
-    """A chat, and things that happen in one."""
+    """A chat and random changes of it."""
 
     def __init__(self, server: Running, ada: Account, chat: str, seed_of: int) -> None:
         self.server, self.ada, self.chat = server, ada, chat
         self.draw = random.Random(seed_of)
 
     async def preview(self, **body: Any) -> Any:
-        """The prompt of the next line, and what it is made of, but for the moment."""
+        """Return the prompt of the next line, its totals and the items that were left out."""
         body = {"text": "And then?", "prompt": True, **body}
         shown = await self.ada.post(f"/chats/{self.chat}/context", body)
         return shown["prompt"], shown["totals"], shown["left_out"]
 
     async def check(self) -> None:
-        """A prompt with what is kept is the same as one with nothing kept."""
+        """Raise unless the prompt is the same with and without the cache."""
         budgets = self.draw.choice([{}, {}, {"history": 300}, {"history": 900}])
         kept = await self.preview(budgets=budgets)
         identity = await identity_of(self.server, self.ada)
@@ -86,7 +86,7 @@ async def test_a_cached_history_changes_no_prompt(
     server: Running, ada: Account, chat: str, number: int
 ) -> None:
     await seed(server, ada, chat, [f"{n} " + "la " * (n % 7) for n in range(40)])
-    # What is indexed meanwhile would be found by the second prompt alone.
+    # Lines that are indexed meanwhile would only be in the second prompt.
     settings = {"memory": {"enabled": False}}
     await ada.patch(f"/chats/{chat}/settings", settings)
     story = Story(server, ada, chat, number)
@@ -141,7 +141,7 @@ async def test_lines_are_found_by_an_index(server: Running, ada: Account, chat: 
         if database.is_sqlite:
             plan = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values)
         else:
-            # As the driver runs a statement that it has prepared: without knowing its values.
+            # The driver prepares statements, so the planner does not know the values.
             await session.execute(text("ANALYZE messages"))
             await session.execute(text("SET LOCAL plan_cache_mode = force_generic_plan"))
             await session.execute(text("SET LOCAL enable_seqscan = off"))  # as if it were longer

@@ -42,7 +42,7 @@ async def model() -> AsyncGenerator[OpenAIServer]:
 async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: OpenAIServer
 ) -> AsyncGenerator[Running]:
-    """Without anybody who indexes: what is found here is found by its keys."""
+    """A server without an index, so that entries are only found by their keys."""
     folder = tmp_path_factory.mktemp("data")
     async with running(
         shared_url, folder, embedder="none", job_workers=0, **asking(model)
@@ -51,7 +51,7 @@ async def server(
 
 
 async def import_world(account: Account, data: bytes) -> str:
-    """The id of the book that a file makes."""
+    """Import a file; return the id of its book."""
     files = {"file": ("world.json", data)}
     made = ok(await account.ask("POST", "/lorebooks/import", files=files), 201)
     assert made["skipped"] == 0
@@ -60,14 +60,14 @@ async def import_world(account: Account, data: bytes) -> str:
 
 
 async def linked(account: Account, chat: str, *entries: dict[str, Any], **fields: Any) -> str:
-    """A book of these entries, linked to the chat."""
+    """Create a book with these entries and link it to the chat; return its id."""
     book = await new_book(account, *entries, **fields)
     await link(account, chat, book)
     return book
 
 
 def texts_of(context: dict[str, Any]) -> list[str]:
-    """The prompt, message by message."""
+    """Return the texts of the prompt."""
     return [message["text"] for message in context["prompt"]]
 
 
@@ -210,7 +210,7 @@ async def test_sticky_and_cooldown_follow_their_branch(ada: Account, chat: str) 
     assert await is_in("Hush.") == ""
     rung = await take_turn(ada, chat, text="The bell!")
     assert await is_in("Go on.") == "sticky, 2 messages left"
-    # On the branch beside it nobody rang.
+    # The bell was not rung on the other branch.
     await ada.post(f"/messages/{quiet}/activate", {"follow": False})
     assert await is_in("Go on.") == ""
     await take_turn(ada, chat, text="No bells here, but hush.")
@@ -224,7 +224,7 @@ async def test_sticky_and_cooldown_follow_their_branch(ada: Account, chat: str) 
     for line in ("Still.", "Quiet."):
         await take_turn(ada, chat, text=line)
     assert await is_in("The bell!") == 'key "bell" in the line'
-    # A swipe of the reply that it began with keeps what began.
+    # A swipe of the first reply keeps the effect.
     await ada.post(f"/messages/{rung}/activate", {"follow": False})
     again = await take_turn(ada, chat, regenerate_of=rung)
     assert again != rung
@@ -408,7 +408,7 @@ def reasons_out(answer: dict[str, Any]) -> dict[str, str]:
 
 
 def matches_of(entry: dict[str, Any], *messages: str) -> dict[str, str]:
-    """What stands where a key was found, by key."""
+    """Return the matched texts by key."""
     return {
         match["key"]: messages[match["message"]][match["start"] : match["end"]]
         for match in entry["matches"]

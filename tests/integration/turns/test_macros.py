@@ -28,13 +28,13 @@ async def chat(ada: Account) -> str:
 
 
 async def last_line(account: Account, chat_id: str) -> dict[str, Any]:
-    """The newest line of the user."""
+    """Return the newest line of the user."""
     lines = await account.messages(chat_id)
     return next(line for line in reversed(lines) if line["role"] == "user")
 
 
 async def edit(account: Account, message_id: str, text: str) -> dict[str, Any]:
-    """The new version of a message."""
+    """Edit a message; return the new version."""
     path = f"/messages/{message_id}"
     return await account.patch(path, {"text": text})
 
@@ -117,7 +117,7 @@ def read_left_out(context: dict[str, Any]) -> dict[str, str]:
 
 
 async def test_fields_that_grow_too_long_refuse_the_turn(ada: Account) -> None:
-    """Each field of the card stays below the limits of a field."""
+    """Each field of the card is below the limit of a field."""
     grown = "{{description}}" * 4
     chat = await chat_with(
         ada,
@@ -181,24 +181,24 @@ async def test_variables_that_grow_too_large_stay_unchanged(ada: Account) -> Non
 
 ENTRIES = 400
 CONTENT = "{{char}} walks with {{user}} down to the harbour in the rain. " * 80
-"""Five thousand characters: all entries together have two million."""
+"""5,000 characters. All entries together have two million."""
 
 LONGEST_PAUSE = 0.5
-"""Seconds of the process's own work for which the event loop may stand still."""
+"""Maximum CPU seconds for which the event loop may be blocked."""
 
 
 @pytest.fixture(scope="module")
 async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:
-    """Without anything in the background: what is measured is the requests' work."""
+    """A server without background work, because the tests measure requests."""
     folder = tmp_path_factory.mktemp("data")
     async with running(shared_url, folder, embedder="none", job_workers=0) as server:
         yield server
 
 
 async def heavy_chat(ada: Account, count: int = ENTRIES) -> str:
-    """A chat with a book of so many entries."""
+    """Create a chat with a book of this many entries."""
     chat = str((await ada.new_chat())["id"])
     entry: dict[str, Any] = {"content": CONTENT, "constant": True, "position": 0, "key": []}
     world = {"entries": {f"{n}": {**entry, "uid": n, "comment": f"{n}"} for n in range(count)}}
@@ -214,7 +214,7 @@ async def preview_lore(ada: Account, chat: str) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def measure_pauses() -> AsyncGenerator[list[float]]:
-    """How long the loop stood still between two ticks, in CPU time of the whole process."""
+    """Yield the CPU seconds of the process between two ticks of the loop."""
     found: list[float] = []
 
     async def tick() -> None:

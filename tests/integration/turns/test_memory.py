@@ -49,7 +49,7 @@ EVERYTHING: dict[str, Any] = {"min_relevance": 0}
 
 
 class TaskHolder(HoldingServer):
-    """Holds up what is asked of the task model."""
+    """Delays requests to the task model."""
 
     def holds(self, request: Request) -> bool:
         return "response_format" in (request.body or {})
@@ -65,7 +65,7 @@ async def model() -> AsyncGenerator[TaskHolder]:
 async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: OpenAIServer
 ) -> AsyncGenerator[Running]:
-    """With an embedder for which texts are near each other when they share words."""
+    """A server with an embedder that finds texts similar if they share words."""
     folder = tmp_path_factory.mktemp("data")
     async with (
         OpenAIServer() as vectors,
@@ -75,12 +75,12 @@ async def server(
 
 
 def rain(count: int, first: int = 0) -> list[str]:
-    """Lines about nothing much, each different."""
+    """Return different lines without meaning."""
     return [f"It rains on roof number {n}." for n in range(first, first + count)]
 
 
 def places(context: dict[str, Any]) -> list[int]:
-    """Where in the chat the memories stand, from 0, by rank."""
+    """Return the positions of the memories in the chat, by rank."""
     return [
         int(item["title"].removeprefix("message ")) - 1
         for item in context["retrieved"]
@@ -89,7 +89,7 @@ def places(context: dict[str, Any]) -> list[int]:
 
 
 def memory_section(context: dict[str, Any]) -> str:
-    """The message of the prompt that holds what was retrieved; empty where there is none."""
+    """Return the prompt message with the retrieved items, or an empty text."""
     found = [
         message["text"]
         for message in context["prompt"]
@@ -120,7 +120,7 @@ async def test_old_lines_are_remembered_on_request_and_follow_their_branch(
     assert section.startswith("<long_term_memory>\nRemembered from earlier")
     assert f"\n- {line}\n" in section
     assert section.endswith("</long_term_memory>")
-    # It stands behind the history and before the line, and the model read it so.
+    # It is between the history and the line, and was sent like this.
     assert [message["text"] for message in context["prompt"][-2:]] == [section, QUESTION]
     sent = [message["content"] for message in model.requests[-1].body["messages"]]
     assert sent == [message["text"] for message in context["prompt"]]
@@ -142,7 +142,7 @@ async def test_old_lines_are_remembered_on_request_and_follow_their_branch(
     assert FACT in memory_section(await preview(ada, chat, QUESTION))
     assert edited["id"] != str(fact.id)
 
-    # What came close is told, too, as far as it counts when it is looked at.
+    # Near misses are shown too, if they count at the time of the request.
     await set_chat(ada, chat, memory={"max_items": 1})
     shown = await preview(ada, chat, f"{QUESTION} Does it rain?")
     later_id = await take_turn(ada, chat, text=f"{QUESTION} Does it rain?")
@@ -156,7 +156,7 @@ async def test_old_lines_are_remembered_on_request_and_follow_their_branch(
     left = (await context_of(ada, later_id))["near_misses"]
     assert close["source_id"] not in {each["source_id"] for each in left}
 
-    # What was sent then is shown as it was, whatever happened since.
+    # The prompt is shown as it was sent, after all these changes.
     assert (await context_of(ada, reply_id))["prompt"] == context["prompt"]
 
 
@@ -188,7 +188,7 @@ async def test_a_small_window_loses_no_line(ada: Account, server: Running) -> No
     known = [*remembered(context), *(each["title"] for each in context["left_out"])]
     assert just_gone not in [message["text"] for message in context["prompt"][:-1]]
     assert any(just_gone in each or each == f"message {first}" for each in known)
-    # What is behind it was looked through, too, and is not said twice.
+    # Lines in the history were searched too, and are not repeated.
     assert all(place < first for place in places(context))
     assert "already in history" in {each["reason"] for each in context["left_out"]}
 
@@ -231,7 +231,7 @@ async def test_memories_are_in_order_of_time(ada: Account, chat: str, server: Ru
     texts = ["It tolls at noon.", "She limps.", "Brass, and old."]
     assert [lore.index(text) for text in texts] == sorted(lore.index(text) for text in texts)
     assert lore.endswith("</lorebook_entries>")
-    # By rank, what its keys brought in comes before what was found by meaning.
+    # Entries found by keys rank before entries found by meaning.
     kinds = [item["kind"] for item in context["retrieved"]]
     assert kinds == sorted(kinds)
     assert set(reasons(context)) == {"First", "Second", "Third"}
@@ -312,7 +312,7 @@ async def test_a_swipe_remembers_the_same(ada: Account, chat: str, server: Runni
 
 
 async def test_other_words_need_room(ada: Account, chat: str, server: Running) -> None:
-    # The embedder knows of no synonyms: common words, which are no terms, stand for the meaning.
+    # The embedder has no synonyms: common words, which are no terms, replace the meaning.
     await tell(server, ada, chat, ["They had been there with her before.", *rain(100)])
     question = "Had she been there before, and whose astrolabe was it?"
 
@@ -352,7 +352,7 @@ async def test_a_turn_can_search_with_words_of_the_task_model(
     assert FACT in memory_section(context)
     assert context["notes"] == ["also searched for: The captain buried the astrolabe under a bell."]
 
-    # What it takes is of the agent's tokens for the day.
+    # Its tokens count for the daily limit of the agent.
     async def runs() -> dict[str, Any]:
         return dict(await ada.get(f"/chats/{chat}/enrichment"))
 
@@ -361,7 +361,7 @@ async def test_a_turn_can_search_with_words_of_the_task_model(
     spent = run["prompt_tokens"] + run["completion_tokens"]
     assert (await runs())["tokens_today"] == spent > 0
 
-    # A model that fails, answers something else or is slow costs the turn nothing but that.
+    # If the model fails, answers badly or is slow, the turn continues without it.
     failed = ["query not rephrased: the task model returned no answer"]
 
     async def notes() -> list[str]:
@@ -395,7 +395,7 @@ LEFT = "not on the active path"
 async def add_agent_entry(
     server: Running, ada: Account, chat: str, message: str, entry: LoreEntry
 ) -> str:
-    """What the agent does behind a reply; the id of the book that it writes into."""
+    """Add an entry as the agent does after a reply; return the id of its book."""
     identity = await identity_of(server, ada)
     await set_chat(ada, chat, chronicle_enabled=True)
     settings = await ada.get(f"/chats/{chat}/settings")
@@ -589,7 +589,7 @@ async def test_near_misses_have_reasons(ada: Account, chat: str, server: Running
 
     async def missed(**query: Any) -> dict[str, dict[str, Any]]:
         answer = ok(await ask_search(ada, q="the captain's astrolabe", near_misses=True, **query))
-        # The greeting that was not chosen stands beside these lines.
+        # The inactive greeting is near these lines.
         found = [each for each in answer["near_misses"] if each["position"]]
         return {each["why"]["kind"]: each for each in found}
 
@@ -603,7 +603,7 @@ async def test_near_misses_have_reasons(ada: Account, chat: str, server: Running
     far = (await missed(min_relevance=1))["not_near"]
     assert far["text"] in said
     assert far["why"]["score"] < 1
-    # What does not count is not named to a viewpoint, for it may not be its to know.
+    # A viewpoint is not told of inactive lines, because they may be secret.
     assert "not_current" not in await missed(viewpoint="public")
 
 

@@ -1,4 +1,4 @@
-"""Oddities of servers, end to end: what is streamed is what is stored, and the record says how."""
+"""Oddities of model servers, end to end: stored replies equal streamed ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STRICT = [row for row in TEMPLATES if not row.continues]
 
 
 def rows(*tables: Iterable[Oddity]) -> pytest.MarkDecorator:
-    """Each row in one of its formats."""
+    """Parametrise a test with rows, each in one of its formats."""
     found = [row for table in tables for row in table]
     return pytest.mark.parametrize("row", found, ids=[f"{r.formats[0]}-{r.name}" for r in found])
 
@@ -74,7 +74,7 @@ async def server(
 
 
 async def choose(ada: Account, chat: str, row: Oddity, **settings: Any) -> None:
-    """Let a chat ask the model of a row, with its settings."""
+    """Set the model of a row and its settings for a chat."""
     body = {"model": f"{row.formats[0]}/{row.name}", "sampling": row.sampling, **settings}
     await ada.patch(f"/chats/{chat}/settings", body)
 

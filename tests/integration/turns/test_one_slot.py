@@ -1,4 +1,4 @@
-"""A server that answers one request at a time: who waits for whom, and what users are told."""
+"""A model server with one slot: priorities of requests, and the waits that users see."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.anyio]
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What yielded to a turn is tried again at once, not after seconds."""
+    """Retry interrupted work at once instead of after seconds."""
     monkeypatch.setattr(pipeline, "_RETRY_SECONDS", 0.1)
 
 
@@ -73,7 +73,7 @@ def settings(model: OneSlotServer, **more: Any) -> dict[str, Any]:
 async def playing(
     url: str, folder: Path, model: OneSlotServer, **more: Any
 ) -> AsyncGenerator[tuple[Running, Account, str]]:
-    """A Talekeeper on this model, an account, and a chat of its own."""
+    """Yield a server with this model, an account and a chat."""
     async with (
         running(url, folder, **settings(model, **more)) as server,
         server.account("Ada") as ada,
@@ -82,7 +82,7 @@ async def playing(
 
 
 async def is_asked(model: OneSlotServer, *, turns: int = 0, background: int = 0) -> None:
-    """Wait until so many requests for replies, and for work beside them, were begun."""
+    """Wait until this many requests of turns and background work have begun."""
 
     async def are_begun() -> bool:
         beside = sum(map(is_background, model.begun))
@@ -410,7 +410,7 @@ async def test_a_needed_summary_uses_the_slot_of_its_turn(
 
 
 async def _tell(account: Account, chat: str, lines: list[str]) -> list[str]:
-    """Take turns one after the other; what was replied."""
+    """Take turns one after the other; return the replies."""
     return [text_of(await account.turn(chat, text=line)) for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""Played turns: tools within a reply, what they change, and what is told of it."""
+"""Played turns: tools within a reply, their changes, and the events about them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_tools_change_the_campaign_with_the_reply(game: Game, vendor: Open
 async def test_arriving_players_see_who_is_present(ada: Account, vendor: OpenAIServer) -> None:
     vendor.requests.clear()
     game = await new_game(ada, rules="dnd")
-    # Compressing the scene that ends would ask the model, too.
+    # The compression of a closed scene would be another request.
     await ada.patch(game.path, {"settings": {"summaries": False}})
     shop = await game.add("entities", kind="location", name="The Salty Sigil")
     hills = await game.add(
@@ -109,7 +109,7 @@ async def test_arriving_players_see_who_is_present(ada: Account, vendor: OpenAIS
     guided = next(str(each["content"]) for each in second if "EXPLORING" in str(each["content"]))
     assert "The players are now at: Sunfall Hills" in guided
     assert "- Holt: a name" in guided
-    # What was called before the fight is forgotten: the guidance says where they are.
+    # Calls before the fight are dropped, so the guidance names the place.
     fight = next(str(each["content"]) for each in third if "A FIGHT" in str(each["content"]))
     assert "The players are now at: Sunfall Hills" in fight
     assert "- Holt: a name" in fight
@@ -240,7 +240,7 @@ class TestMoods:
         )
         events = await game.say("I pick the lock of the counting house.")
         turn_id = events[0].data["turn_id"]
-        # Who listens late does not hear what was dropped.
+        # Late followers do not receive dropped text.
         assert [name for name in names(events)[2:] if name != "text.delta"] == [
             "text.reset", "tool.used", "mood.changed", "tool.used", "turn.awaiting_choice"
         ]  # fmt: skip

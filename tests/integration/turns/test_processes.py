@@ -51,7 +51,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Store and look five times as often, so that tests need not wait for it."""
+    """Store and poll five times as often, so that tests do not wait."""
     monkeypatch.setattr(runs, "STORE_SECONDS", 0.2)
     monkeypatch.setattr(service, "FOLLOW_SECONDS", 0.1)
 
@@ -64,7 +64,7 @@ async def first(postgres_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
 
 @pytest.fixture
 async def other(postgres_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
-    """Its model speaks at once."""
+    """A server with a model that answers at once."""
     async with running(postgres_url, tmp_path / "other") as server:
         yield server
 
@@ -77,7 +77,7 @@ async def ada(first: Running) -> AsyncGenerator[Account]:
 
 @pytest.fixture
 async def elsewhere(ada: Account, other: Running) -> AsyncGenerator[Account]:
-    """The same browser at the other process."""
+    """The same session at the other process."""
     async with same_browser(ada, other) as elsewhere:
         yield elsewhere
 
@@ -93,7 +93,7 @@ async def test_a_reply_is_followed_elsewhere(ada: Account, elsewhere: Account, c
 
 
 async def test_every_character_is_sent_once(ada: Account, elsewhere: Account, chat: str) -> None:
-    """Going over, the client is ahead of what is stored; coming back, it is behind."""
+    """The client is ahead of the stored text at first, and behind it later."""
     async with turn_under_way(ada, chat, text="/demo long 120") as (turn_id, events):
         heard = await take_words(events, 30)
     for client in (elsewhere.client, ada.client, elsewhere.client):
@@ -190,7 +190,7 @@ async def test_a_shutdown_ends_the_streams_of_followers(
 
 
 class TestLease:
-    """A process that is cut off from the database while its model goes on talking."""
+    """A process that loses the database while its model continues."""
 
     async def test_its_turn_is_recovered_and_not_overwritten(
         self,
@@ -246,7 +246,7 @@ class TestLease:
             assert isinstance(run, TurnRun)
             await lapse(other.parts.database, turn_id)
             await other.parts.turns.recover()
-            # As if another turn wrote into the same reply by now.
+            # As if another turn now wrote into the same reply.
             async with other.parts.database.write() as session:
                 message = await session.get_one(Message, run.reply_id)
                 message.status, before = "streaming", message.sealed_content
@@ -306,7 +306,7 @@ async def has_no_runs(server: Running) -> bool:
 
 
 LONG = timedelta(days=1)
-"""No test waits for a lease to run out."""
+"""So that no lease expires during a test."""
 
 
 @pytest.fixture
@@ -317,7 +317,7 @@ async def here(postgres_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
 
 @pytest.fixture
 def there(postgres_url: str, tmp_path: Path) -> Generator[Served]:
-    """A server in a process of its own, whose model speaks slowly."""
+    """A server in another process with a slow model."""
     with serving(
         tmp_path, database_url=postgres_url, root_key=ROOT_KEY, demo_tokens_per_second=50
     ) as served:
@@ -325,7 +325,7 @@ def there(postgres_url: str, tmp_path: Path) -> Generator[Served]:
 
 
 async def find_other(database: Database) -> UUID:
-    """The id of the process beside this one."""
+    """Return the id of the other process."""
 
     async def found_process() -> UUID | None:
         async with database.read() as session:
@@ -366,7 +366,7 @@ async def test_work_of_a_lost_process_is_taken_over(here: Running, there: Served
             [_, after] = await elsewhere.messages(chat)
             assert (after["status"], after["text"]) == ("complete", reply["text"] + text_of(more))
 
-        # It works again: with a turn and a job of it that a kill cuts off.
+        # The process works again. A kill interrupts its next turn and job.
         async with turn_under_way(elsewhere, chat, text="/demo long 5000") as (turn_id, events):
             await take_words(events, 60)
             async with database.write() as session:

@@ -1,4 +1,4 @@
-"""Regex scripts in a chat: what is stored, what the model gets, what is shown."""
+"""Regex scripts in a chat: effects on stored lines, prompts and views."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ async def no_scripts(ada: Account) -> None:
 
 
 async def sent(account: Account, chat: str, text: str) -> list[dict[str, Any]]:
-    """The messages of the prompt that a line would make."""
+    """Return the messages of the prompt for a line."""
     body = {"text": text, "prompt": True}
     context = await account.post(f"/chats/{chat}/context", body)
     return list(context["prompt"])
 
 
 async def heard(account: Account, turn: str, *, after: int) -> list[Event]:
-    """A turn's events behind one of them."""
+    """Return the events of a turn after one of them."""
     headers = {"Last-Event-ID": str(after)}
     path = f"/turns/{turn}/events"
     async with account.stream("GET", path, headers=headers) as answer:
@@ -94,7 +94,7 @@ async def test_scripts_change_stored_lines_and_replies(ada: Account, chat: str) 
     line, reply = (await ada.messages(chat))[-2:]
     assert line["text"] == "Find the key."
     assert reply["text"].endswith(f" says: {text_of(events)}")
-    # Whoever comes later, or back, gets what is stored.
+    # Late and returning clients receive the stored text.
     turn = events[0].data["turn_id"]
     assert text_of(await heard(ada, turn, after=0)) == reply["text"]
     assert [event.name for event in await heard(ada, turn, after=events[-2].id)][-1] == (

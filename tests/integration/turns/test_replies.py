@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Store what was said five times a second, so that tests need not wait for it."""
+    """Store replies five times a second, so that tests do not wait."""
     monkeypatch.setattr(runs, "STORE_SECONDS", 0.2)
 
 
@@ -158,7 +158,7 @@ async def test_a_continuation_is_separated_as_streamed(
         assert text_of(events) == more
         turn_id = events[0].data["turn_id"]
         assert text_of(await follow(ada.client, turn_id)) == more
-        # Who comes back after the first five characters gets exactly the rest.
+        # A client that returns after five characters receives exactly the rest.
         after = next(each.id for each in events if each.name == "text.delta") - len(more) + 5
         assert text_of(await follow(ada.client, turn_id, last_id=after)) == more[5:]
         line = (await ada.messages(chat))[-1]

@@ -1,4 +1,4 @@
-"""Streams under stress: many at once, slow readers, and a chat that changes beneath them."""
+"""Streams under stress: many at once, slow readers, and chats that change meanwhile."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.anyio
 async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:
-    """At a pace at which things can happen in the middle of a reply."""
+    """A server with a slow model, so that tests can act during a reply."""
     folder = tmp_path_factory.mktemp("data")
     async with running(shared_url, folder, demo_tokens_per_second=100) as server:
         yield server
@@ -51,7 +51,7 @@ async def server(
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Store what was said five times a second, so that tests need not wait for it."""
+    """Store replies five times a second, so that tests do not wait."""
     monkeypatch.setattr(runs, "STORE_SECONDS", 0.2)
 
 
@@ -103,7 +103,7 @@ async def test_stored_events_equal_streamed_events(ada: Account, chat: str, comm
     stored = await follow(ada.client, live[0].data["turn_id"])
     assert said(stored) == said(live)
     expected = others(live)
-    if not said(live):  # the place that was kept for a reply is given up
+    if not said(live):  # the reserved reply was deleted
         expected[0][1]["reply_id"] = None
     assert others(stored) == expected
 
@@ -222,7 +222,7 @@ async def stored_text(ada: Account, message_id: str) -> str:
 
 @pytest.mark.every_database
 async def test_partial_replies_are_counted(ada: Account, chat: str, server: Running) -> None:
-    """A crash leaves it like this, and nobody can count it then."""
+    """After a crash, partial replies are never counted again."""
     async with turn_under_way(ada, chat, text="/demo long 500") as (turn_id, events):
         await take_words(events, 1)
         reply_id = (await ada.messages(chat))[-1]["id"]
@@ -308,7 +308,7 @@ async def test_a_reply_is_stored_after_a_database_outage(
                 await anext(events)
         run = server.parts.turns.runs.get(UUID(turn_id))
         assert run is not None
-        run.stop()  # too late: all was said
+        run.stop()  # too late: the reply is complete
     outage.is_on = False
     reply = await until(lambda: complete_reply(ada, chat))
     assert len(reply["text"].split()) == 60
@@ -402,7 +402,7 @@ async def test_the_stream_has_headers_against_buffering(ada: Account, chat: str)
 async def test_tree_changes_and_reply_stores_never_deadlock(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On PostgreSQL a ring of locks would end with an error for one of them."""
+    """On PostgreSQL a deadlock would be an error of one of them."""
     monkeypatch.setattr(runs, "STORE_SECONDS", 0.01)
     (greeting,) = await ada.messages(chat)
 

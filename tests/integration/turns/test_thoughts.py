@@ -34,7 +34,7 @@ async def last_message(ada: Account, chat: str) -> dict[str, Any]:
 
 
 async def think(ada: Account, chat: str, vendor: OpenAIServer, **body: Any) -> dict[str, Any]:
-    """Take a turn whose reply is thoughts alone."""
+    """Take a turn with a reply of thoughts only; return its message."""
     vendor.script(only_thoughts())
     events = await ada.turn(chat, **(body or {"text": "Well?"}))
     assert events[-1].name == "turn.completed"
@@ -254,7 +254,7 @@ def answer_with_thoughts(number: int, thoughts: str = "") -> Answer:
 
 
 async def play_turns(ada: Account, chat: str, vendor: OpenAIServer, *answers: Answer) -> list[Any]:
-    """One turn for each answer; the replies that were sent with the last."""
+    """Take a turn for each answer; return the replies in the last request."""
     vendor.script(*answers)
     for number, _ in enumerate(answers):
         await ada.turn(chat, text=f"Line {number}.")
@@ -274,7 +274,7 @@ async def test_thoughts_are_not_sent(ada: Account, chat: str, vendor: OpenAIServ
 
 
 async def test_recent_thoughts_can_be_sent(ada: Account, chat: str, vendor: OpenAIServer) -> None:
-    # The account's setting holds where the chat has none.
+    # The setting of the account applies if the chat has none.
     await ada.patch(SETTINGS, {"reasoning_sent": 1})
     replies = await play_turns(ada, chat, vendor, *map(answer_with_thoughts, range(3)))
     assert replies[-2:] == ["Reply 0.", "<think>\nThought 1.\n</think>\n\nReply 1."]

@@ -39,7 +39,7 @@ PROSE = "The rain had not stopped since the morning, and nobody at the inn spoke
 async def server(
     shared_url: str, vendor: OpenAIServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:
-    """With a model that counts as the demo does, and one that does not."""
+    """A server with a model that has the demo's tokenizer, and one with another."""
     async with GeminiServer() as gemini:
         registry = ModelRegistry(
             demo_tokens_per_second=0, gemini=gemini.config(), openai=vendor.config(), default="demo"
@@ -59,7 +59,7 @@ async def is_counted_in(server: Running, chat: str, unit: str) -> bool:
 
 
 async def check_counts(server: Running, ada: Account, chat: str) -> list[Message]:
-    """Raise unless every line's count is what its chat's unit makes of it; the rows."""
+    """Raise unless each line is counted in the unit of its chat; return the rows."""
     sealer = (await identity_of(server, ada)).sealer
     unit = CountUnit.parse(await unit_of(server, chat))
     rows = await check_tree(server.parts.database, chat)
@@ -128,7 +128,7 @@ async def test_another_tokenizer_recounts(ada: Account, chat: str, server: Runni
 
 @pytest.mark.every_database
 async def test_stored_counts_are_reused(ada: Account, chat: str, server: Running) -> None:
-    """They are told from fresh ones by being wrong."""
+    """The test stores wrong counts, to distinguish them from new ones."""
     (greeting,) = await stored_lines(server, chat)
     wrong = {"o200k_base": greeting.tokens, "gemma3": 77}
     async with server.parts.database.write() as session:
@@ -179,7 +179,7 @@ async def test_a_change_before_storing_keeps_the_sums_right(
 async def test_a_recount_before_storing_builds_the_prompt_again(
     ada: Account, chat: str, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: then the prompt is built again, and goes on from the new counts."""
+    """The prompt is built once more, with the new counts."""
     sealer = (await identity_of(server, ada)).sealer
     build, units = PromptBuilder.build, [CountUnit("gemma3", names=True)]
 
@@ -214,7 +214,7 @@ async def test_fast_changes_lose_nothing(ada: Account, chat: str, server: Runnin
 async def test_the_budget_follows_the_counts_of_the_provider(
     ada: Account, chat: str, server: Running, vendor: OpenAIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A provider whose tokens are half as long."""
+    """The tokens of the provider are half as long."""
     monkeypatch.setattr(ratios, "RELOAD_SECONDS", 0.0)
     await seed(server, ada, chat, [f"{n}: {PROSE}" for n in range(400)])
     await set_chat(
@@ -336,7 +336,7 @@ async def test_a_user_changes_only_the_own_ratio(own_database: Database, users: 
     await report_ratio(own_database, hostile, 0.001)
     await report_ratio(own_database, hostile, 100.0)
     assert (await read_ratio(own_database, ada), await read_ratio(own_database, ben)) == before
-    assert await read_ratio(own_database, new) == 1.0  # two users are too few to say what is usual
+    assert await read_ratio(own_database, new) == 1.0  # two users are too few for a median
     assert await read_ratio(own_database, hostile) > 2
 
 
@@ -347,7 +347,7 @@ async def test_a_new_user_gets_the_median(own_database: Database, users: list[UU
     assert await read_ratio(own_database, new) == pytest.approx(1.15, abs=0.01)
     for ratio in (100.0, 0.001):
         await report_ratio(own_database, hostile, ratio, times=300)
-        # No further than half way to the next one.
+        # At most half of the distance to the next one.
         assert 1.12 < await read_ratio(own_database, new) < 1.18
     async with own_database.write() as session:
         for user_id in (ada, ben, cleo):

@@ -38,7 +38,7 @@ Call = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Script:
-    """A vendor's server, how it speaks, and a game that is played with it."""
+    """A model server, its answers, and a game that uses it."""
 
     server: OpenAIServer | GeminiServer
     reply: Callable[..., Answer]
@@ -47,19 +47,19 @@ class Script:
     game: Game
 
     def says(self, support: ToolSupport, text: str, *calls: Call) -> Answer:
-        """A reply with calls, as a model writes them that is asked in this way."""
+        """Return a reply with calls in the given form."""
         if support == "native":
             return self.called(*calls, text=text)
         return self.reply(*cut(written(support, text, *calls)))
 
     @property
     def sent(self) -> Any:
-        """The body of the last request."""
+        """Return the body of the last request."""
         return self.server.requests[-1].body
 
 
 def written(support: ToolSupport, text: str, *calls: Call) -> str:
-    """A reply with calls in its text."""
+    """Return a reply with calls in its text."""
     listed = [{"tool": name, "arguments": arguments} for name, arguments in calls]
     if support == "structured":
         return json.dumps({"narration": text, "calls": listed})
@@ -92,7 +92,7 @@ async def script(
 
 
 async def support_of(account: Account, chat: str) -> str:
-    """How the record of the last reply says that the model was asked."""
+    """Return the tool support in the record of the last reply."""
     message = (await account.messages(chat))[-1]
     path = f"/messages/{message['id']}/context"
     return str((await account.get(path))["tool_support"])
@@ -184,7 +184,7 @@ async def ada(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Account]:
 
 
 async def provide(account: Account, vendor: OpenAIServer, **model: Any) -> dict[str, Any]:
-    """A provider of the account's own, with what its user says of the model."""
+    """Create a provider of the account with settings of its model."""
     body: dict[str, Any] = {"kind": "openai", "slug": "mine", "api_key": API_KEY}
     body |= {"base_url": vendor.url, "models": [{"name": MODEL, **model}]}
     return await account.post("/providers", body, 201)
@@ -222,7 +222,7 @@ async def support_of_model(account: Account) -> str:
 
 
 async def last_record(game: Game) -> dict[str, Any]:
-    """The context record of the last reply."""
+    """Return the context record of the last reply."""
     message = (await game.account.messages(game.chat))[-1]
     answer = await game.account.get(f"/messages/{message['id']}/context")
     record: dict[str, Any] = answer
@@ -454,7 +454,7 @@ async def test_a_small_window_has_no_history(ada: Account, vendor: OpenAIServer)
 
 
 async def play_once(account: Account, vendor: OpenAIServer, *answers: Answer) -> Game:
-    """A game after one turn with these answers."""
+    """Return a game after one turn with these answers."""
     await provide(account, vendor)
     game = await fight(account)
     vendor.script(*answers)

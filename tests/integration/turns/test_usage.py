@@ -1,4 +1,4 @@
-"""What a chat took of its models: `GET /chats/{id}/usage`."""
+"""Usage and cost of a chat: `GET /chats/{id}/usage`."""
 
 from __future__ import annotations
 

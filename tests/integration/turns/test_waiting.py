@@ -1,4 +1,4 @@
-"""Turns that wait for their player: what may be done meanwhile, and how they go on, once."""
+"""Turns that wait for their player: other requests meanwhile, and choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns with a model whose window is smaller than was assumed: they learn it, and go on."""
+"""Turns with a model that has a smaller window than assumed: they learn it and continue."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def play_in(sqlite_url: str, tmp_path: Path) -> PlayIn:
 
 
 async def long_chat(server: Running, ada: Account, *, lines: int = 120) -> str:
-    """A chat with a greeting whose history has some 10,000 tokens."""
+    """Create a chat with a history of about 10,000 tokens."""
     character = await ada.new_character()
     chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
     await seed(server, ada, chat, [f"{number}. {LINE}" for number in range(lines)])
@@ -58,7 +58,7 @@ async def long_chat(server: Running, ada: Account, *, lines: int = 120) -> str:
 
 
 async def context_of(ada: Account, events: list[Event]) -> dict[str, Any]:
-    """The context of the reply that a turn wrote."""
+    """Return the context of the reply of a turn."""
     url = f"/messages/{events[0].data['reply_id']}/context"
     return await ada.get(url)
 
@@ -86,7 +86,7 @@ async def test_the_window_in_a_refusal_is_used_for_a_second_prompt(
         assert vendor.refusals == 1 + (overflow == "empty-stream")
         model = await model_of(ada)
         assert (model["context_window"], model["figures_from"]) == (WINDOW, "learned")
-        # One line, one reply; the totals are those of the prompt that was accepted.
+        # There is one line and one reply; the totals are of the accepted prompt.
         assert [each["text"] for each in await ada.messages(chat)][-2:] == ["Well?", "Fine."]
         await check_tree(server.parts.database, chat)
         first, second = ready(events)
@@ -96,7 +96,7 @@ async def test_the_window_in_a_refusal_is_used_for_a_second_prompt(
         assert turn["totals"] == second == context["totals"]
         assert context["window"] == {"tokens": WINDOW, "source": "learned"}
         assert any(f"has {WINDOW:,}" in note for note in context["notes"])
-        # Who comes later hears the same.
+        # Late followers receive the same.
         stored = await follow(ada.client, events[0].data["turn_id"])
         assert others(stored)[1:] == [("context.ready", {"totals": second}), *others(events)[2:]]
 
@@ -129,7 +129,7 @@ async def test_the_size_of_tokens_is_learned_too(play_in: PlayIn) -> None:
         assert context["totals"]["prompt"] == pytest.approx(
             events[-3].data["prompt_tokens"], rel=0.05
         )
-        # The next turn begins with what was learned of the ratio.
+        # The next turn begins with the learned ratio.
         events = await ada.turn(chat, text="And then?")
         assert vendor.refusals <= 2
         assert (await context_of(ada, events))["ratio"] > 1.3
@@ -165,7 +165,7 @@ async def test_the_final_error_has_both_numbers(play_in: PlayIn, overflow: Overf
         assert f"{failed['window']:,}" in failed["detail"]
         assert f"{failed['needed']:,}" in failed["detail"]
         assert vendor.refusals == 3
-        # The line is there, to be sent again.
+        # The line is stored, so it can be sent again.
         assert [each["text"] for each in await ada.messages(chat)][-1] == "Well?"
 
 
@@ -286,7 +286,7 @@ async def test_a_window_set_by_the_user_wins(sqlite_url: str, tmp_path: Path) ->
             assert [each["total"] for each in ready(events)] == [16_384, WINDOW]
         model = await model_of(ada, f"mine/{MODEL}")
         assert (model["context_window"], model["figures_from"]) == (16_384, "user")
-        # Without a setting, what was learned counts.
+        # Without a setting, the learned window applies.
         path = f"/providers/{made['id']}"
         await ada.patch(path, {"models": [{"name": MODEL}]})
         model = await model_of(ada, f"mine/{MODEL}")
@@ -296,7 +296,7 @@ async def test_a_window_set_by_the_user_wins(sqlite_url: str, tmp_path: Path) ->
 
 
 class Playing(WindowServer):
-    """Calls a tool first, and tells after its answer. Its window shrinks in between."""
+    """Calls a tool first, then answers in a smaller window."""
 
     later_window = WINDOW
 
@@ -338,7 +338,7 @@ async def test_a_silently_cut_prompt_is_reported(play_in: PlayIn) -> None:
         model = await model_of(ada)
         assert (model["context_window"], model["figures_from"]) == (WINDOW, "learned")
         events = await ada.turn(chat, text="And then?")
-        # The report of the cut prompt taught no ratio.
+        # The usage of the cut prompt did not change the ratio.
         context = await context_of(ada, events)
         assert (context["ratio"], context["totals"]["total"]) == (1, WINDOW)
         assert (await ada.messages(chat))[-1]["notices"] == []
@@ -348,8 +348,8 @@ async def test_a_silently_cut_prompt_is_reported(play_in: PlayIn) -> None:
 @pytest.mark.parametrize(
     "used",
     [
-        usage(300, 2),  # only what was not cached
-        usage(2_050, 2, cached=9_000),  # beside what was cached
+        usage(300, 2),  # without cached tokens
+        usage(2_050, 2, cached=9_000),  # cached tokens are counted separately
         usage(9_000, 2),
     ],
 )
@@ -387,7 +387,7 @@ async def test_the_reply_limit_is_what_the_prompt_leaves(play_in: PlayIn) -> Non
 
     config = {"server": "koboldcpp", "context_window": WINDOW}
     async with play_in(WINDOW, **config) as (vendor, server, ada):
-        # KoboldCpp cuts the prompt where prompt and longest reply are over its window together.
+        # KoboldCpp cuts prompts that exceed its window together with the longest reply.
         chat = await long_chat(server, ada)
         budgets = {"budgets": {"reply_reserve": 300}}
         await ada.patch(f"/chats/{chat}/settings", budgets)
