@@ -104,7 +104,7 @@ class Account:
         return _object(await self.ask("DELETE", path, params=query or None), status)
 
     async def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Send a request whose answer may have any status."""
+        """Send a request and return its answer, of any status."""
         return await self.client.request(method, f"/api/v1{path}", **options)
 
     def stream(

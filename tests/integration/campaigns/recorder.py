@@ -48,14 +48,14 @@ class Recorder(HoldingServer):
     def usual(self, request: Request) -> Answer:
         if not request.path.endswith("/completions"):
             return super().usual(request)
-        if answer := {"scene": self.kept, "chapter": self.chapter}.get(task_of(request)):
+        if answer := {"scene": self.kept, "chapter": self.chapter}.get(read_task(request)):
             failed = self.fails.pop(0) if self.fails and self.holds(request) else None
             return failed or reply(json.dumps(answer), used=USED)
         return reply("The lock gives way with a sigh.")
 
     def holds(self, request: Request) -> bool:
         """True for requests of `task`, which `thinking` delays and `fails` answers."""
-        return task_of(request) == self.task
+        return read_task(request) == self.task
 
     @property
     def asked(self) -> list[str]:
@@ -67,18 +67,18 @@ class Recorder(HoldingServer):
         return [
             str(each.body["messages"][1]["content"])
             for each in self.requests
-            if task_of(each) == task
+            if read_task(each) == task
         ]
 
 
-def task_of(request: Request) -> str:
+def read_task(request: Request) -> str:
     """Return `scene`, `chapter`, or an empty text for a turn."""
     messages: list[Any] = (request.body.get("messages") if request.body else None) or []
     first = str(messages[0]["content"]).partition("\n")[0] if messages else ""
     return first.removeprefix("Task: ") if first.startswith("Task: ") else ""
 
 
-def lines_of(asked: str) -> list[str]:
+def list_lines(asked: str) -> list[str]:
     inside = asked.partition("<new_lines>\n")[2].partition("</new_lines>")[0]
     return [line for line in inside.splitlines() if line.startswith("#")]
 

@@ -33,7 +33,7 @@ class Table:
         await self.account.delete(self.path + path)
 
     async def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
-        """Send a request whose answer may have any status."""
+        """Send a request and return its answer, of any status."""
         return await self.account.ask(method, self.path + path, **more)
 
     async def undo(self, change: dict[str, Any]) -> dict[str, Any]:

@@ -66,11 +66,11 @@ async def new_world(account: Account, **settings: Any) -> Table:
     return await new_table(account, settings={"summaries": False, **settings})
 
 
-async def session_of(table: Table) -> str:
+async def open_session(table: Table) -> str:
     return await new_session(table, first_mes="")
 
 
-async def chronicle_of(account: Account, chat: str) -> str:
+async def read_chronicle_id(account: Account, chat: str) -> str:
     settings = await account.get(f"/chats/{chat}/settings")
     return str(settings["chronicle_id"])
 
@@ -180,8 +180,8 @@ async def test_no_prompt_contains_secrets_of_others(
     # Equal texts would be left out as repetitions.
     secret = Planted("gmq", "gm", "obsidian ledger beneath basalt moths")
     jakes = Planted("jakeq", [jake], "obsidian ledger")
-    chat = await session_of(table)
-    chronicle = await chronicle_of(ada, chat)
+    chat = await open_session(table)
+    chronicle = await read_chronicle_id(ada, chat)
     for planted in (jakes, secret):
         await planted.items(table, shop["id"], mara)
         await planted.events(ada, chronicle)
@@ -248,7 +248,7 @@ async def test_invalid_audiences_are_refused(ada: Account, table: Table) -> None
     await table.delete(f"/entities/{gone}")
     thread = (await table.add("threads", title="The tide"))["id"]
     other = (await (await new_world(ada)).add("entities", kind="pc", name="Kim"))["id"]
-    chat, plain = await session_of(table), str((await ada.new_chat())["id"])
+    chat, plain = await open_session(table), str((await ada.new_chat())["id"])
     turns = "/chats/{}/turns"
     before = await ada.messages(chat)
     for where, body in (
@@ -283,7 +283,7 @@ async def test_invalid_audiences_are_refused(ada: Account, table: Table) -> None
     answer = await ada.ask("PATCH", f"/messages/{own['id']}", json={"audience": "gm"})
     problem(answer, 422, "validation-failed")
     chronicle = (await ada.post("/chronicles", {"name": "Plain"}, 201))["id"]
-    for path, audience in ((chronicle, "gm"), (await chronicle_of(ada, chat), [other])):
+    for path, audience in ((chronicle, "gm"), (await read_chronicle_id(ada, chat), [other])):
         body = {"summary": "It rained.", "audience": audience}
         answer = await ada.ask("POST", f"/chronicles/{path}/events", json=body)
         problem(answer, 422, "validation-failed")
@@ -291,7 +291,7 @@ async def test_invalid_audiences_are_refused(ada: Account, table: Table) -> None
 
 async def test_a_viewpoint_cannot_continue_a_secret_line(ada: Account, table: Table) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
-    chat = await session_of(table)
+    chat = await open_session(table)
     reply_id = await take_turn(ada, chat, text="Psst.", audience=[jake])
     for body in (
         {"regenerate_of": reply_id, "viewpoint": "public"},
@@ -319,7 +319,7 @@ async def test_a_viewpoint_cannot_continue_a_secret_line(ada: Account, table: Ta
 
 async def test_history_has_the_last_known_rounds(ada: Account, model: OpenAIServer) -> None:
     table = await new_world(ada, summaries=True, memory_interval=20)
-    chat = await session_of(table)
+    chat = await open_session(table)
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
     replies: list[str] = []
     for number in range(1, 9):
@@ -352,7 +352,7 @@ async def test_history_has_the_last_known_rounds(ada: Account, model: OpenAIServ
 
 async def test_impersonation_knows_only_the_player(ada: Account, model: OpenAIServer) -> None:
     table = await new_world(ada, hidden_information=True)
-    chat = await session_of(table)
+    chat = await open_session(table)
     await table.add("facts", text="The pears are poisoned.", audience="gm")
     await table.add("threads", title="The poisoned pears", tension="urgent", audience="gm")
 
@@ -387,7 +387,7 @@ async def test_impersonation_knows_only_the_player(ada: Account, model: OpenAISe
 async def test_a_chat_has_a_viewpoint(ada: Account, table: Table, model: OpenAIServer) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
     other = (await (await new_world(ada)).add("entities", kind="pc", name="Kim"))["id"]
-    chat = await session_of(table)
+    chat = await open_session(table)
     await table.add("threads", title="The poisoned pears", tension="urgent", audience="gm")
     await table.add("threads", title="Jake's itch", tension="urgent", audience=[jake])
     path = f"/chats/{chat}/settings"
@@ -410,7 +410,7 @@ async def test_a_chat_has_a_viewpoint(ada: Account, table: Table, model: OpenAIS
 
 async def test_limiting_a_message_limits_both(ada: Account, table: Table, server: Running) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
-    chat = await session_of(table)
+    chat = await open_session(table)
     for text in ("The heron waits.", "A kettle sings.", "Snow falls."):
         await take_turn(ada, chat, text=text)
     lines = await ada.messages(chat)
@@ -444,8 +444,8 @@ async def test_limiting_a_message_limits_both(ada: Account, table: Table, server
 async def test_the_audience_of_events_survives_all_transfers(ada: Account, table: Table) -> None:
     jake = (await table.add("entities", kind="pc", name="Jake"))["id"]
     kim = (await table.add("entities", kind="pc", name="Kim"))["id"]
-    chat = await session_of(table)
-    path = f"/chronicles/{await chronicle_of(ada, chat)}"
+    chat = await open_session(table)
+    path = f"/chronicles/{await read_chronicle_id(ada, chat)}"
 
     async def event(summary: str, audience: Any) -> str:
         body = {"summary": summary, "audience": audience}
@@ -468,7 +468,7 @@ async def test_the_audience_of_events_survives_all_transfers(ada: Account, table
     assert [each["audience"] for each in events] == ["gm", "gm"]
     reply_id = await take_turn(ada, chat, text="Well?")
     fork = (await ada.post(f"/chats/{chat}/fork", {"message_id": reply_id}, 201))["id"]
-    copies = (await ada.get(f"/chronicles/{await chronicle_of(ada, fork)}/events"))["items"]
+    copies = (await ada.get(f"/chronicles/{await read_chronicle_id(ada, fork)}/events"))["items"]
     assert sorted(each["audience"][0] for each in copies) == sorted([jake, kim])
 
 
@@ -478,7 +478,7 @@ async def test_the_agent_keeps_the_audience_of_its_lines(
     folder = tmp_path_factory.mktemp("data")
     async with remembering(sqlite_url, folder) as server, server.account() as ada:
         table = await new_world(ada)
-        chat = await session_of(table)
+        chat = await open_session(table)
         chronicle = await opt_in(ada, chat)
         await take_turn(ada, chat, text="Ophelia found the silver key in Blackwater.")
         await last_run(ada, chat)

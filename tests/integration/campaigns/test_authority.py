@@ -135,7 +135,7 @@ async def story(database: Database) -> Story:
     return await begun(database)
 
 
-def value_of(state: State, key: str) -> Any:
+def read_value(state: State, key: str) -> Any:
     name, _, member = key.partition(".")
     members: State = (state.get(name) or {}) if member else state
     return members.get(member or name)
@@ -197,7 +197,7 @@ async def accept(story: Story, marlena: UUID) -> None:
         )
         state = await story.state(marlena)
         for key, value in proposal.proposed.items():
-            assert value_of(state, key) == value
+            assert read_value(state, key) == value
         story.theirs |= proposal.proposed.keys()
 
 
@@ -212,7 +212,7 @@ async def draft(story: Story, marlena: UUID, keys: list[str], number: int) -> No
     written = {key for each in found.drafts for key in each.operations.list_keys()}
     proposed = {key for each in found.proposals for key in each.draft.operations.list_keys()}
     for key in FIELDS:
-        was, is_now = value_of(before, key), value_of(after, key)
+        was, is_now = read_value(before, key), read_value(after, key)
         if isinstance(was, list):
             assert set(cast("list[str]", was)) <= set(is_now), "what is not named stays"
         if key not in keys or key in story.theirs | story.locked:

@@ -76,11 +76,11 @@ async def sent(
     return await account.ask("POST", "/campaigns/import", files=upload)
 
 
-async def imported(account: Account, files: Mapping[str, bytes | str]) -> Table:
+async def import_files(account: Account, files: Mapping[str, bytes | str]) -> Table:
     return Table(account, ok(await sent(account, files), 201))
 
 
-async def exported(table: Table, file_format: str) -> dict[str, bytes]:
+async def export_files(table: Table, file_format: str) -> dict[str, bytes]:
     answer = await table.ask("GET", "/export", params={"format": file_format})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/zip"
@@ -187,7 +187,7 @@ async def world(table: Table) -> None:
 
 
 async def test_a_vault_is_imported_at_the_present_of_its_story(ada: Account) -> None:
-    table = await imported(ada, seagate_vault())
+    table = await import_files(ada, seagate_vault())
     view = table.campaign
     assert (view["name"], view["day"], view["time_of_day"]) == ("Seagate", 5, "morning")
     assert view["warnings"] == [
@@ -208,7 +208,7 @@ async def test_a_vault_is_imported_at_the_present_of_its_story(ada: Account) -> 
 
 
 async def test_the_place_of_the_player_decides_who_is_present(ada: Account) -> None:
-    table = await imported(ada, seagate_vault())
+    table = await import_files(ada, seagate_vault())
     [jake] = (await table.get("/entities", kind="pc"))["items"]
     [hills] = (await table.get("/entities", q="Sunfall", kind="location"))["items"]
     await table.change(f"/entities/{jake['id']}", location_id=hills["id"])
@@ -219,8 +219,8 @@ async def test_the_place_of_the_player_decides_who_is_present(ada: Account) -> N
 
 async def test_an_archive_restores_state_and_change_log(ada: Account, table: Table) -> None:
     await world(table)
-    files = await exported(table, "json")
-    copy = await imported(ada, files)
+    files = await export_files(table, "json")
+    copy = await import_files(ada, files)
     assert copy.campaign["warnings"] == []
     assert await state(copy) == await state(table)
     assert await ledger(copy) == await ledger(table)
@@ -229,7 +229,7 @@ async def test_an_archive_restores_state_and_change_log(ada: Account, table: Tab
     old = {item["id"] for kind in KINDS for item in await every(table, f"/{kind}")}
     new = {item["id"] for kind in KINDS for item in await every(copy, f"/{kind}")}
     assert not old & new
-    again = await exported(copy, "json")
+    again = await export_files(copy, "json")
     assert files.keys() == again.keys()
     deleted = next(
         line
@@ -242,20 +242,20 @@ async def test_an_archive_restores_state_and_change_log(ada: Account, table: Tab
 
 async def test_a_vault_restores_the_state_again_and_again(ada: Account, table: Table) -> None:
     await world(table)
-    files = await exported(table, "vault")
-    copy = await imported(ada, files)
+    files = await export_files(table, "vault")
+    copy = await import_files(ada, files)
     assert copy.campaign["warnings"] == []
     assert await state(copy) == await state(table)
-    assert await exported(copy, "vault") == files
+    assert await export_files(copy, "vault") == files
 
 
 async def test_the_example_vault_is_exported_again(ada: Account) -> None:
-    first = await imported(ada, seagate_vault())
-    files = await exported(first, "vault")
+    first = await import_files(ada, seagate_vault())
+    files = await export_files(first, "vault")
     assert set(seagate_vault("")) <= set(files)
-    second = await imported(ada, files)
+    second = await import_files(ada, files)
     assert await state(second) == await state(first)
-    assert await exported(second, "vault") == files
+    assert await export_files(second, "vault") == files
     assert (await second.get("/context"))["full"] == GOLDEN
 
 
@@ -268,8 +268,8 @@ async def test_changes_stay_linked_to_imported_messages(ada: Account, table: Tab
     [greeting, *_] = await ada.messages(chat["id"])
     cause = {"message_id": greeting["id"]}
     ok(await table.ask("PATCH", "", params=cause, json={"day": 9}))
-    files = await exported(table, "json")
-    copy = await imported(ada, files)
+    files = await export_files(table, "json")
+    copy = await import_files(ada, files)
     assert copy.campaign["day"] == 9
     [copied] = copy.campaign["chat_ids"]
     shown = await ada.messages(copied)
@@ -291,14 +291,14 @@ async def test_changes_stay_linked_to_imported_messages(ada: Account, table: Tab
 
 async def test_edits_of_an_archive_are_changes_of_the_import(ada: Account, table: Table) -> None:
     await world(table)
-    files = await exported(table, "json")
+    files = await export_files(table, "json")
     people = json.loads(files["npcs.json"])
     [marlena] = [each for each in people if each["name"] == "Marlena"]
     marlena["status"] = "gone"
     del marlena["voice"]
     stranger = {"kind": "npc", "name": "Stranger"}
     files["npcs.json"] = json.dumps([marlena, stranger]).encode()
-    copy = await imported(ada, files)
+    copy = await import_files(ada, files)
     people = (await copy.get("/entities", kind="npc"))["items"]
     assert [(each["name"], each["status"]) for each in people] == [
         ("Marlena", "gone"),
@@ -311,7 +311,7 @@ async def test_edits_of_an_archive_are_changes_of_the_import(ada: Account, table
 
 async def test_an_unreadable_file_changes_nothing(ada: Account, table: Table) -> None:
     await world(table)
-    files = await exported(table, "json")
+    files = await export_files(table, "json")
     before = (await ada.get("/campaigns"))["items"]
     wrong: list[Mapping[str, bytes | str]] = [
         {"readme.txt": "hello"},
@@ -362,16 +362,16 @@ async def test_a_player_s_file_has_only_what_is_known(ada: Account, table: Table
     for text, audience in (("One.", "public"), ("Two.", "gm"), ("Three.", [jake])):
         await ada.turn(chat, text=text, audience=audience)
 
-    async def exported(**query: str) -> dict[str, Any]:
+    async def export_files(**query: str) -> dict[str, Any]:
         answer = await ada.ask("GET", f"{table.path}/export", params=query)
         assert answer.status_code == 200, answer.text
         return {name: data.decode() for name, data in unzipped(answer.content).items()}
 
-    files = await exported(viewpoint=jake)
+    files = await export_files(viewpoint=jake)
     assert "Moth" not in str(files)
     assert "The den" not in str(files)
     assert moth["id"] not in str(files)
-    for found in (files, await exported(viewpoint="public", format="vault")):
+    for found in (files, await export_files(viewpoint="public", format="vault")):
         assert "The Watch" in str(found)
         assert "Who tells?" in str(found)
         assert "Traitor" not in str(found)
@@ -386,9 +386,9 @@ async def test_a_player_s_file_has_only_what_is_known(ada: Account, table: Table
     [three] = [line for line in lines if line.get("text") == "Three."]
     [answered] = [line for line in lines if line["id"] == three["parent_id"]]
     assert answered["role"] == "assistant"
-    assert "Holt takes bribes." not in str(await exported(viewpoint="public"))
-    assert "Holt takes bribes." not in str(await exported(viewpoint="public", format="vault"))
-    whole = str(await exported(viewpoint="gm"))
+    assert "Holt takes bribes." not in str(await export_files(viewpoint="public"))
+    assert "Holt takes bribes." not in str(await export_files(viewpoint="public", format="vault"))
+    whole = str(await export_files(viewpoint="gm"))
     assert all(word in whole for word in ("Moth", "Traitor", "bridge_down"))
     made = ok(await sent(ada, files), 201)
     there = Table(ada, made)

@@ -73,7 +73,7 @@ async def server(
         yield server
 
 
-async def at_rest(server: Running) -> None:
+async def wait_for_jobs(server: Running) -> None:
     async def is_done() -> bool:
         query = select(func.count()).where(Job.kind.like("enrichment.%"), Job.state != "dead")
         async with server.parts.database.read() as session:
@@ -90,7 +90,7 @@ async def test_a_long_campaign_saves_tokens_with_its_summary(
     assert (await table.get("/memory"))["replies"] == 0
     for place in range(9):
         await ada.turn(chat, text=f"{place}. {LINE}")
-        await at_rest(server)
+        await wait_for_jobs(server)
 
     seen = await table.get("/memory")
     prompts = seen["prompts"]
@@ -140,7 +140,7 @@ async def test_failures_are_shown_with_the_job_that_retries(
     assert problem_["chat_id"] == chat
     assert problem_["job"]["state"] in {"queued", "running"}
     model.failures = 0
-    await at_rest(server)
+    await wait_for_jobs(server)
     seen = await table.get("/memory")
     assert seen["failures"] >= 1
     assert {each["job"] for each in seen["problems"]} == {None}

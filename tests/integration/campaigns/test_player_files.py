@@ -177,7 +177,7 @@ async def plant_lines(there: Evening, told: Markers, model: Compactor, audience:
     await there.compacted()
 
 
-async def files_of(table: Table, viewpoint: str) -> dict[str, dict[str, str]]:
+async def export_files(table: Table, viewpoint: str) -> dict[str, dict[str, str]]:
     """Return the files of a viewpoint in both formats."""
     found: dict[str, dict[str, str]] = {}
     for form in ("json", "vault"):
@@ -241,9 +241,9 @@ async def test_files_have_only_known_texts(ada: Account, server: Running, model:
         prompts = [each.body for each in model.requests[asked:] if "messages" in each.body]
         seen[viewpoint] = [*seen.get("public", []), *shown, *prompts]
 
-    whole = await files_of(table, "gm")
+    whole = await export_files(table, "gm")
     for viewpoint, known in (("public", [public]), (jake, [public, jakes])):
-        files = await files_of(table, viewpoint)
+        files = await export_files(table, viewpoint)
         for told in known:
             assert told.found(files) - told.found(seen[viewpoint]) == set()
             # The file contains all other sources.

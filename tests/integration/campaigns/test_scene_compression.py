@@ -13,7 +13,7 @@ from tests.integration.campaigns.recorder import (
     Play,
     Recorder,
     fresh,
-    lines_of,
+    list_lines,
     model,
     play,
     server,
@@ -38,8 +38,8 @@ async def test_a_scene_is_compressed_after_several_beats(play: Play, model: Reco
     said = await play.turn("I run.")
     [asked] = model.asked
     assert "The counting house\nAt stake: The ledger." in asked
-    assert len(lines_of(asked)) == 6
-    assert lines_of(asked)[0].endswith("there is a first line.")
+    assert len(list_lines(asked)) == 6
+    assert list_lines(asked)[0].endswith("there is a first line.")
     scene = await play.scene()
     assert (scene["status"], scene["beats"]) == ("open", 3)
     assert scene["summary"] == "They ‹b>broke‹/b> in. {char} ran."
@@ -80,7 +80,7 @@ async def test_the_end_of_a_scene_is_compressed(play: Play, model: Recorder) -> 
     await play.close()
     [_, second] = model.asked
     assert "They broke in.\n- The lock gave." in second
-    assert [line.rpartition(": ")[2] for line in lines_of(second)] == [
+    assert [line.rpartition(": ")[2] for line in list_lines(second)] == [
         "We leave.",
         "The lock gives way with a sigh.",
     ]
@@ -170,7 +170,7 @@ async def test_lines_that_move_are_read_again(play: Play, model: Recorder) -> No
         await is_reached.wait()
         await play.ada.patch(f"/messages/{line['id']}", {"hidden": True})
     await play.at_rest()
-    assert [len(lines_of(asked)) for asked in model.asked] == [2, 1]
+    assert [len(list_lines(asked)) for asked in model.asked] == [2, 1]
     assert [each["state"] for each in await play.runs()] == ["done", "failed"]
     assert len(await play.changes()) == 1
 
@@ -260,7 +260,7 @@ async def test_a_long_scene_is_compressed_in_steps(
     for number in range(2):
         await play.turn(f"{number}: " + "the clock in the hall went on and on " * 4)
     await play.close()
-    steps = [lines_of(asked) for asked in model.asked]
+    steps = [list_lines(asked) for asked in model.asked]
     assert len(steps) > 1
     read = [line for step in steps for line in step]
     messages = await play.ada.messages(play.chat)
@@ -367,7 +367,7 @@ async def test_a_scene_that_a_tool_ends_is_compressed(play: Play, model: Recorde
     said = await play.turn("I climb out.")
     scene = await play.scene()
     assert (scene["status"], scene["beats"], scene["summary"]) == ("closed", 2, "They broke in.")
-    assert len(lines_of(model.asked[0])) == 4
+    assert len(list_lines(model.asked[0])) == 4
     state = await play.table.get("/state")
     assert (state["scene"]["title"], state["scene"]["beats"]) == ("On the roof", 0)
     await play.turn("", regenerate_of=said)
@@ -396,7 +396,7 @@ PROMISE = "Forty crowns, Holt, by the new moon."
 SAYING = "We call it the Drowned Bell."
 
 
-def quoted(quote: str, about: str = "", kind: str = "promised") -> dict[str, Any]:
+def make_quote(quote: str, about: str = "", kind: str = "promised") -> dict[str, Any]:
     return {"quote": quote, "about": about, "kind": kind}
 
 
@@ -408,11 +408,11 @@ async def facts_by_text(play: Play) -> dict[str, dict[str, Any]]:
 async def test_a_quote_is_a_fact_with_subject_and_line(play: Play, model: Recorder) -> None:
     town = await seagate(play.table)
     model.kept["kept"] = [
-        quoted(PROMISE, "the Inspector"),
-        quoted(f"“{SAYING}”", "the Bell", "coined"),
-        quoted("The lock gives way with a sigh.", "Nobody", "owned"),
-        quoted("Fifty crowns, Holt.", "Holt"),
-        quoted("x" * 500),
+        make_quote(PROMISE, "the Inspector"),
+        make_quote(f"“{SAYING}”", "the Bell", "coined"),
+        make_quote("The lock gives way with a sigh.", "Nobody", "owned"),
+        make_quote("Fifty crowns, Holt.", "Holt"),
+        make_quote("x" * 500),
         {"quote": SAYING},
     ]
     await play.turn(f'I bow to the Inspector. "{PROMISE}"')
@@ -437,7 +437,11 @@ async def test_a_quote_is_a_fact_with_subject_and_line(play: Play, model: Record
 async def test_known_and_deleted_quotes_are_not_added(play: Play, model: Recorder) -> None:
     town = await seagate(play.table)
     await play.table.add("facts", text=f"{PROMISE}", about_id=town["holt"])
-    model.kept["kept"] = [quoted(PROMISE, "Inspector Holt"), quoted(SAYING), quoted(SAYING)]
+    model.kept["kept"] = [
+        make_quote(PROMISE, "Inspector Holt"),
+        make_quote(SAYING),
+        make_quote(SAYING),
+    ]
     await play.turn(f"Inspector Holt! {PROMISE} {SAYING}")
     await play.close()
     assert sorted(await facts_by_text(play)) == [PROMISE, SAYING]
@@ -451,7 +455,7 @@ async def test_known_and_deleted_quotes_are_not_added(play: Play, model: Recorde
 
 
 async def test_a_quote_follows_its_line(play: Play, model: Recorder) -> None:
-    model.kept["kept"] = [quoted(PROMISE)]
+    model.kept["kept"] = [make_quote(PROMISE)]
     await play.turn(PROMISE)
     said = await play.turn("I leave.")
     await play.close()
@@ -465,7 +469,7 @@ async def test_a_quote_follows_its_line(play: Play, model: Recorder) -> None:
 
 @pytest.mark.every_database
 async def test_a_quote_has_the_audience_of_its_line(play: Play, model: Recorder) -> None:
-    model.kept["kept"] = [quoted(PROMISE), quoted(SAYING)]
+    model.kept["kept"] = [make_quote(PROMISE), make_quote(SAYING)]
     secret = await play.turn(PROMISE, audience="gm")
     said = await play.turn(SAYING)
     await play.close()
@@ -483,7 +487,7 @@ async def test_a_quote_has_the_audience_of_its_line(play: Play, model: Recorder)
 @pytest.mark.every_database
 async def test_a_quote_outlives_its_scene(play: Play, model: Recorder) -> None:
     await play.table.change("", settings={"chapter_scenes": 3})
-    model.kept["kept"] = [quoted(PROMISE)]
+    model.kept["kept"] = [make_quote(PROMISE)]
     await play.turn(PROMISE)
     await play.close()
     for number in range(2, 5):

@@ -195,7 +195,7 @@ async def test_a_scene_stays_for_those_who_stay_in_it(ada: Account, table: Table
     ]
     await ada.turn(chats[0], text="We come in.")
     await table.change(f"/entities/{mara['id']}", location_id=ids["hills"])
-    blocks = [await _turned(ada, chat) for chat in chats]
+    blocks = [await take_turn(ada, chat) for chat in chats]
     assert "**The Salty Sigil**" in blocks[0]
     assert "**Sunfall Hills**" in blocks[1]
     both = {each["location_id"]: each for each in await _scenes(table)}
@@ -207,7 +207,7 @@ async def test_a_scene_stays_for_those_who_stay_in_it(ada: Account, table: Table
     assert ended == {ids["shop"]: "closed", ids["hills"]: "open"}
 
 
-async def _turned(ada: Account, chat: str) -> str:
+async def take_turn(ada: Account, chat: str) -> str:
     """Take a turn; return its state block."""
     await ada.turn(chat, text="continue")
     return str((await ada.messages(chat))[-1]["injected_context"])

@@ -52,7 +52,7 @@ async def server(
         yield server
 
 
-def unmarked_in(texts: list[str]) -> list[str]:
+def find_unmarked(texts: list[str]) -> list[str]:
     """Return entries of a prompt that contain a secret without its audience."""
     found: list[str] = []
     for text in texts:
@@ -155,7 +155,7 @@ class Trial:
         context = await preview(self.ada, self.chat, asked, viewpoint=viewpoint)
         self.look(viewpoint, "preview", context)
         if viewpoint == "gm":
-            self.unmarked += unmarked_in([each["text"] for each in context["prompt"]])
+            self.unmarked += find_unmarked([each["text"] for each in context["prompt"]])
 
     async def watch_closely(self, viewpoint: str) -> None:
         """Check all prompts, searches and exports of a viewpoint."""

@@ -17,10 +17,10 @@ from tests.integration.enrichment.storytelling import (
     Storyteller,
     asked,
     at_rest,
-    numbers_in,
-    previous_in,
-    summaries_in,
-    summary_of,
+    list_numbers,
+    list_summaries,
+    read_previous,
+    read_summary,
     teller,
     vendor,
 )
@@ -56,24 +56,24 @@ async def test_the_summary_tells_all_but_the_last_rounds(
     assert teller.summed_up == []
     context = await preview(ada, chat, "Well?")
     assert read_rounds(context) == [f"Round {number} begins." for number in range(1, 8)]
-    assert summaries_in(context) == []
+    assert list_summaries(context) == []
 
     await play_rounds(ada, server, chat, range(8, 9))
-    summary = await summary_of(ada, chat)
+    summary = await read_summary(ada, chat)
     assert (summary["through_position"], summary["is_used"]) == (7, True)
-    assert numbers_in(teller.summed_up[0]) == list(range(1, 9))
+    assert list_numbers(teller.summed_up[0]) == list(range(1, 9))
     assert "150" in teller.summed_up[0].body["messages"][0]["content"]
     context = await preview(ada, chat, "Well?")
     assert read_rounds(context) == [f"Round {number} begins." for number in range(5, 9)]
     assert "PREVIOUSLY\nTold up to 8." in context["prompt"][0]["text"]
     layers = context["layers"]
     assert sum(layers.values()) == context["totals"]["prompt"]
-    assert layers["cold"] == sum(item["tokens"] for item in summaries_in(context))
+    assert layers["cold"] == sum(item["tokens"] for item in list_summaries(context))
 
     await play_rounds(ada, server, chat, range(9, 12))
     assert len(teller.summed_up) == 1
     await play_rounds(ada, server, chat, range(12, 13))
-    assert numbers_in(teller.summed_up[1]) == list(range(9, 17))
+    assert list_numbers(teller.summed_up[1]) == list(range(9, 17))
 
 
 async def test_rounds_that_would_be_lost_are_summed_up_first(
@@ -88,7 +88,7 @@ async def test_rounds_that_would_be_lost_are_summed_up_first(
         if message["role"] == "assistant":
             context = await ada.get(f"/messages/{message['id']}/context")
             history = context["history"] or {"first": 0}
-            told = [item["reasons"][0]["count"] for item in summaries_in(context)]
+            told = [item["reasons"][0]["count"] for item in list_summaries(context)]
             assert history["first"] <= sum(told)
             assert not any("no room" in note for note in context["notes"])
 
@@ -158,7 +158,7 @@ class Session:
             body = {"text": f"Round {number}.", "audience": audience}
             await take_turn(self.ada, self.chat, **body)
             await at_rest(self.server, self.chat)
-        return [numbers_in(each) for each in self.teller.summed_up[before:]]
+        return [list_numbers(each) for each in self.teller.summed_up[before:]]
 
     async def summary(self, viewpoint: str | None = None) -> dict[str, Any]:
         query = {"viewpoint": viewpoint} if viewpoint else {}
@@ -206,7 +206,7 @@ async def test_each_audience_with_news_gets_a_summary(session: Session) -> None:
     public = [each for each in jakes if each not in (27, 28)]
     assert told == [jakes, of_all, public]
     requests = session.teller.summed_up[-3:]
-    assert {previous_in(each) for each in requests} == {"Told up to 24."}
+    assert {read_previous(each) for each in requests} == {"Told up to 24."}
     assert "Round 14" in asked(requests[0])
     assert "Round 14" not in asked(requests[2])
     for viewpoint, number in ((session.jake, 32), ("gm", 32), ("public", 32), (session.kim, 32)):
@@ -227,7 +227,7 @@ async def test_each_audience_with_news_gets_a_summary(session: Session) -> None:
     told = await session.play(range(25, 29), r26="gm")
     assert len(told) == 1
     told = await session.play(range(29, 33))
-    assert [previous_in(each) for each in session.teller.summed_up[-2:]] == [
+    assert [read_previous(each) for each in session.teller.summed_up[-2:]] == [
         "Told up to 32.\nTold up to 48.",
         "Told up to 48.",
     ]

@@ -29,7 +29,7 @@ async def server(
         yield server
 
 
-async def world_of(table: Table) -> dict[str, Any]:
+async def read_world(table: Table) -> dict[str, Any]:
     """Return a campaign and its items by id."""
     items = {
         kind: {each["id"]: each for each in (await table.get(f"/{kind}", limit=100))["items"]}
@@ -38,7 +38,7 @@ async def world_of(table: Table) -> dict[str, Any]:
     return {**items, "campaign": await table.get()}
 
 
-def named(world: dict[str, Any], ids: dict[str, str]) -> list[str]:
+def list_items(world: dict[str, Any], ids: dict[str, str]) -> list[str]:
     """Return the items of a world with names instead of ids, without versions and times."""
     text = json.dumps([list(world[kind].values()) for kind in KINDS])
     for entity_id, name in ids.items():
@@ -50,7 +50,7 @@ def named(world: dict[str, Any], ids: dict[str, str]) -> list[str]:
     return sorted(found)
 
 
-def names_in(world: dict[str, Any]) -> dict[str, str]:
+def list_names(world: dict[str, Any]) -> dict[str, str]:
     return {
         each["id"]: str(each.get("name") or each.get("title") or each.get("text") or "it")
         for kind in KINDS
@@ -63,7 +63,7 @@ async def fork(account: Account, chat: str, message_id: str, **body: Any) -> dic
     return await account.post(path, body, 201)
 
 
-async def settings_of(account: Account, chat: str) -> dict[str, Any]:
+async def read_settings(account: Account, chat: str) -> dict[str, Any]:
     return await account.get(f"/chats/{chat}/settings")
 
 
@@ -115,24 +115,24 @@ async def play(ada: Account) -> Evening:
     replies = [await take_turn(ada, chat, text="I come in.")]
     await follows(f"/entities/{jake}", attributes={"hp": 9})
     replies.append(await take_turn(ada, chat, text="Psst.", audience=[jake]))
-    chronicle = (await settings_of(ada, chat))["chronicle_id"]
+    chronicle = (await read_settings(ada, chat))["chronicle_id"]
     for summary, source in zip(EVENTS, replies, strict=True):
         event = {"summary": summary, "audience": [jake], "source_message_ids": [source]}
         await ada.post(f"/chronicles/{chronicle}/events", event, 201)
     await set_chat(ada, chat, viewpoint=jake)
-    at_second = await world_of(table)
+    at_second = await read_world(table)
     replies.append(await take_turn(ada, chat, text="I pay.", viewpoint="gm"))
     await follows(f"/entities/{jake}", attributes={"hp": 1})
     await follows(f"/scenes/{ids['scene']}", stakes="All of it.")
     await follows("", day=9)
-    return Evening(table, ids, chat, replies, at_second, await world_of(table))
+    return Evening(table, ids, chat, replies, at_second, await read_world(table))
 
 
 EVENTS = ["The tide rose.", "Jake whispered."]
 
 
-async def events_of(account: Account, chat: str) -> list[dict[str, Any]]:
-    path = f"/chronicles/{(await settings_of(account, chat))['chronicle_id']}/events"
+async def list_events(account: Account, chat: str) -> list[dict[str, Any]]:
+    path = f"/chronicles/{(await read_settings(account, chat))['chronicle_id']}/events"
     events: list[dict[str, Any]] = (await account.get(path))["items"]
     return events
 
@@ -145,12 +145,12 @@ async def test_a_fork_copies_the_world_at_its_message(server: Running) -> None:
         copy = await fork(ada, evening.chat, evening.replies[1], world="copy", title="What if")
         assert copy["campaign_id"] not in {None, evening.table.campaign["id"]}
         other = Table(ada, await ada.get(f"/campaigns/{copy['campaign_id']}"))
-        world = await world_of(other)
+        world = await read_world(other)
         # The copy contains all items, with new ids and references.
-        assert not set(names_in(world)) & set(names_in(at_second))
-        assert named(world, names_in(world)) == [
+        assert not set(list_names(world)) & set(list_names(at_second))
+        assert list_items(world, list_names(world)) == [
             each.replace(json.dumps([evening.ids["gone"]]), '"gm"')
-            for each in named(at_second, names_in(at_second))
+            for each in list_items(at_second, list_names(at_second))
         ]
         [jake] = [each for each in world["entities"].values() if each["name"] == "Jake"]
         assert jake["attributes"]["hp"] == 9
@@ -164,11 +164,11 @@ async def test_a_fork_copies_the_world_at_its_message(server: Running) -> None:
         # Audiences of the chat refer to the copied players.
         lines = await ada.messages(copy["id"])
         assert [each["audience"] for each in lines[-2:]] == [[jake["id"]]] * 2
-        assert (await settings_of(ada, copy["id"]))["viewpoint"] == jake["id"]
-        events = await events_of(ada, copy["id"])
+        assert (await read_settings(ada, copy["id"]))["viewpoint"] == jake["id"]
+        events = await list_events(ada, copy["id"])
         assert {each["summary"] for each in events} == set(EVENTS)
         assert [each["audience"] for each in events] == [[jake["id"]]] * 2
-        assert await world_of(evening.table) == evening.at_third
+        assert await read_world(evening.table) == evening.at_third
 
 
 async def test_each_fork_changes_only_its_own_world(server: Running) -> None:
@@ -192,7 +192,7 @@ async def test_each_fork_changes_only_its_own_world(server: Running) -> None:
         found = await search(ada, "obsidian pier", campaign_id=copy["campaign_id"])
         assert "They met at the obsidian pier." in json.dumps(found)
         await ada.delete(f"/chats/{evening.chat}")
-        assert {each["summary"] for each in await events_of(ada, copy["id"])} == set(EVENTS)
+        assert {each["summary"] for each in await list_events(ada, copy["id"])} == set(EVENTS)
 
 
 async def test_a_fork_shares_the_world_by_default(server: Running) -> None:

@@ -435,17 +435,19 @@ async def test_the_index_is_told_of_every_change(idle: Running) -> None:
         writer = Chronicler(account)
         chronicle = await writer.new_chronicle()
         first, second, third = [await writer.new_event(chronicle, each) for each in "123"]
-        assert await _noted(idle) == [first["id"], second["id"], third["id"]]
+        assert await _take_index_changes(idle) == [first["id"], second["id"], third["id"]]
         await writer.change(second, pinned=True)
-        assert await _noted(idle) == [second["id"]]
+        assert await _take_index_changes(idle) == [second["id"]]
         await writer.change(second, pinned=True)
-        assert await _noted(idle) == []
+        assert await _take_index_changes(idle) == []
         await writer.delete(f"/chronicles/{chronicle}/events/{third['id']}")
-        assert await _noted(idle) == [third["id"]]
+        assert await _take_index_changes(idle) == [third["id"]]
         made = await writer.post(
             f"/chronicles/{chronicle}/events/merge", event_ids=[first["id"], second["id"]]
         )
-        assert sorted(await _noted(idle)) == sorted([first["id"], second["id"], made["id"]])
+        assert sorted(await _take_index_changes(idle)) == sorted(
+            [first["id"], second["id"], made["id"]]
+        )
 
 
 @pytest.mark.parametrize("order", ["oldest", "newest"])
@@ -508,7 +510,7 @@ async def _fill(
         await session.execute(insert(ChronicleEvent), rows)
 
 
-async def _noted(server: Running) -> list[str]:
+async def _take_index_changes(server: Running) -> list[str]:
     """Return and delete the queued index changes."""
     async with server.parts.database.write() as session:
         rows = (await session.scalars(select(IndexChange).order_by(IndexChange.id))).all()

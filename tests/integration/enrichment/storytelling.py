@@ -39,7 +39,7 @@ class Storyteller(OpenAIServer):
             return super().usual(request)
         if self.summing_up:
             return self.summing_up.popleft()
-        numbers = numbers_in(request)
+        numbers = list_numbers(request)
         return reply(f"Told up to {numbers[-1]}.", used=usage(100, 10))
 
     def hold(self, answer: Answer) -> Gate:
@@ -85,18 +85,18 @@ def asked(request: Request) -> str:
     return str(request.body["messages"][1]["content"])
 
 
-def numbers_in(request: Request) -> list[int]:
+def list_numbers(request: Request) -> list[int]:
     """Return the numbers of the lines in a request for a summary."""
     return [int(number) for number in NUMBER.findall(asked(request))]
 
 
-def previous_in(request: Request) -> str:
+def read_previous(request: Request) -> str:
     """Return the earlier summary in a request for a summary."""
     found = re.search(r"<previous_summary>\n(.*)\n</previous_summary>", asked(request), re.DOTALL)
     return found.group(1).strip() if found else ""
 
 
-async def summary_of(ada: Account, chat: str) -> dict[str, Any]:
+async def read_summary(ada: Account, chat: str) -> dict[str, Any]:
     """Return the current summary, or an empty object if there is none."""
     answer = await ada.ask("GET", f"/chats/{chat}/summary")
     if answer.status_code == 404:
@@ -110,18 +110,18 @@ async def put_summary(ada: Account, chat: str, text: str, **body: Any) -> dict[s
     return await ada.put(f"/chats/{chat}/summary", {"text": text, **body})
 
 
-def summaries_in(context: dict[str, Any]) -> list[dict[str, Any]]:
+def list_summaries(context: dict[str, Any]) -> list[dict[str, Any]]:
     return [item for item in context["items"] if item["kind"] == "summary"]
 
 
-async def jobs_of(server: Running, chat: str) -> list[Job]:
+async def load_jobs(server: Running, chat: str) -> list[Job]:
     """Return the summary jobs of a chat."""
     async with server.parts.database.read() as session:
         rows = await session.scalars(select(Job).where(Job.kind == SUMMARY))
         return [row for row in rows if chat in row.payload]
 
 
-async def runs_of(server: Running, chat: str) -> list[EnrichmentRun]:
+async def load_runs(server: Running, chat: str) -> list[EnrichmentRun]:
     query = select(EnrichmentRun).where(EnrichmentRun.chat_id == UUID(chat))
     async with server.parts.database.read() as session:
         return list(await session.scalars(query.order_by(EnrichmentRun.id)))
@@ -131,6 +131,6 @@ async def at_rest(server: Running, chat: str) -> None:
     """Wait until the summary jobs of a chat are done."""
 
     async def is_done() -> bool:
-        return all(job.state == "done" for job in await jobs_of(server, chat))
+        return all(job.state == "done" for job in await load_jobs(server, chat))
 
     await until(is_done)

@@ -158,7 +158,7 @@ async def test_events_have_the_day_of_their_message(play: Evening, model: Compac
     }
     assert await times(play) == early
 
-    # That a day had passed by the last line is known once that is compaction_call.
+    # The next compaction finds that a day has passed by the last line.
     model.finds = {
         "Holt sails": [
             ("environment_updater_tool", {"set": {"day": 7, "time_of_day": "dawn"}}),

@@ -22,10 +22,10 @@ from tests.integration.enrichment.storytelling import (
     Storyteller,
     at_rest,
     is_summing_up,
-    jobs_of,
-    numbers_in,
-    runs_of,
-    summary_of,
+    list_numbers,
+    load_jobs,
+    load_runs,
+    read_summary,
 )
 from tests.integration.turns.seeding import identity_of, seed
 from tests.support.memory import set_chat
@@ -101,18 +101,18 @@ async def test_a_summary_waits_for_tokens_of_the_next_day(
             await seed(server, ada, chat, ["It rains, and it rains, and it rains."] * 60)
             await set_chat(ada, chat, budgets={"history": 300}, summary={"enabled": True})
             await ada.turn(chat, text="Well?")
-            await until(lambda: summary_of(ada, chat))
+            await until(lambda: read_summary(ada, chat))
             await seed(server, ada, chat, ["It rains, and it rains, and it rains."] * 60)
             events = await ada.turn(chat, text="Well?")
             assert events[-1].name == "turn.completed"
 
             async def waits() -> bool:
-                jobs = await jobs_of(server, chat)
+                jobs = await load_jobs(server, chat)
                 return bool(jobs) and jobs[0].run_after > now() + 23 * HOUR
 
             await until(waits)
             assert len(teller.summed_up) == 1
-            job = (await jobs_of(server, chat))[0]
+            job = (await load_jobs(server, chat))[0]
             assert (job.state, job.attempts) == ("queued", 0)
 
 
@@ -133,7 +133,7 @@ class Reader(WindowServer):
             decision = '{"why": "Nothing of note.", "significant": false, "kinds": []}'
             return reply(decision, used=usage(needed, 10))
         request = Request("POST", "", {}, {}, body)
-        return reply(f"Told up to {numbers_in(request)[-1]}.", used=usage(needed, 10))
+        return reply(f"Told up to {list_numbers(request)[-1]}.", used=usage(needed, 10))
 
     @property
     def read(self) -> list[Request]:
@@ -172,16 +172,16 @@ async def test_a_refused_summary_is_written_in_steps(sqlite_url: str, tmp_path: 
         await set_chat(ada, chat, budgets={"history": 1_000}, summary=summary)
         await ada.turn(chat, text="Well?")
         await at_rest(server, chat)
-        found = await summary_of(ada, chat)
+        found = await read_summary(ada, chat)
         assert found["text"] == f"Told up to {found['through_position'] + 1}."
         assert vendor.refusals == 1
         assert await window_of_reader(ada) == 3_000
         # No line was skipped, and no run failed.
         told = [
-            number for each in vendor.read if is_summing_up(each) for number in numbers_in(each)
+            number for each in vendor.read if is_summing_up(each) for number in list_numbers(each)
         ]
         assert told == list(range(1, found["through_position"] + 2))
-        assert {run.state for run in await runs_of(server, chat)} == {"done"}
+        assert {run.state for run in await load_runs(server, chat)} == {"done"}
 
 
 async def test_the_agent_continues_after_a_refusal(sqlite_url: str, tmp_path: Path) -> None:
@@ -194,10 +194,10 @@ async def test_the_agent_continues_after_a_refusal(sqlite_url: str, tmp_path: Pa
         await ada.turn(chat, text="Well?")
 
         async def has_read() -> bool:
-            return any(run.to_position == 26 for run in await runs_of(server, chat))
+            return any(run.to_position == 26 for run in await load_runs(server, chat))
 
         await until(has_read)
-        runs = await runs_of(server, chat)
+        runs = await load_runs(server, chat)
         assert {(run.kind, run.state) for run in runs} == {("turn", "done")}
         assert vendor.refusals in {1, 2}
 
@@ -213,6 +213,6 @@ async def test_work_that_cannot_read_less_fails(sqlite_url: str, tmp_path: Path)
         await set_chat(ada, chat, budgets={"history": 1_000}, summary=summary)
         await ada.turn(chat, text="Well?")
         await at_rest(server, chat)
-        (run,) = await runs_of(server, chat)
+        (run,) = await load_runs(server, chat)
         assert (run.state, run.error) == ("failed", "model-context-overflow")
         assert vendor.refusals < 10

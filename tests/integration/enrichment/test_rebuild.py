@@ -73,20 +73,20 @@ async def rebuilder(study: Study, kind: JobKind | None = None) -> AsyncGenerator
         await worker.aclose()
 
 
-def path_of(study: Study) -> str:
+def rebuild_path(study: Study) -> str:
     return f"/chronicles/{study.chronicle_id}/rebuild"
 
 
 async def start(study: Study, **body: Any) -> dict[str, Any]:
     wanted = {"chat_id": study.chat_id, **body}
-    return await study.account.post(path_of(study), wanted, 202)
+    return await study.account.post(rebuild_path(study), wanted, 202)
 
 
 async def latest(study: Study) -> dict[str, Any]:
-    return await study.account.get(path_of(study))
+    return await study.account.get(rebuild_path(study))
 
 
-async def over(study: Study) -> dict[str, Any]:
+async def wait_for_end(study: Study) -> dict[str, Any]:
     """Wait until the job has ended; return it."""
 
     async def ended() -> dict[str, Any] | None:
@@ -97,7 +97,7 @@ async def over(study: Study) -> dict[str, Any]:
     return found
 
 
-async def put_off(study: Study) -> dict[str, Any]:
+async def wait_for_postponement(study: Study) -> dict[str, Any]:
     """Wait until the job is postponed; return it."""
 
     async def waits() -> dict[str, Any] | None:
@@ -170,7 +170,7 @@ async def test_events_of_the_agent_are_replaced(study: Study) -> None:
     assert (job["kind"], job["state"]) == (REBUILD, "queued")
     assert job["progress"] == {"done": 0, "total": LINES + 1}
     async with rebuilder(study):
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert (ended["state"], ended["error"]) == ("done", None)
     assert ended["progress"] == {"done": LINES + 1, "total": LINES + 1}
     assert ended["counts"] == {"events": 3, "entries": 0, "replaced": 2}
@@ -193,7 +193,7 @@ async def test_undoing_a_rebuild_restores_the_replaced_events(study: Study) -> N
     study.model.script(*anew(study.model))
     await start(study)
     async with rebuilder(study):
-        await over(study)
+        await wait_for_end(study)
     account = study.account
     listed = (await account.get(f"/chats/{study.chat_id}/enrichment"))["items"]
     turns = [run for run in listed if run["kind"] == "turn"]
@@ -215,7 +215,7 @@ async def test_a_dry_run_estimates_without_asking_the_model(study: Study) -> Non
     asked = len(study.model.server.requests)
     account = study.account
     body = {"chat_id": study.chat_id}
-    estimate = await account.post(path_of(study), body, dry_run="true")
+    estimate = await account.post(rebuild_path(study), body, dry_run="true")
     assert (estimate["messages"], estimate["batches"]) == (LINES + 1, 3)
     assert (estimate["events_to_replace"], estimate["entries_to_replace"]) == (3, 0)
     assert estimate["calls"] == {"least": 3, "most": 18}
@@ -223,16 +223,16 @@ async def test_a_dry_run_estimates_without_asking_the_model(study: Study) -> Non
     assert 0 < estimate["prompt_tokens"]["least"] < estimate["prompt_tokens"]["most"]
     assert 0 < estimate["completion_tokens"]["least"] < estimate["completion_tokens"]["most"]
     part = {**body, "from_position": 24, "to_position": 43}
-    half = await account.post(path_of(study), part, dry_run="true")
+    half = await account.post(rebuild_path(study), part, dry_run="true")
     assert (half["messages"], half["batches"], half["events_to_replace"]) == (20, 1, 1)
     assert len(study.model.server.requests) == asked
-    problem(await account.ask("GET", path_of(study)), 404, "rebuild-not-found")
+    problem(await account.ask("GET", rebuild_path(study)), 404, "rebuild-not-found")
     assert len(await study.events()) == 3
     # The sent prompts have about the estimated length.
     study.model.script(*(study.model.decides(significant=False) for _ in range(3)))
     await start(study)
     async with rebuilder(study):
-        await over(study)
+        await wait_for_end(study)
     sent = study.model.server.requests[asked:]
     assert len(sent) == estimate["calls"]["least"]
     characters = sum(len(study.model.prompt_of(each)) for each in sent)
@@ -244,7 +244,7 @@ async def test_events_outside_the_range_are_kept(study: Study) -> None:
     study.model.script(*found(study.model, event("Mara gave the boat to Ben.", "#32")))
     await start(study, from_position=24, to_position=46)
     async with rebuilder(study):
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert ended["progress"] == {"done": 23, "total": 23}
     assert await study.summaries() == [
         "The lamp of Morrow was lit.",
@@ -255,7 +255,7 @@ async def test_events_outside_the_range_are_kept(study: Study) -> None:
 
 async def test_an_invalid_rebuild_is_refused_with_its_reason(study: Study) -> None:
     await study.tell("I light the lamp.", "The lamp shines.")
-    account, path = study.account, path_of(study)
+    account, path = study.account, rebuild_path(study)
     body = {"chat_id": study.chat_id}
     await start(study)
     again = problem(await account.ask("POST", path, json=body), 409, "rebuild-under-way")
@@ -336,7 +336,7 @@ async def test_a_killed_rebuild_resumes_at_its_batch(study: Study) -> None:
     assert (await latest(study))["progress"]["done"] == 24
     await study.server.parts.processes.start()
     async with rebuilder(study):
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert ended["counts"] == {"events": 3, "entries": 0, "replaced": 3}
     assert await runs(study) == [("done", "")] * 3
     assert await study.summaries() == [
@@ -360,7 +360,7 @@ async def test_lines_that_change_meanwhile_are_read_again(study: Study) -> None:
         await study.account.delete(path, 200)
         model.server.hold = None
         hold.is_opened.set()
-        await over(study)
+        await wait_for_end(study)
         assert not worker.is_busy
     assert await study.summaries() == ["The lamp was lit."]
     assert await runs(study) == [("failed", "path-changed"), ("done", "")]
@@ -378,7 +378,7 @@ async def test_withdrawn_consent_ends_a_rebuild(study: Study) -> None:
         await study.settings(chronicle_enabled=False)
         await study.model.server.hung_up.wait()
         study.model.server.hold = None
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert ended["progress"] == {"done": 24, "total": LINES + 1}
     assert (ended["state"], ended["error"]) == ("done", "chronicle-not-enabled")
     # Two requests for the first batch, and one for the second.
@@ -399,7 +399,7 @@ async def test_an_unknown_model_ends_a_rebuild(study: Study) -> None:
             USER_SETTINGS, user.id, msgspec.json.encode(chosen)
         )
     async with rebuilder(study):
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert (ended["state"], ended["error"]) == ("done", "unknown-model")
     assert await runs(study) == [("failed", "unknown-model")]
     assert len(study.model.server.requests) == asked
@@ -412,7 +412,7 @@ async def test_it_waits_for_daily_tokens(sqlite_url: str, tmp_path: Path, model:
         model.script(model.decides(), model.calls(call, FINISH, used=(29_000, 900)))
         await start(study)
         async with rebuilder(study):
-            waiting = await put_off(study)
+            waiting = await wait_for_postponement(study)
         assert waiting["progress"]["done"] == 24
         assert waiting["attempts"] == 0
         assert await runs(study) == [("done", "")]
@@ -425,10 +425,10 @@ async def test_a_failed_batch_is_retried_without_an_attempt(study: Study) -> Non
     model.script(*first, model.fails(503), *second, *third)
     await start(study)
     async with rebuilder(study):
-        waiting = await put_off(study)
+        waiting = await wait_for_postponement(study)
         assert (waiting["attempts"], waiting["progress"]["done"]) == (0, 24)
         await try_again(study)
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert ended["counts"]["events"] == 3
     assert await runs(study) == [
         ("done", ""),
@@ -448,9 +448,9 @@ async def test_batches_without_an_answer_are_skipped(study: Study, problem: str)
     await start(study)
     async with rebuilder(study):
         for _ in range(2):
-            await put_off(study)
+            await wait_for_postponement(study)
             await try_again(study)
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert ended["progress"] == {"done": LINES + 1, "total": LINES + 1}
     # Earlier events of the agent stay there, without new marks.
     assert [each.place for each in await study.events()] == [9, 31, 53]
@@ -483,7 +483,7 @@ async def test_only_unchanged_entries_of_the_agent_are_replaced(study: Study) ->
     )
     await start(study)
     async with rebuilder(study):
-        ended = await over(study)
+        ended = await wait_for_end(study)
     assert ended["counts"] == {"events": 0, "entries": 1, "replaced": 2}
     now_there = {title: each["content"] for title, each in (await entries(study)).items()}
     assert now_there == {"Morrow": "A harbour in the north.", "Gull": "A fast ship."}
@@ -519,7 +519,7 @@ async def test_other_branches_and_other_chats_keep_their_events(study: Study) ->
     model.script(*found(model, event("The lamp broke.", "#3")))
     await start(study)
     async with rebuilder(study):
-        await over(study)
+        await wait_for_end(study)
     assert sorted(await study.summaries()) == ["Ada sailed to Morrow.", "The lamp broke."]
     page = await account.get(f"/chronicles/{study.chronicle_id}/events", current="false")
     assert "The lamp was lit." in {each["summary"] for each in page["items"]}

@@ -23,13 +23,13 @@ from tests.integration.enrichment.storytelling import (
     Storyteller,
     asked,
     at_rest,
-    jobs_of,
-    numbers_in,
-    previous_in,
+    list_numbers,
+    list_summaries,
+    load_jobs,
+    load_runs,
     put_summary,
-    runs_of,
-    summaries_in,
-    summary_of,
+    read_previous,
+    read_summary,
     teller,
     vendor,
 )
@@ -55,7 +55,7 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running_jobs, "FIRST_DELAY_SECONDS", 0.05)
 
 
-def registry_of(teller: Storyteller) -> ModelRegistry:
+def make_registry(teller: Storyteller) -> ModelRegistry:
     return ModelRegistry(demo_tokens_per_second=0, openai=teller.config(), default=MODEL_ID)
 
 
@@ -80,10 +80,10 @@ async def test_summaries_are_off_by_default(
     await set_chat(ada, chat, budgets=SMALL)
     for _ in range(3):
         await say(ada, chat)
-        assert await jobs_of(server, chat) == []
+        assert await load_jobs(server, chat) == []
     assert len(teller.requests) == 3
-    assert await summary_of(ada, chat) == {}
-    assert summaries_in(await preview(ada, chat, "Well?")) == []
+    assert await read_summary(ada, chat) == {}
+    assert list_summaries(await preview(ada, chat, "Well?")) == []
 
 
 async def test_lines_that_left_the_history_are_summarised(
@@ -92,14 +92,14 @@ async def test_lines_that_left_the_history_are_summarised(
     await begin(server, ada, chat, 40)
     await say(ada, chat)
     await at_rest(server, chat)
-    summary = await summary_of(ada, chat)
+    summary = await read_summary(ada, chat)
     through = summary["through_position"]
     assert summary["text"] == f"Told up to {through + 1}."
     assert (summary["model"], summary["edited"], summary["is_used"]) == (MODEL_ID, False, True)
-    assert numbers_in(teller.summed_up[0]) == list(range(1, through + 2))
+    assert list_numbers(teller.summed_up[0]) == list(range(1, through + 2))
 
     context = await preview(ada, chat, "Well?")
-    item = summaries_in(context)[0]
+    item = list_summaries(context)[0]
     assert item["reason"] == f"summary through message {through + 1}"
     assert item["title"] == "Previously"
     assert item["source_id"] == summary["through_message_id"]
@@ -109,7 +109,7 @@ async def test_lines_that_left_the_history_are_summarised(
     kinds = [each["kind"] for each in context["items"] if each["place"] == "head"]
     assert kinds[-1] == "summary"
 
-    run = (await runs_of(server, chat))[0]
+    run = (await load_runs(server, chat))[0]
     assert (run.kind, run.state, run.calls) == ("summary", "done", 1)
     assert (run.prompt_tokens, run.completion_tokens) == (100, 10)
     assert (run.from_position, run.to_position) == (0, through)
@@ -126,19 +126,19 @@ async def test_summaries_and_history_have_no_gap(
         context = await ada.get(f"/messages/{reply_id}/context")
         firsts.append(context["history"]["first"])
         through.append(-1)
-        if found := summaries_in(context):
+        if found := list_summaries(context):
             through[-1] = int(found[0]["reason"].removeprefix("summary through message ")) - 1
         assert through[-1] + 1 >= firsts[-1]
         await at_rest(server, chat)
     assert firsts[-1] > 20
     assert through[-1] > 20
-    asked_for = [numbers_in(request) for request in teller.summed_up]
+    asked_for = [list_numbers(request) for request in teller.summed_up]
     assert all(len(numbers) >= 4 for numbers in asked_for)
     assert [number for numbers in asked_for for number in numbers] == list(
         range(1, asked_for[-1][-1] + 1)
     )
     for one, other in pairwise(teller.summed_up):
-        assert previous_in(other) == f"Told up to {numbers_in(one)[-1]}."
+        assert read_previous(other) == f"Told up to {list_numbers(one)[-1]}."
 
 
 @pytest.mark.parametrize("history", [40, 110])
@@ -150,12 +150,12 @@ async def test_a_tiny_history_is_not_summarised_at_each_turn(
     for _ in range(12):
         reply_id = await say(ada, chat)
         context = await ada.get(f"/messages/{reply_id}/context")
-        if found := summaries_in(context):
+        if found := list_summaries(context):
             through = int(found[0]["reason"].removeprefix("summary through message "))
             assert through >= context["history"]["first"]
         await at_rest(server, chat)
-    assert (await summary_of(ada, chat))["is_used"] is True
-    assert min(len(numbers_in(each)) for each in teller.summed_up) >= 4
+    assert (await read_summary(ada, chat))["is_used"] is True
+    assert min(len(list_numbers(each)) for each in teller.summed_up) >= 4
     assert 2 <= len(teller.summed_up) <= 7
 
 
@@ -166,12 +166,12 @@ async def test_no_summary_of_a_continued_reply(ada: Account, chat: str, server: 
     await put_summary(ada, chat, "Early.", through_message_id=first)
     await put_summary(ada, chat, "Late.", through_message_id=last)
     await say(ada, chat, "", **{"continue": True})
-    assert (await summary_of(ada, chat))["text"] == "Early."
+    assert (await read_summary(ada, chat))["text"] == "Early."
     body = {"message_id": last}
     fork = (await ada.post(f"/chats/{chat}/fork", body, 201))["id"]
-    assert (await summary_of(ada, fork))["text"] == "Early."
+    assert (await read_summary(ada, fork))["text"] == "Early."
     await put_summary(ada, chat, "Later.", through_message_id=last)
-    assert (await summary_of(ada, chat))["text"] == "Later."
+    assert (await read_summary(ada, chat))["text"] == "Later."
 
 
 async def test_a_stored_prompt_keeps_its_summary(ada: Account, chat: str) -> None:
@@ -194,7 +194,7 @@ async def test_a_history_that_fits_is_not_summarised(
     await set_chat(ada, chat, budgets={"history": 800})
     await say(ada, chat, "Short.")
     await at_rest(server, chat)
-    assert await summary_of(ada, chat) == {}
+    assert await read_summary(ada, chat) == {}
     assert teller.summed_up == []
 
 
@@ -207,7 +207,7 @@ async def test_a_summary_follows_the_active_path(ada: Account, chat: str) -> Non
     await put_summary(ada, chat, "Late.", through_message_id=lines[6]["id"])
 
     async def text() -> str | None:
-        return (await summary_of(ada, chat)).get("text")
+        return (await read_summary(ada, chat)).get("text")
 
     assert await text() == "Late."
     await ada.patch(f"/messages/{lines[5]['id']}", {"text": "No."})
@@ -230,7 +230,7 @@ async def test_a_swipe_is_not_summarised(ada: Account, chat: str, teller: Storyt
     await say(ada, chat, "", regenerate_of=first)
     head = teller.requests[0].body["messages"][0]["content"]
     assert head.endswith("PREVIOUSLY\nBefore.")
-    assert (await summary_of(ada, chat))["text"] == "Before."
+    assert (await read_summary(ada, chat))["text"] == "Before."
 
 
 async def test_an_edited_summary_is_kept_and_continued(
@@ -239,7 +239,7 @@ async def test_an_edited_summary_is_kept_and_continued(
     await begin(server, ada, chat, 40)
     await say(ada, chat)
     await at_rest(server, chat)
-    before = await summary_of(ada, chat)
+    before = await read_summary(ada, chat)
     edited = await put_summary(ada, chat, "  Mara lies.\n\nShe has the {{user}} lamp.  ")
     assert edited["text"] == "Mara lies.\n\nShe has the {{user}} lamp."
     assert (edited["edited"], edited["revision"]) == (True, before["revision"] + 1)
@@ -249,8 +249,8 @@ async def test_an_edited_summary_is_kept_and_continued(
     while not teller.summed_up:
         await say(ada, chat)
         await at_rest(server, chat)
-    assert "Mara lies." in previous_in(teller.summed_up[0])
-    first_new = numbers_in(teller.summed_up[0])[0]
+    assert "Mara lies." in read_previous(teller.summed_up[0])
+    first_new = list_numbers(teller.summed_up[0])[0]
     assert first_new == before["through_position"] + 2
     items = (await ada.get(f"/chats/{chat}/summaries"))["items"]
     assert [each["edited"] for each in items[:2]] == [False, True]
@@ -265,15 +265,15 @@ async def test_a_failed_summary_is_written_with_the_next_turn(
     teller.summing_up.append(error(400, message="No.", code="no"))
     await say(ada, chat)
     await at_rest(server, chat)
-    assert await summary_of(ada, chat) == {}
-    assert summaries_in(await preview(ada, chat, "Well?")) == []
-    failed = (await runs_of(server, chat))[0]
+    assert await read_summary(ada, chat) == {}
+    assert list_summaries(await preview(ada, chat, "Well?")) == []
+    failed = (await load_runs(server, chat))[0]
     assert (failed.state, failed.error) == ("failed", "model-refused-request")
     await say(ada, chat)
     await at_rest(server, chat)
-    assert await summary_of(ada, chat)
-    assert [run.state for run in await runs_of(server, chat)] == ["failed", "done"]
-    assert numbers_in(teller.summed_up[-1])[0] == 1
+    assert await read_summary(ada, chat)
+    assert [run.state for run in await load_runs(server, chat)] == ["failed", "done"]
+    assert list_numbers(teller.summed_up[-1])[0] == 1
 
 
 async def test_a_summary_is_retried_after_temporary_errors(
@@ -282,10 +282,10 @@ async def test_a_summary_is_retried_after_temporary_errors(
     await begin(server, ada, chat, 40)
     teller.summing_up += (error(500), reply("   "), error(429, headers={"retry-after": "0.1"}))
     await say(ada, chat)
-    summary = await until(lambda: summary_of(ada, chat))
+    summary = await until(lambda: read_summary(ada, chat))
     assert summary["text"].startswith("Told up to")
     assert len(teller.summed_up) == 4
-    states = [(run.state, run.error) for run in await runs_of(server, chat)]
+    states = [(run.state, run.error) for run in await load_runs(server, chat)]
     assert states == [
         ("failed", "model-server-failed"),
         ("failed", "model-empty-reply"),
@@ -312,8 +312,8 @@ async def test_filtered_lines_are_left_out_with_a_note(
     await teller.is_asked(3)
     await at_rest(server, chat)
     assert len(teller.summed_up) == 3
-    count = len(numbers_in(teller.summed_up[0]))
-    summary = await summary_of(ada, chat)
+    count = len(list_numbers(teller.summed_up[0]))
+    summary = await read_summary(ada, chat)
     assert summary["text"] == f"Before.\n[... {count} messages omitted ...]"
     assert (summary["edited"], summary["model"], summary["is_used"]) == (False, None, True)
     page = await ada.get(f"/chats/{chat}/enrichment")
@@ -323,16 +323,16 @@ async def test_filtered_lines_are_left_out_with_a_note(
     while len(teller.summed_up) == 3:
         await say(ada, chat)
         await at_rest(server, chat)
-    assert previous_in(teller.summed_up[-1]) == summary["text"]
-    assert numbers_in(teller.summed_up[-1])[0] == summary["through_position"] + 2
-    assert (await summary_of(ada, chat))["text"].startswith("Told up to")
+    assert read_previous(teller.summed_up[-1]) == summary["text"]
+    assert list_numbers(teller.summed_up[-1])[0] == summary["through_position"] + 2
+    assert (await read_summary(ada, chat))["text"].startswith("Told up to")
 
 
 async def test_an_unknown_model_leaves_a_failed_run(database_url: str, tmp_path: Path) -> None:
     async with (
         Storyteller() as teller,
         running(
-            database_url, tmp_path, registry=registry_of(teller), enrichment_model="gemini/none"
+            database_url, tmp_path, registry=make_registry(teller), enrichment_model="gemini/none"
         ) as server,
         server.account("ada") as ada,
     ):
@@ -340,7 +340,7 @@ async def test_an_unknown_model_leaves_a_failed_run(database_url: str, tmp_path:
         await begin(server, ada, chat, 40)
         await say(ada, chat)
         await at_rest(server, chat)
-        (run,) = await runs_of(server, chat)
+        (run,) = await load_runs(server, chat)
         assert (run.state, run.error, run.model) == ("failed", "unknown-model", "gemini/none")
         assert (run.kind, run.calls, run.prompt_tokens) == ("summary", 0, 0)
         assert teller.summed_up == []
@@ -355,7 +355,7 @@ async def test_unreported_tokens_are_estimated(
     teller.summing_up.append(replace(answer, events=[*answer.events[:3], answer.events[-1]]))
     await say(ada, chat)
     await at_rest(server, chat)
-    run = (await runs_of(server, chat))[0]
+    run = (await load_runs(server, chat))[0]
     assert run.state == "done"
     assert run.prompt_tokens > 400
     assert run.completion_tokens > 0
@@ -372,11 +372,11 @@ async def test_a_long_past_is_summarised_in_steps(
     assert len(requests) >= 3
     items = (await ada.get(f"/chats/{chat}/summaries"))["items"]
     assert len(items) == len(requests)
-    assert [number for each in requests for number in numbers_in(each)] == list(
+    assert [number for each in requests for number in list_numbers(each)] == list(
         range(1, items[0]["through_position"] + 2)
     )
     for one, other in pairwise(requests):
-        assert previous_in(other) == f"Told up to {numbers_in(one)[-1]}."
+        assert read_previous(other) == f"Told up to {list_numbers(one)[-1]}."
     page = await ada.get(f"/chats/{chat}/summaries", limit=2)
     rest = await ada.get(f"/chats/{chat}/summaries", after=page["next"])
     assert [*page["items"], *rest["items"]] == items
@@ -388,7 +388,7 @@ async def test_a_summary_job_resumes_after_a_restart(database_url: str, tmp_path
     async with Storyteller() as teller:
         folder = tmp_path / "data"
         async with (
-            running(database_url, folder, registry=registry_of(teller)) as server,
+            running(database_url, folder, registry=make_registry(teller)) as server,
             server.account("ada") as ada,
         ):
             chat = str((await ada.new_chat())["id"])
@@ -398,20 +398,20 @@ async def test_a_summary_job_resumes_after_a_restart(database_url: str, tmp_path
             teller.summing_up += (reply("One."), reply("Two."), silent)
             await say(ada, chat)
             await teller.is_asked(3)
-            jobs = await jobs_of(server, chat)
+            jobs = await load_jobs(server, chat)
             assert 0 < jobs[0].progress_done < jobs[0].progress_total
         teller.requests.clear()
         async with (
-            running(database_url, folder, registry=registry_of(teller)) as server,
+            running(database_url, folder, registry=make_registry(teller)) as server,
             server.signed_in("ada") as ada,
         ):
             await at_rest(server, chat)
-            assert previous_in(teller.summed_up[0]) == "Two."
+            assert read_previous(teller.summed_up[0]) == "Two."
             items = (await ada.get(f"/chats/{chat}/summaries"))["items"]
             assert [each["text"] for each in items[::-1][:2]] == ["One.", "Two."]
-            assert numbers_in(teller.summed_up[0])[0] == items[::-1][1]["through_position"] + 2
+            assert list_numbers(teller.summed_up[0])[0] == items[::-1][1]["through_position"] + 2
             context = await preview(ada, chat, "Well?")
-            assert summaries_in(context)
+            assert list_summaries(context)
             assert context["history"]["first"] <= items[0]["through_position"] + 1
 
 
@@ -427,10 +427,10 @@ async def test_a_path_that_changes_meanwhile_is_read_again(
     await seed(server, ada, chat, [f"anew {number}: {TICK}" for number in range(40)])
     gate.opened.set()
     await at_rest(server, chat)
-    summary = await summary_of(ada, chat)
+    summary = await read_summary(ada, chat)
     assert summary["text"].startswith("Told up to")
     assert "anew 0" in asked(teller.summed_up[-1])
-    dropped = (await runs_of(server, chat))[0]
+    dropped = (await load_runs(server, chat))[0]
     assert (dropped.state, dropped.error) == ("failed", "path-changed")
     assert (dropped.prompt_tokens, dropped.completion_tokens) == (7, 3)
 
@@ -447,7 +447,7 @@ async def test_a_summary_edited_meanwhile_is_the_new_base(
     await put_summary(ada, chat, "Last word.")
     gate.opened.set()
     await at_rest(server, chat)
-    assert [previous_in(each) for each in teller.summed_up] == ["First word.", "Last word."]
+    assert [read_previous(each) for each in teller.summed_up] == ["First word.", "Last word."]
     items = (await ada.get(f"/chats/{chat}/summaries"))["items"]
     assert [each["text"] for each in items][1:] == ["Last word."]
     assert items[0]["text"].startswith("Told up to")
@@ -471,14 +471,14 @@ async def test_a_message_that_is_shown_again_is_summarised(
     await _hide(ada, shown, hidden=True)
     await say(ada, chat)
     await at_rest(server, chat)
-    assert 3 not in numbers_in(teller.summed_up[0])
+    assert 3 not in list_numbers(teller.summed_up[0])
     await _hide(ada, shown, hidden=False)
-    assert await summary_of(ada, chat) == {}
+    assert await read_summary(ada, chat) == {}
     teller.requests.clear()
     await say(ada, chat)
     await at_rest(server, chat)
-    assert numbers_in(teller.summed_up[0])[:4] == [1, 2, 3, 4]
-    assert (await summary_of(ada, chat))["is_used"] is True
+    assert list_numbers(teller.summed_up[0])[:4] == [1, 2, 3, 4]
+    assert (await read_summary(ada, chat))["is_used"] is True
 
 
 async def test_a_shown_message_ends_summaries(ada: Account, chat: str, server: Running) -> None:
@@ -525,9 +525,9 @@ async def test_a_message_hidden_or_shown_meanwhile_is_noticed(
     await _hide(ada, message, hidden=hidden)
     gate.opened.set()
     await at_rest(server, chat)
-    assert [4 in numbers_in(each) for each in teller.summed_up] == [hidden, not hidden]
+    assert [4 in list_numbers(each) for each in teller.summed_up] == [hidden, not hidden]
     assert all(text.startswith("Told up to") for text in await _texts(ada, chat))
-    runs = [(run.state, run.error) for run in await runs_of(server, chat)]
+    runs = [(run.state, run.error) for run in await load_runs(server, chat)]
     assert runs == [("failed", "path-changed"), ("done", None)]
 
 
@@ -555,7 +555,7 @@ async def test_a_budget_in_another_unit_is_ignored(
     await ask_for_it(is_its_own=False)
     assert teller.summed_up == []
     await ask_for_it(is_its_own=True)
-    assert await summary_of(ada, chat)
+    assert await read_summary(ada, chat)
 
 
 async def test_a_stopped_job_keeps_its_summaries(
@@ -567,14 +567,14 @@ async def test_a_stopped_job_keeps_its_summaries(
     gate = teller.hold(reply("Two."))
     await say(ada, chat)
     await teller.is_asked(2)
-    (job,) = await jobs_of(server, chat)
+    (job,) = await load_jobs(server, chat)
     view = await ada.post(f"/jobs/{job.id}/stop", status=202)
     assert (view["state"], view["error"]) == ("done", "stopped")
     gate.opened.set()
     assert await _texts(ada, chat) == ["One."]
     await say(ada, chat)
     await at_rest(server, chat)
-    assert previous_in(teller.summed_up[2]) == "One."
+    assert read_previous(teller.summed_up[2]) == "One."
 
 
 async def test_a_summary_switched_off_meanwhile_is_not_stored(
@@ -587,7 +587,7 @@ async def test_a_summary_switched_off_meanwhile_is_not_stored(
     await set_chat(ada, chat, summary={"enabled": False})
     gate.opened.set()
     await at_rest(server, chat)
-    assert await summary_of(ada, chat) == {}
+    assert await read_summary(ada, chat) == {}
     assert len(teller.summed_up) == 1
 
 
@@ -603,8 +603,8 @@ async def test_history_reaches_back_if_it_can(ada: Account, chat: str, server: R
     context = await preview(ada, chat, "Well?")
     assert context["history"]["first"] == first - 10
     assert context["totals"]["history"] > 600
-    assert len(summaries_in(context)) == 1
-    assert (await summary_of(ada, chat))["is_used"] is True
+    assert len(list_summaries(context)) == 1
+    assert (await read_summary(ada, chat))["is_used"] is True
 
     await ada.delete(f"/chats/{chat}/summary")
     await put_summary(ada, chat, "Far too late.", through_message_id=lines[5]["id"])
@@ -615,7 +615,7 @@ async def test_history_reaches_back_if_it_can(ada: Account, chat: str, server: R
     assert [each["reason"] for each in left_out] == [
         "summary through message 6: does not reach the oldest kept message"
     ]
-    assert (await summary_of(ada, chat))["is_used"] is False
+    assert (await read_summary(ada, chat))["is_used"] is False
 
 
 async def test_hidden_lines_are_left_out_and_the_story_stays_data(
@@ -640,7 +640,7 @@ async def test_hidden_lines_are_left_out_and_the_story_stays_data(
     assert said.count("</new_lines>") == 1
     assert "#99" not in {line[:3] for line in said.splitlines()}
     assert "{{char}} {{ 7 * 7 }}" in said
-    summary = await summary_of(ada, chat)
+    summary = await read_summary(ada, chat)
     text = summary["text"]
     assert "<" not in text
     assert "\n\n" not in text
@@ -659,8 +659,8 @@ async def test_a_fork_copies_the_summaries(ada: Account, chat: str, server: Runn
     for last, text in ((9, "Late."), (5, "Early."), (1, None)):
         body = {"message_id": lines[last]["id"]}
         fork = (await ada.post(f"/chats/{chat}/fork", body, 201))["id"]
-        assert (await summary_of(ada, fork)).get("text") == text
-        assert bool(summaries_in(await preview(ada, fork, "Well?"))) == (text is not None)
+        assert (await read_summary(ada, fork)).get("text") == text
+        assert bool(list_summaries(await preview(ada, fork, "Well?"))) == (text is not None)
 
 
 async def test_a_fork_copies_agent_marks(ada: Account, chat: str, server: Running) -> None:
@@ -687,7 +687,7 @@ async def test_the_demo_model_writes_marked_summaries(
     await begin(server, ada, chat, 40)
     await say(ada, chat)
     await at_rest(server, chat)
-    summary = await summary_of(ada, chat)
+    summary = await read_summary(ada, chat)
     assert summary["model"] == "demo"
     assert summary["text"].startswith("(Demo summary) ")
     assert summary["text"] in (await preview(ada, chat, "Well?"))["prompt"][0]["text"]
@@ -701,7 +701,7 @@ async def test_another_model_can_write_summaries(
     await begin(server, ada, chat, 40, words=100)
     await say(ada, chat)
     await at_rest(server, chat)
-    assert (await summary_of(ada, chat))["model"] == MODEL_ID
+    assert (await read_summary(ada, chat))["model"] == MODEL_ID
     (request,) = teller.requests
     assert request.body["max_tokens"] >= 600
     assert "About 100 words" in request.body["messages"][0]["content"]

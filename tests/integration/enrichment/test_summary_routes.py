@@ -13,7 +13,7 @@ from backend.database.engine import Database
 from backend.enrichment.outbox import GLOSSARY, SUMMARY, SummaryWatch, UnfinishedJob
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob, insert_job
-from tests.integration.enrichment.storytelling import put_summary, summary_of
+from tests.integration.enrichment.storytelling import put_summary, read_summary
 from tests.integration.turns.seeding import seed
 from tests.support.memory import set_chat
 from tests.support.server import Account, Running, ok, problem
@@ -29,15 +29,15 @@ async def lines(server: Running, ada: Account, chat: str) -> list[dict[str, Any]
     return await ada.messages(chat)
 
 
-def url_of(chat: str) -> str:
+def summary_path(chat: str) -> str:
     return f"/chats/{chat}/summary"
 
 
 async def test_a_chat_without_summaries_has_none(ada: Account, chat: str) -> None:
-    problem(await ada.ask("GET", url_of(chat)), 404, "summary-not-found")
-    problem(await ada.ask("DELETE", url_of(chat)), 404, "summary-not-found")
+    problem(await ada.ask("GET", summary_path(chat)), 404, "summary-not-found")
+    problem(await ada.ask("DELETE", summary_path(chat)), 404, "summary-not-found")
     assert (await ada.get(f"/chats/{chat}/summaries"))["items"] == []
-    answer = await ada.ask("PUT", url_of(chat), json={"text": "So far."})
+    answer = await ada.ask("PUT", summary_path(chat), json={"text": "So far."})
     assert "through_message_id" in problem(answer, 422, "validation-failed")["detail"]
 
 
@@ -56,7 +56,7 @@ async def test_an_own_summary_is_current_until_it_is_deleted(
         "is_used": False,
     }
     await set_chat(ada, chat, summary={"enabled": True})
-    assert (await summary_of(ada, chat))["is_used"] is True
+    assert (await read_summary(ada, chat))["is_used"] is True
     late = await put_summary(ada, chat, "Late.", through_message_id=lines[7]["id"])
     assert (late["through_position"], late["is_used"]) == (7, True)
     assert (await put_summary(ada, chat, "Later."))["revision"] == 2
@@ -65,10 +65,10 @@ async def test_an_own_summary_is_current_until_it_is_deleted(
         ("Later.", True),
         ("Early.", False),
     ]
-    await ada.delete(url_of(chat))
-    assert (await summary_of(ada, chat))["text"] == "Early."
-    await ada.delete(url_of(chat))
-    assert await summary_of(ada, chat) == {}
+    await ada.delete(summary_path(chat))
+    assert (await read_summary(ada, chat))["text"] == "Early."
+    await ada.delete(summary_path(chat))
+    assert await read_summary(ada, chat) == {}
 
 
 async def test_stale_edits_are_refused(
@@ -76,23 +76,25 @@ async def test_stale_edits_are_refused(
 ) -> None:
     body = {"text": "One.", "through_message_id": lines[3]["id"]}
     problem(
-        await ada.ask("PUT", url_of(chat), json=body, headers={"If-Match": '"1"'}),
+        await ada.ask("PUT", summary_path(chat), json=body, headers={"If-Match": '"1"'}),
         412,
         "revision-mismatch",
     )
-    made = await ada.ask("PUT", url_of(chat), json=body)
+    made = await ada.ask("PUT", summary_path(chat), json=body)
     tag = made.headers["etag"]
-    changed = await ada.ask("PUT", url_of(chat), json={"text": "Two."}, headers={"If-Match": tag})
+    changed = await ada.ask(
+        "PUT", summary_path(chat), json={"text": "Two."}, headers={"If-Match": tag}
+    )
     assert ok(changed)["text"] == "Two."
     for method in ("PUT", "DELETE"):
         late = await ada.ask(
             method,
-            url_of(chat),
+            summary_path(chat),
             headers={"If-Match": tag},
             json={"text": "Three."} if method == "PUT" else None,
         )
         problem(late, 412, "revision-mismatch")
-    read = await ada.ask("GET", url_of(chat))
+    read = await ada.ask("GET", summary_path(chat))
     assert (ok(read)["text"], read.headers["etag"]) == ("Two.", changed.headers["etag"])
 
 
@@ -112,9 +114,9 @@ async def test_invalid_summaries_are_refused(
     ada: Account, chat: str, lines: list[dict[str, Any]], body: dict[str, Any]
 ) -> None:
     await put_summary(ada, chat, "As it was.", through_message_id=lines[3]["id"])
-    answer = await ada.ask("PUT", url_of(chat), json=body)
+    answer = await ada.ask("PUT", summary_path(chat), json=body)
     problem(answer, 422, "validation-failed")
-    found = await summary_of(ada, chat)
+    found = await read_summary(ada, chat)
     assert (found["text"], found["revision"]) == ("As it was.", 1)
 
 
@@ -132,12 +134,12 @@ async def test_a_summary_ends_with_a_message_of_the_active_path(
         (lines[1]["id"], "covers more"),
     ):
         body = {"text": "No.", "through_message_id": message_id}
-        answer = await ada.ask("PUT", url_of(chat), json=body)
+        answer = await ada.ask("PUT", summary_path(chat), json=body)
         assert word in problem(answer, 422, "validation-failed")["detail"]
     body = {"text": "No.", "through_message_id": str(uuid4())}
-    problem(await ada.ask("PUT", url_of(chat), json=body), 404, "message-not-found")
-    assert (await summary_of(ada, chat))["text"] == "As it was."
-    assert await summary_of(ada, other) == {}
+    problem(await ada.ask("PUT", summary_path(chat), json=body), 404, "message-not-found")
+    assert (await read_summary(ada, chat))["text"] == "As it was."
+    assert await read_summary(ada, other) == {}
 
 
 async def test_the_list_has_pages(ada: Account, chat: str, lines: list[dict[str, Any]]) -> None:

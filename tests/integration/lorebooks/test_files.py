@@ -43,7 +43,7 @@ FORMATS: dict[str, Any] = {
 }
 
 
-async def counted(server: Running, reader: Reader) -> tuple[int, int]:
+async def count_rows(server: Running, reader: Reader) -> tuple[int, int]:
     """Return the number of books and entries of a user."""
     owner = UUID(reader.account.user["id"])
     async with server.parts.database.read() as session:
@@ -126,7 +126,7 @@ async def test_a_refused_file_adds_nothing(
 ) -> None:
     answer = await ada.upload(data)
     assert problem(answer, 422, slug)["detail"]
-    assert await counted(server, ada) == (0, 0)
+    assert await count_rows(server, ada) == (0, 0)
 
 
 async def test_a_form_without_a_file_is_refused(ada: Reader) -> None:
@@ -148,7 +148,7 @@ async def test_books_and_accounts_have_limits(
     assert problem(full, 409, "lorebook-full")["limit"] == "lorebook_entries"
     problem(await ada.upload(WORLD), 409, "lorebook-full")
     problem(await ada.ask("POST", "/lorebooks", json={"name": "B"}), 409, "lorebook-full")
-    assert await counted(server, ada) == (1, 2)
+    assert await count_rows(server, ada) == (1, 2)
 
 
 async def test_an_import_with_the_same_key_is_done_once(ada: Reader, server: Running) -> None:
@@ -166,7 +166,7 @@ async def test_an_import_with_the_same_key_is_done_once(ada: Reader, server: Run
         for _ in range(2)
     ]
     assert answers[0] == answers[1]
-    assert await counted(server, ada) == (1, 2)
+    assert await count_rows(server, ada) == (1, 2)
 
 
 async def test_every_change_is_reported_to_the_index(ada: Reader, server: Running) -> None:
@@ -210,7 +210,7 @@ async def test_no_text_of_a_lorebook_is_readable_in_the_db(ada: Reader, server: 
             for column, stored in row.items():
                 data = stored if isinstance(stored, bytes) else str(stored).encode()
                 assert not any(each in data for each in telltale), (table, column)
-    assert await counted(server, ada) == (1, 2)
+    assert await count_rows(server, ada) == (1, 2)
 
 
 async def test_a_turn_reads_a_book_and_its_entries(ada: Reader, server: Running) -> None:
@@ -283,7 +283,7 @@ async def test_anything_that_is_uploaded_is_stored_or_refused(ada: Reader, serve
         answer = await ada.upload(value)
         assert answer.status_code in {201, 422}, (value, answer.text)
         assert answer.status_code == 201 or answer.json()["type"].startswith("urn:talekeeper:")
-    books, _ = await counted(server, ada)
+    books, _ = await count_rows(server, ada)
     assert books <= len(values)
 
 
@@ -292,7 +292,7 @@ CARD_FILES = ("syn_v3.json", "syn_v3.charx", "syn_v2_and_v3_precedence.png")
 CARD_BOOK: dict[str, Any] = json.loads((CARDS / "syn_lorebook_v3.json").read_bytes())["data"]
 
 
-def book_in(data: bytes) -> Any:
+def read_book(data: bytes) -> Any:
     """Return the `character_book` of a card file."""
     if data.startswith(b"\x89PNG"):
         text = decode_value(TextReader().read(find_texts(data).cards[0]))
@@ -301,7 +301,7 @@ def book_in(data: bytes) -> Any:
     return json.loads(text)["data"].get("character_book")
 
 
-async def row_of(server: Running, character_id: str) -> Character:
+async def load_character(server: Running, character_id: str) -> Character:
     async with server.parts.database.read() as session:
         return await session.get_one(Character, UUID(character_id))
 
@@ -316,7 +316,7 @@ async def test_the_book_of_a_card_becomes_a_lorebook(ada: Reader, server: Runnin
     assert (found["entry_count"], found["scan_depth"]) == (2, 4)
     assert [entry["title"] for entry in await ada.entries(lorebook["id"])] == ["lens", ""]
 
-    row, sealer = await row_of(server, character["id"]), await read_sealer(server, ada)
+    row, sealer = await load_character(server, character["id"]), await read_sealer(server, ada)
     assert open_card(sealer, row.id, row.sealed_card).character_book is None
     assert row.sealed_source is not None
     assert b"Fresnel" not in sealer.open_bytes(CHARACTER_SOURCE, row.id, row.sealed_source)
@@ -330,13 +330,13 @@ async def test_every_card_format_returns_the_book(ada: Reader, name: str) -> Non
     entry = (await ada.entries(character["lorebook_id"]))[0]
     path = f"/lorebooks/{character['lorebook_id']}/entries/{entry['id']}"
     for file_format in ("json", "png", "charx"):
-        assert book_in(await ada.export_card(character["id"], file_format)) == book_in(data)
+        assert read_book(await ada.export_card(character["id"], file_format)) == read_book(data)
     await ada.patch(path, content="The lens is whole.")
-    changed = book_in(data)
+    changed = read_book(data)
     changed["entries"][0]["content"] = "The lens is whole."
     for file_format in ("json", "png", "charx"):
         exported = await ada.export_card(character["id"], file_format)
-        assert book_in(exported) == changed
+        assert read_book(exported) == changed
         again = await ada.import_card(exported)
         assert again["character"]["character_book"] == changed
     shown = await ada.get(f"/characters/{character['id']}")
@@ -384,7 +384,7 @@ async def test_a_patch_of_the_card_s_book_changes_the_lorebook(ada: Reader) -> N
     shown = await ada.patch(path, character_book=None)
     assert (shown["lorebook_id"], shown["character_book"]) == (None, None)
     problem(await ada.ask("GET", f"/lorebooks/{book}"), 404, "lorebook-not-found")
-    assert book_in(await ada.export_card(made["id"])) is None
+    assert read_book(await ada.export_card(made["id"])) is None
 
 
 async def test_a_card_outlives_its_lorebook(ada: Reader) -> None:
@@ -437,7 +437,7 @@ async def test_a_card_with_a_large_book_is_refused(
 @pytest.mark.every_database
 async def test_an_old_card_contains_its_book_until_changed(ada: Reader, server: Running) -> None:
     made = await ada.account.new_character(character_book=CARD_BOOK)
-    sealer, row = await read_sealer(server, ada), await row_of(server, made["id"])
+    sealer, row = await read_sealer(server, ada), await load_character(server, made["id"])
     card = open_card(sealer, row.id, row.sealed_card)
     whole = msgspec.structs.replace(card, character_book=CARD_BOOK)
     sealed = sealer.seal_bytes(CHARACTER_CARD, row.id, msgspec.json.encode(whole))
@@ -449,14 +449,14 @@ async def test_an_old_card_contains_its_book_until_changed(ada: Reader, server: 
     path = f"/characters/{made['id']}"
     shown = await ada.get(path)
     assert (shown["lorebook_id"], shown["character_book"]) == (None, CARD_BOOK)
-    assert book_in(await ada.export_card(made["id"])) == CARD_BOOK
+    assert read_book(await ada.export_card(made["id"])) == CARD_BOOK
 
     shown = await ada.patch(path, nickname="Mags")
 
     assert shown["character_book"] == CARD_BOOK
     assert [entry["title"] for entry in await ada.entries(shown["lorebook_id"])] == ["lens", ""]
     assert await ada.get(path) == shown
-    row = await row_of(server, made["id"])
+    row = await load_character(server, made["id"])
     assert open_card(sealer, row.id, row.sealed_card).character_book is None
 
 

@@ -59,14 +59,16 @@ async def import_world(account: Account, data: bytes) -> str:
     return book_id
 
 
-async def linked(account: Account, chat: str, *entries: dict[str, Any], **fields: Any) -> str:
+async def add_linked_book(
+    account: Account, chat: str, *entries: dict[str, Any], **fields: Any
+) -> str:
     """Create a book with these entries and link it to the chat; return its id."""
     book = await new_book(account, *entries, **fields)
     await link(account, chat, book)
     return book
 
 
-def texts_of(context: dict[str, Any]) -> list[str]:
+def read_texts(context: dict[str, Any]) -> list[str]:
     """Return the texts of the prompt."""
     return [message["text"] for message in context["prompt"]]
 
@@ -90,7 +92,9 @@ async def test_entries_of_a_file_are_found_by_their_keys(ada: Account, chat: str
 
 
 async def test_hidden_messages_do_not_count_for_the_scan_depth(ada: Account, chat: str) -> None:
-    await linked(ada, chat, {"title": "Market", "content": "It is loud.", "keys": ["salt market"]})
+    await add_linked_book(
+        ada, chat, {"title": "Market", "content": "It is loud.", "keys": ["salt market"]}
+    )
     await set_chat(ada, chat, lore={"scan_depth": 3})
     await take_turn(ada, chat, text="I ask for the Salt Market.")
     await take_turn(ada, chat, text="I wait.")
@@ -114,7 +118,7 @@ async def test_entries_have_their_positions_in_the_prompt(
     for line in ("One.", "Two."):
         await take_turn(ada, chat, text=line)
     constant = {"constant": True}
-    await linked(
+    await add_linked_book(
         ada,
         chat,
         {"title": "a", "content": "BEFORE", "position": "before_character", **constant},
@@ -143,7 +147,7 @@ async def test_entries_have_their_positions_in_the_prompt(
     )
     reply_id = await take_turn(ada, chat, text="Three.")
     context = await context_of(ada, reply_id)
-    head, *rest = texts_of(context)
+    head, *rest = read_texts(context)
     order = ["BEFORE", "keeps an inn. IT RAINS", "AFTER", "EXAMPLE-TOP", "A room?"]
     places = [head.index(text) for text in [*order, "EXAMPLE-BOTTOM"]]
     assert places == sorted(places)
@@ -160,23 +164,23 @@ async def test_entries_have_their_positions_in_the_prompt(
     assert unread["reason"] == 'no field reads the outlet "nobody"'
     assert unread["title"] == "i"
     sent = [message["content"] for message in model.requests[-1].body["messages"]]
-    assert sent == texts_of(context)
+    assert sent == read_texts(context)
 
 
 async def test_lore_can_keep_its_written_position(ada: Account, chat: str) -> None:
     example = "<START>\n{{user}}: A bed?\n<START>\n{{user}}: A meal?"
-    await linked(
+    await add_linked_book(
         ada,
         chat,
         {"title": "Inn", "content": "BY KEY", "position": "before_character", "keys": ["inn"]},
         {"title": "Talk", "content": example, "position": "examples_top", "keys": ["inn"]},
     )
-    behind = texts_of(await preview(ada, chat, "The inn."))
+    behind = read_texts(await preview(ada, chat, "The inn."))
     assert "BY KEY" not in behind[0]
     assert "BY KEY" in behind[-2]
 
     await set_chat(ada, chat, lore_placement="as_written")
-    head, *rest = texts_of(await preview(ada, chat, "The inn."))
+    head, *rest = read_texts(await preview(ada, chat, "The inn."))
     assert head.index("BY KEY") < head.index(f"{ada.name}: A bed?\n\n{ada.name}: A meal?")
     assert "BY KEY" not in "".join(rest)
     assert "<START>" not in "".join([*behind, head, *rest])
@@ -187,7 +191,7 @@ async def test_a_regenerated_reply_is_a_swipe_for_triggers(ada: Account, chat: s
     entries = (
         {"title": kind, "constant": True, "content": kind, "triggers": [kind]} for kind in kinds
     )
-    await linked(ada, chat, *entries)
+    await add_linked_book(ada, chat, *entries)
     reply_id = await take_turn(ada, chat, text="Hello.")
     assert set(reasons(await context_of(ada, reply_id))) == {"normal"}
     again = await take_turn(ada, chat, regenerate_of=reply_id)
@@ -196,7 +200,7 @@ async def test_a_regenerated_reply_is_a_swipe_for_triggers(ada: Account, chat: s
 
 async def test_sticky_and_cooldown_follow_their_branch(ada: Account, chat: str) -> None:
     entry = {"title": "Bell", "keys": ["bell"], "content": "It tolls.", "sticky": 4, "cooldown": 4}
-    await linked(ada, chat, entry)
+    await add_linked_book(ada, chat, entry)
     await set_chat(ada, chat, lore={"scan_depth": 1})
 
     async def is_in(text: str) -> str:
@@ -240,7 +244,7 @@ async def test_random_choices_are_the_same_in_all_prompts(ada: Account, chat: st
         {"title": f"g{n}", "keys": ["coin"], "content": f"Group {n}.", "group": "one"}
         for n in range(6)
     ]
-    await linked(ada, chat, *entries, *group)
+    await add_linked_book(ada, chat, *entries, *group)
     draws: set[tuple[str, ...]] = set()
     why: set[str] = set()
     for _ in range(3):
@@ -267,7 +271,7 @@ async def test_macros_in_lore_write_variables_with_the_turn(ada: Account, chat: 
         "keys": ["pay"],
         "content": "{{incvar::paid}}Paid {{getvar::paid}}.",
     }
-    await linked(ada, chat, entry)
+    await add_linked_book(ada, chat, entry)
     for _ in range(2):  # a preview writes nothing
         assert "Paid 1." in whole(await preview(ada, chat, "I pay."))
     await take_turn(ada, chat, text="I pay.")
@@ -308,7 +312,7 @@ async def test_five_thousand_entries_fit(ada: Account, chat: str, server: Runnin
 
 
 async def test_an_author_s_note_and_its_lore_have_an_interval(ada: Account, chat: str) -> None:
-    await linked(
+    await add_linked_book(
         ada, chat, {"title": "Top", "content": "TOP", "position": "note_top", "constant": True}
     )
     await set_chat(ada, chat, authors_note={"text": "NOTE {{user}}", "interval": 3})
@@ -317,10 +321,10 @@ async def test_an_author_s_note_and_its_lore_have_an_interval(ada: Account, chat
         before = whole(await preview(ada, chat, line))
         reply_id = await take_turn(ada, chat, text=line)
         context = await context_of(ada, reply_id)
-        sent.append(f"TOP\nNOTE {ada.name}" in texts_of(context))
+        sent.append(f"TOP\nNOTE {ada.name}" in read_texts(context))
         assert sent[-1] == ("NOTE" in whole(context)) == ("NOTE" in before)
-        reasons_out = {each["title"]: each["reason"] for each in context["left_out"]}
-        assert reasons_out.get("Top") == (None if sent[-1] else "author's note, not due")
+        read_left_out = {each["title"]: each["reason"] for each in context["left_out"]}
+        assert read_left_out.get("Top") == (None if sent[-1] else "author's note, not due")
     assert sent == [False, False, True, False]
     again = await take_turn(ada, chat, regenerate_of=reply_id)
     assert "NOTE" not in whole(await context_of(ada, again))
@@ -330,19 +334,19 @@ async def test_an_author_s_note_and_its_lore_have_an_interval(ada: Account, chat
 
 @pytest.mark.parametrize("position", ["before_prompt", "after_prompt"])
 async def test_the_note_can_wrap_the_system_prompt(ada: Account, chat: str, position: str) -> None:
-    await linked(
+    await add_linked_book(
         ada, chat, {"title": "End", "content": "END", "position": "note_bottom", "constant": True}
     )
     note = {"text": "NOTE", "position": position}
     await set_chat(ada, chat, system_prompt="SYSTEM", authors_note=note)
-    head = texts_of(await preview(ada, chat, "Hello."))[0]
+    head = read_texts(await preview(ada, chat, "Hello."))[0]
     order = ["NOTE\n\nEND", "SYSTEM"] if position == "before_prompt" else ["SYSTEM", "NOTE\n\nEND"]
     places = [head.index(text) for text in order]
     assert places == sorted(places)
 
 
 async def test_lorebooks_can_scan_the_author_s_note(ada: Account, chat: str) -> None:
-    await linked(ada, chat, {"title": "Bell", "keys": ["bell"], "content": "It tolls."})
+    await add_linked_book(ada, chat, {"title": "Bell", "keys": ["bell"], "content": "It tolls."})
     await set_chat(ada, chat, authors_note={"text": "Mind the bell."})
     assert reasons(await preview(ada, chat, "Hello.")) == {}
     await set_chat(ada, chat, authors_note={"scan": True})
@@ -356,7 +360,7 @@ async def test_a_card_can_contain_an_author_s_note(ada: Account) -> None:
     character = await ada.new_character(extensions=extensions)
     chat = str((await ada.new_chat(character_ids=[character["id"]]))["id"])
     shown = await preview(ada, chat, "Hello.")
-    assert texts_of(shown)[-2:] == ["Hello.", "CARD'S NOTE"]
+    assert read_texts(shown)[-2:] == ["Hello.", "CARD'S NOTE"]
     (item,) = [each for each in shown["items"] if each["kind"] == "authors_note"]
     assert (item["reason"], item["role"]) == ("card", "user")
     await set_chat(ada, chat, authors_note={"text": "OWN"})
@@ -379,7 +383,7 @@ async def test_books_of_members_are_used_in_their_own_replies(ada: Account) -> N
         path = f"/characters/{card['id']}/lorebooks/{book}"
         await ada.put(path, status=204)
     chat = str((await ada.new_chat(character_ids=list(members.values())))["id"])
-    await linked(ada, chat, {"title": "Shared", "keys": ["lamp"], "content": "Dark."})
+    await add_linked_book(ada, chat, {"title": "Shared", "keys": ["lamp"], "content": "Dark."})
 
     async def used_by(name: str) -> set[str]:
         reply = await take_turn(ada, chat, text="The lamp?", speaker=members[name])
@@ -399,15 +403,15 @@ async def try_book(account: Account, book: str, *messages: str, **options: Any) 
     return await account.post(f"/lorebooks/{book}/test", body)
 
 
-def reasons_in(answer: dict[str, Any]) -> dict[str, list[str]]:
+def read_reasons(answer: dict[str, Any]) -> dict[str, list[str]]:
     return {entry["title"]: entry["reason"].split("; ") for entry in answer["entries"]}
 
 
-def reasons_out(answer: dict[str, Any]) -> dict[str, str]:
+def read_left_out(answer: dict[str, Any]) -> dict[str, str]:
     return {entry["title"]: entry["reason"] for entry in answer["left_out"]}
 
 
-def matches_of(entry: dict[str, Any], *messages: str) -> dict[str, str]:
+def read_matches(entry: dict[str, Any], *messages: str) -> dict[str, str]:
     """Return the matched texts by key."""
     return {
         match["key"]: messages[match["message"]][match["start"] : match["end"]]
@@ -433,7 +437,7 @@ async def test_a_test_shows_found_entries_and_their_keys(ada: Account) -> None:
     )
     text = "Die STRAẞE to the Lighthouse: the Meridians, Dark Nights, the WAR. Concatenate."
     answer = await try_book(ada, book, text)
-    assert reasons_in(answer) == {
+    assert read_reasons(answer) == {
         "Season": ["constant"],
         "Light": ['key "lighthouse" in the text'],
         "Maud": ['key "maud" in entry "Light" (recursion 1)'],
@@ -442,14 +446,14 @@ async def test_a_test_shows_found_entries_and_their_keys(ada: Account) -> None:
         "Street": ['key "strasse" in the text'],
     }
     entries = {entry["title"]: entry for entry in answer["entries"]}
-    assert matches_of(entries["Light"], text) == {"lighthouse": "Lighthouse"}
-    assert matches_of(entries["Street"], text) == {"strasse": "STRAẞE"}
-    assert matches_of(entries["Lamp"], text) == {
+    assert read_matches(entries["Light"], text) == {"lighthouse": "Lighthouse"}
+    assert read_matches(entries["Street"], text) == {"strasse": "STRAẞE"}
+    assert read_matches(entries["Lamp"], text) == {
         "/dark (night|lamp)s?/i": "Dark Nights",
         "war": "WAR",
     }
-    assert matches_of(entries["Ship"], text) == {r"/(?<=the )meridian\w*/i": "Meridians,"}
-    assert matches_of(entries["Maud"], text) == {}
+    assert read_matches(entries["Ship"], text) == {r"/(?<=the )meridian\w*/i": "Meridians,"}
+    assert read_matches(entries["Maud"], text) == {}
     assert answer["not_found"] == 1
     assert answer["tokens"] == sum(entry["tokens"] for entry in answer["entries"])
     assert answer["budget"] > answer["tokens"]
@@ -470,8 +474,8 @@ async def test_a_test_shows_why_entries_are_left_out(ada: Account) -> None:
         token_budget=100,
     )
     answer = await try_book(ada, book, "To the inn!")
-    assert reasons_in(answer) == {"one": ['key "inn" in the text']}
-    left = reasons_out(answer)
+    assert read_reasons(answer) == {"one": ['key "inn" in the text']}
+    left = read_left_out(answer)
     assert left["rare"] == "probability 0%"
     assert left["late"] == "delay, 4 messages to go"
     assert left["two"] == 'group "inns" lost to "one"'
@@ -482,7 +486,7 @@ async def test_a_test_shows_why_entries_are_left_out(ada: Account) -> None:
         "character filter",
     }
     missed = {entry["title"]: entry for entry in answer["left_out"]}
-    assert matches_of(missed["off"], "To the inn!") == {"inn": "inn"}
+    assert read_matches(missed["off"], "To the inn!") == {"inn": "inn"}
     assert 0 <= missed["rare"]["roll"] < 100
     assert missed["long"]["tokens"] > 100
     assert answer["budget"] == 100
@@ -504,13 +508,13 @@ async def test_a_test_with_a_seed_is_repeatable(ada: Account) -> None:
 async def test_a_test_scans_older_messages_up_to_the_depth(ada: Account) -> None:
     book = await new_book(ada, {"title": "Inn", "keys": ["inn"], "content": "An inn."})
     messages = ("The inn is near.", "Is it?", "It is.")
-    assert reasons_in(await try_book(ada, book, *messages)) == {}
+    assert read_reasons(await try_book(ada, book, *messages)) == {}
     book = await new_book(
         ada, {"title": "Inn", "keys": ["inn"], "content": "An inn.", "scan_depth": 3}
     )
     answer = await try_book(ada, book, *messages)
-    assert reasons_in(answer) == {"Inn": ['key "inn" in message 1']}
-    assert matches_of(answer["entries"][0], *messages) == {"inn": "inn"}
+    assert read_reasons(answer) == {"Inn": ['key "inn" in message 1']}
+    assert read_matches(answer["entries"][0], *messages) == {"inn": "inn"}
 
 
 async def test_a_test_in_a_chat_uses_its_cast_and_settings(ada: Account) -> None:
@@ -534,17 +538,17 @@ async def test_a_test_in_a_chat_uses_its_cast_and_settings(ada: Account) -> None
         {"title": "rests", "keys": ["inn"], "content": "An inn.", "cooldown": 9},
     )
     text = "Bob waits at the inn."
-    assert set(reasons_in(await try_book(ada, book, text))) == {"rests"}
+    assert set(read_reasons(await try_book(ada, book, text))) == {"rests"}
     answer = await try_book(ada, book, text, chat_id=chat)
-    assert set(reasons_in(answer)) == {"his", "filtered", "field", "rests"}
+    assert set(read_reasons(answer)) == {"his", "filtered", "field", "rests"}
     await link(ada, chat, book)
     await take_turn(ada, chat, text=text)
     answer = await try_book(ada, book, text, chat_id=chat)
-    assert reasons_out(answer)["rests"].startswith("cooldown")
+    assert read_left_out(answer)["rests"].startswith("cooldown")
     await set_chat(ada, chat, lore={"budget_cap": 2})
     answer = await try_book(ada, book, text, chat_id=chat)
     assert answer["budget"] <= 3
-    assert "budget" in reasons_out(answer).values()
+    assert "budget" in read_left_out(answer).values()
 
 
 async def test_a_test_adds_no_message(ada: Account, chat: str) -> None:

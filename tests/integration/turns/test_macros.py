@@ -107,7 +107,7 @@ async def test_regex_scripts_run_before_macros(ada: Account, chat: str) -> None:
     await ada.put("/me/regex-scripts", {"scripts": []})
 
 
-async def chat_with(ada: Account, **card: Any) -> str:
+async def new_chat_with(ada: Account, **card: Any) -> str:
     character = await ada.new_character(**card)
     return str((await ada.new_chat(character_ids=[character["id"]]))["id"])
 
@@ -119,7 +119,7 @@ def read_left_out(context: dict[str, Any]) -> dict[str, str]:
 async def test_fields_that_grow_too_long_refuse_the_turn(ada: Account) -> None:
     """Each field of the card is below the limit of a field."""
     grown = "{{description}}" * 4
-    chat = await chat_with(
+    chat = await new_chat_with(
         ada,
         description="x" * 190_000 + "{{char}}",
         personality=grown,
@@ -133,7 +133,7 @@ async def test_fields_that_grow_too_long_refuse_the_turn(ada: Account) -> None:
 
 
 async def test_lore_that_grows_too_long_is_left_out(ada: Account) -> None:
-    chat = await chat_with(ada, description="x" * 150_000)
+    chat = await new_chat_with(ada, description="x" * 150_000)
     bomb = "{{description}}" * 7
     book = await new_book(
         ada,
@@ -148,7 +148,7 @@ async def test_lore_that_grows_too_long_is_left_out(ada: Account) -> None:
 
 
 async def test_lore_leaves_half_of_the_limit_to_the_fields(ada: Account) -> None:
-    chat = await chat_with(ada, description="{{char}} keeps the light. " + "x" * 10_000)
+    chat = await new_chat_with(ada, description="{{char}} keeps the light. " + "x" * 10_000)
     await set_chat(ada, chat, authors_note={"text": "{{if {{description}}}}NOTE{{/if}}"})
     idle = "{{if {{description}}}}{{/if}}" * 10
     book = await new_book(
@@ -162,7 +162,7 @@ async def test_lore_leaves_half_of_the_limit_to_the_fields(ada: Account) -> None
 
 async def test_variables_that_grow_too_large_stay_unchanged(ada: Account) -> None:
     note = "{{addvar::a::" + "x" * 15_000 + "}}{{setvar::length::{{getvar::length}}i}}"
-    chat = await chat_with(ada, description="The light. {{getvar::length}}")
+    chat = await new_chat_with(ada, description="The light. {{getvar::length}}")
     await set_chat(ada, chat, authors_note={"text": note + "Be brief."})
     for _ in range(13):
         context = await context_of(ada, await take_turn(ada, chat, text="On."))

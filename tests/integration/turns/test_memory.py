@@ -603,7 +603,7 @@ async def test_near_misses_have_reasons(ada: Account, chat: str, server: Running
     far = (await missed(min_relevance=1))["not_near"]
     assert far["text"] in said
     assert far["why"]["score"] < 1
-    # A viewpoint is not told of inactive lines, because they may be secret.
+    # Viewpoints do not see inactive lines, because they may be secret.
     assert "not_current" not in await missed(viewpoint="public")
 
 

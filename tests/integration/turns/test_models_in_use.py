@@ -21,7 +21,7 @@ async def model() -> AsyncGenerator[OpenAIServer]:
         yield model
 
 
-async def in_use(account: Account) -> dict[str, dict[str, Any]]:
+async def list_models(account: Account) -> dict[str, dict[str, Any]]:
     listed = (await account.get("/models/in-use"))["items"]
     return {each["id"]: each for each in listed}
 
@@ -33,7 +33,7 @@ async def add_models(account: Account, model: OpenAIServer, *names: str) -> None
 
 
 async def test_a_new_account_uses_the_demo(ada: Account) -> None:
-    (only,) = (await in_use(ada)).values()
+    (only,) = (await list_models(ada)).values()
     assert (only["id"], only["uses"], only["chats"]) == ("demo", ["reply"], 0)
 
 
@@ -46,7 +46,7 @@ async def test_models_of_settings_and_chats_are_in_use(ada: Account, model: Open
         settings = f"/chats/{chat['id']}/settings"
         await ada.patch(settings, {**own, "summary": {"enabled": bool(own)}})
         await ada.turn(chat["id"], text="Hello.")
-    found = await in_use(ada)
+    found = await list_models(ada)
     assert {name: (each["uses"], each["chats"]) for name, each in found.items()} == {
         "home/teller": (["reply"], 2),
         "home/small": (["summary"], 2),
@@ -62,7 +62,7 @@ async def test_a_deleted_model_is_still_in_use(ada: Account, model: OpenAIServer
     await ada.patch(SETTINGS, {"model": "home/teller"})
     (provider,) = (await ada.get("/providers"))["items"]
     await ada.delete(f"/providers/{provider['id']}")
-    only = (await in_use(ada))["home/teller"]
+    only = (await list_models(ada))["home/teller"]
     assert (only["title"], only["provider_name"]) == (None, None)
 
 
@@ -71,4 +71,4 @@ async def test_only_own_chats_count(server: Running, ada: Account, model: OpenAI
     await ada.patch(SETTINGS, {"model": "home/teller"})
     await ada.turn((await ada.new_chat())["id"], text="Hello.")
     async with server.account("Ben") as ben:
-        assert list(await in_use(ben)) == ["demo"]
+        assert list(await list_models(ben)) == ["demo"]

@@ -42,10 +42,10 @@ def samples(*tables: Iterable[Oddity]) -> list[Oddity]:
     The tests of the adapters read every row in every format.
     """
     found = [row for table in tables for row in table]
-    return found if THOROUGH else list({kind_of(row): row for row in reversed(found)}.values())
+    return found if THOROUGH else list({classify(row): row for row in reversed(found)}.values())
 
 
-def kind_of(row: Oddity) -> object:
+def classify(row: Oddity) -> object:
     result = row.result
     said = bool(result.text), bool(result.thinking), [name for name, _ in result.calls]
     return str((row.formats[0], result.error, result.finish, said, result.shape, result.left_out))

@@ -92,7 +92,7 @@ async def is_asked(model: OneSlotServer, *, turns: int = 0, background: int = 0)
 
 
 async def occupy(model: OneSlotServer, ada: Account, chat: str) -> None:
-    """Take a turn whose agent asks the model, and wait until that request has begun."""
+    """Take a turn and wait until the agent has sent a request about it."""
     await opt_in(ada, chat)
     model.background.append(never_ending())
     await ada.turn(chat, text="Is anyone there?")

@@ -93,7 +93,7 @@ async def test_a_reply_is_followed_elsewhere(ada: Account, elsewhere: Account, c
 
 
 async def test_every_character_is_sent_once(ada: Account, elsewhere: Account, chat: str) -> None:
-    """The client is ahead of the stored text at first, and behind it later."""
+    """The client is ahead of the stored text at first; later it lags."""
     async with turn_under_way(ada, chat, text="/demo long 120") as (turn_id, events):
         heard = await take_words(events, 30)
     for client in (elsewhere.client, ada.client, elsewhere.client):
@@ -306,7 +306,7 @@ async def has_no_runs(server: Running) -> bool:
 
 
 LONG = timedelta(days=1)
-"""So that no lease expires during a test."""
+"""A lease that does not expire during a test."""
 
 
 @pytest.fixture

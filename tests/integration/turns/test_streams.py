@@ -209,13 +209,13 @@ async def test_a_hidden_reply_is_not_counted(ada: Account, chat: str, server: Ru
         await take_words(events, 2)
         reply = (await ada.messages(chat))[-1]
         await ada.patch(f"/messages/{reply['id']}", {"hidden": True})
-        await until(lambda: stored_text(ada, reply["id"]))
+        await until(lambda: read_text(ada, reply["id"]))
         await check_tree(server.parts.database, chat)
         await finish(ada, turn_id, events)
     await check_tree(server.parts.database, chat)
 
 
-async def stored_text(ada: Account, message_id: str) -> str:
+async def read_text(ada: Account, message_id: str) -> str:
     text: str = (await ada.get(f"/messages/{message_id}"))["text"]
     return text
 
@@ -228,7 +228,7 @@ async def test_partial_replies_are_counted(ada: Account, chat: str, server: Runn
         reply_id = (await ada.messages(chat))[-1]["id"]
 
         async def second_store() -> bool:
-            return len((await stored_text(ada, reply_id)).split()) > 70
+            return len((await read_text(ada, reply_id)).split()) > 70
 
         await until(second_store)
         rows = await check_tree(server.parts.database, chat)

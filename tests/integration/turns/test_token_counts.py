@@ -49,19 +49,19 @@ async def server(
             yield server
 
 
-async def unit_of(server: Running, chat: str) -> str:
+async def read_unit(server: Running, chat: str) -> str:
     async with server.parts.database.read() as session:
         return (await session.get_one(Chat, UUID(chat))).count_unit
 
 
 async def is_counted_in(server: Running, chat: str, unit: str) -> bool:
-    return await unit_of(server, chat) == unit
+    return await read_unit(server, chat) == unit
 
 
 async def check_counts(server: Running, ada: Account, chat: str) -> list[Message]:
     """Raise unless each line is counted in the unit of its chat; return the rows."""
     sealer = (await identity_of(server, ada)).sealer
-    unit = CountUnit.parse(await unit_of(server, chat))
+    unit = CountUnit.parse(await read_unit(server, chat))
     rows = await check_tree(server.parts.database, chat)
     for row in rows:
         text = sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content)
@@ -79,12 +79,12 @@ async def test_a_line_counts_as_it_is_sent(ada: Account, chat: str, server: Runn
     await ada.turn(chat, **{"continue": True})
     await ada.turn(chat, text="/demo cut")
     await check_counts(server, ada, chat)
-    assert await unit_of(server, chat) == "o200k_base"
+    assert await read_unit(server, chat) == "o200k_base"
     members = [(await ada.new_character(name=name))["id"] for name in ("Mara", "Bo")]
     group = (await ada.new_chat(character_ids=members))["id"]
     await ada.turn(group, text="And you?", speaker=members[1])
     await check_counts(server, ada, group)
-    assert await unit_of(server, group) == "o200k_base+names"
+    assert await read_unit(server, group) == "o200k_base+names"
 
 
 @pytest.mark.every_database
@@ -107,7 +107,7 @@ async def test_another_tokenizer_recounts(ada: Account, chat: str, server: Runni
     context = await preview(ada, chat, "Well?")
     assert context["tokenizer"] == "gemma3"
     assert any("recalculated" in note for note in context["notes"])
-    assert await unit_of(server, chat) == "o200k_base"
+    assert await read_unit(server, chat) == "o200k_base"
     gemma = get_tokenizer("gemma3")
     sent = [gemma.count(message["text"]) + MESSAGE_OVERHEAD for message in context["prompt"]]
     assert context["totals"]["prompt"] == sum(sent)

@@ -91,7 +91,7 @@ async def script(
             yield Script(server, vendor.reply, vendor.called, refused, game)
 
 
-async def support_of(account: Account, chat: str) -> str:
+async def read_reply_support(account: Account, chat: str) -> str:
     """Return the tool support in the record of the last reply."""
     message = (await account.messages(chat))[-1]
     path = f"/messages/{message['id']}/context"
@@ -118,7 +118,7 @@ async def test_a_turn_works_in_every_way(
     assert "Left" in json.dumps(script.sent)
     assert text_of(rest).strip() == "You go left."
     assert (await game.state())["day"] == 2
-    assert await support_of(game.account, game.chat) == support
+    assert await read_reply_support(game.account, game.chat) == support
 
 
 @pytest.mark.parametrize("script", ["gemini"], indirect=True)
@@ -191,7 +191,7 @@ async def provide(account: Account, vendor: OpenAIServer, **model: Any) -> dict[
 
 
 async def fight(account: Account, rules: str = "dnd") -> Game:
-    """A campaign with Anna at 20 hit hit_points, played with the account's own model."""
+    """Create a campaign with Anna at 20 hit points and the account's own model."""
     game = await new_game(account, rules=rules)
     await game.add("entities", kind="pc", name="Anna", attributes={"hp": 20, "hp_max": 20})
     settings = f"/chats/{game.chat}/settings"
@@ -210,18 +210,18 @@ def block(*calls: tuple[str, Any]) -> str:
     return f"```tools\n{json.dumps(written)}\n```"
 
 
-async def hit_points(game: Game) -> int:
+async def read_hit_points(game: Game) -> int:
     (anna,) = (each for each in (await game.state())["entities"] if each["name"] == "Anna")
     return int(anna["attributes"]["hp"])
 
 
-async def support_of_model(account: Account) -> str:
+async def read_support(account: Account) -> str:
     listed = (await account.get("/models"))["items"]
     (found,) = (each["tool_support"] for each in listed if each["id"] == OWN)
     return str(found)
 
 
-async def last_record(game: Game) -> dict[str, Any]:
+async def read_last_record(game: Game) -> dict[str, Any]:
     """Return the context record of the last reply."""
     message = (await game.account.messages(game.chat))[-1]
     answer = await game.account.get(f"/messages/{message['id']}/context")
@@ -229,7 +229,7 @@ async def last_record(game: Game) -> dict[str, Any]:
     return record
 
 
-def bodies_of(vendor: OpenAIServer) -> list[Any]:
+def read_bodies(vendor: OpenAIServer) -> list[Any]:
     return [request.body for request in vendor.requests]
 
 
@@ -243,8 +243,8 @@ async def test_a_model_is_asked_once_for_its_calls(game: Game, vendor: OpenAISer
     assert [each["name"] for each in named(events, "tool.used")] == ["damage", "damage", FINISH[0]]
     assert names(events).index("calls.requested") < names(events).index("tool.used")
     assert events[-1].name == "turn.completed"
-    assert 20 - 10 <= await hit_points(game) <= 20 - 8
-    native, fenced = bodies_of(vendor)
+    assert 20 - 10 <= await read_hit_points(game) <= 20 - 8
+    native, fenced = read_bodies(vendor)
     assert "tools" in native
     assert "tools" not in fenced
     assert fenced["messages"][: len(native["messages"])] == native["messages"]
@@ -252,7 +252,7 @@ async def test_a_model_is_asked_once_for_its_calls(game: Game, vendor: OpenAISer
     assert roles == ["assistant", "system", "user"]
     assert TOLD in json.dumps(fenced["messages"])
     assert "ask_player" not in json.dumps(fenced["messages"][-2:])
-    record = await last_record(game)
+    record = await read_last_record(game)
     assert record["tool_support"] == "fenced"
     assert record["tools"] == ["damage", "damage", FINISH[0]]
     assert (await game.account.messages(game.chat))[-1]["text"] == TOLD
@@ -268,8 +268,8 @@ async def test_written_calls_are_requested_from_then_on(game: Game, vendor: Open
     assert text_of(events).strip() == "It hits."
     assert "calls.requested" not in names(events)
     assert len(vendor.requests) == 3
-    assert await hit_points(game) < 20
-    assert await support_of_model(game.account) == "fenced"
+    assert await read_hit_points(game) < 20
+    assert await read_support(game.account) == "fenced"
 
 
 async def test_a_model_that_writes_blocks_plays_a_risky_action(ada: Account) -> None:
@@ -291,25 +291,25 @@ async def test_a_model_that_writes_blocks_plays_a_risky_action(ada: Account) -> 
         assert rest[-1].name == "turn.completed"
         assert "calls.requested" not in names(rest)
         assert "aftermath" in [each["mood"] for each in named(rest, "mood.changed")]
-        assert await support_of_model(ada) == "fenced"
+        assert await read_support(ada) == "fenced"
 
 
 async def test_a_model_without_calls_is_not_asked_again(game: Game, vendor: OpenAIServer) -> None:
-    vendor.script(reply(TOLD), reply("I hit Anna for 3 hit_points."))
+    vendor.script(reply(TOLD), reply("I hit Anna for 3 points."))
 
     events = await game.say()
 
     assert text_of(events) == TOLD
     assert events[-1].name == "turn.completed"
-    assert await support_of_model(game.account) == "none"
+    assert await read_support(game.account) == "none"
     vendor.requests.clear()
     vendor.script(reply("Anna falls."))
     assert text_of(await game.say()) == "Anna falls."
-    (body,) = bodies_of(vendor)
+    (body,) = read_bodies(vendor)
     assert "tools" not in body
     assert "no tools" in json.dumps(body["messages"])
-    assert await hit_points(game) == 20
-    assert (await last_record(game))["tool_support"] == "none"
+    assert await read_hit_points(game) == 20
+    assert (await read_last_record(game))["tool_support"] == "none"
 
 
 @pytest.mark.parametrize(
@@ -326,8 +326,8 @@ async def test_other_formats_are_read(game: Game, vendor: OpenAIServer, answer: 
 
     await game.say()
 
-    assert await hit_points(game) in {16, 17}
-    assert await support_of_model(game.account) == "fenced"
+    assert await read_hit_points(game) in {16, 17}
+    assert await read_support(game.account) == "fenced"
 
 
 async def test_a_change_of_mood_keeps_the_text(game: Game, vendor: OpenAIServer) -> None:
@@ -354,7 +354,7 @@ async def test_native_calls_are_remembered(game: Game, vendor: OpenAIServer) -> 
 
     assert len(vendor.requests) == 2
     assert "calls.requested" not in names(events)
-    assert await support_of_model(game.account) == "native"
+    assert await read_support(game.account) == "native"
 
 
 async def test_freeform_turns_need_no_calls(ada: Account, vendor: OpenAIServer) -> None:
@@ -366,7 +366,7 @@ async def test_freeform_turns_need_no_calls(ada: Account, vendor: OpenAIServer) 
 
     assert len(vendor.requests) == 1
     assert events[-1].name == "turn.completed"
-    assert await support_of_model(ada) == "native"
+    assert await read_support(ada) == "native"
 
 
 @pytest.mark.parametrize("setting", ["native", "structured", "fenced", "none"])
@@ -378,13 +378,13 @@ async def test_the_user_s_setting_wins(ada: Account, vendor: OpenAIServer, setti
 
     events = await game.say()
 
-    (body,) = bodies_of(vendor)
+    (body,) = read_bodies(vendor)
     assert ("tools" in body) == (setting == "native")
     assert ("response_format" in body) == (setting == "structured")
     assert ("```tools" in json.dumps(body["messages"])) == (setting == "fenced")
     assert text_of(events) == TOLD
     assert events[-1].name == "turn.completed"
-    assert await support_of_model(ada) == setting
+    assert await read_support(ada) == setting
 
 
 async def test_a_refused_setting_is_not_learned(ada: Account, vendor: OpenAIServer) -> None:
@@ -394,7 +394,7 @@ async def test_a_refused_setting_is_not_learned(ada: Account, vendor: OpenAIServ
     vendor.script(error(400, message="no tools"), reply(answer))
 
     assert text_of(await game.say()) == TOLD
-    assert await support_of_model(ada) == "native"
+    assert await read_support(ada) == "native"
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ async def test_unclear_answers_teach_nothing(
     assert text_of(events) == TOLD
     assert events[-1].name == "turn.completed"
     assert len(vendor.requests) == len(answers)
-    assert await support_of_model(game.account) == "native"
+    assert await read_support(game.account) == "native"
 
 
 async def test_a_short_reply_limit_leaves_room_for_calls(game: Game, vendor: OpenAIServer) -> None:
@@ -427,7 +427,7 @@ async def test_a_short_reply_limit_leaves_room_for_calls(game: Game, vendor: Ope
 
     await game.say()
 
-    told, asked = bodies_of(vendor)
+    told, asked = read_bodies(vendor)
     assert told["max_tokens"] == 60
     assert asked["max_tokens"] == 1024
     assert asked["messages"][-1]["role"] == "user"
@@ -446,7 +446,7 @@ async def test_a_small_window_has_no_history(ada: Account, vendor: OpenAIServer)
 
     await game.say("The last line.")
 
-    told, asked = (json.dumps(body["messages"]) for body in bodies_of(vendor))
+    told, asked = (json.dumps(body["messages"]) for body in read_bodies(vendor))
     assert "Scene 5" in told
     assert "Scene 5" not in asked
     assert "The last line." in asked
@@ -487,14 +487,14 @@ async def test_the_way_is_remembered_until_the_provider_is_tested(
 ) -> None:
     async with running(sqlite_url, tmp_path) as server, server.account("Ada") as ada:
         await play_once(ada, vendor, *answers)
-        assert await support_of_model(ada) == way
+        assert await read_support(ada) == way
     async with running(sqlite_url, tmp_path) as server, server.signed_in("Ada") as ada:
-        assert await support_of_model(ada) == way
+        assert await read_support(ada) == way
         (provider,) = (
             each for each in (await ada.get("/providers"))["items"] if each["slug"] == "mine"
         )
         await ada.post(f"/providers/{provider['id']}/test", {})
-        assert await support_of_model(ada) == "native"
+        assert await read_support(ada) == "native"
 
 
 async def test_renaming_keeps_the_way(
@@ -508,23 +508,23 @@ async def test_renaming_keeps_the_way(
         vendor.script(reply(TOLD), reply(block(FINISH)))
         await game.say()
     async with running(sqlite_url, tmp_path) as server, server.signed_in("Ada") as ada:
-        assert await support_of_model(ada) == "fenced"
+        assert await read_support(ada) == "fenced"
 
 
 async def test_testing_a_provider_resets_the_way(ada: Account, vendor: OpenAIServer) -> None:
     game = await play_once(ada, vendor, reply(TOLD), reply("No."))
-    assert await support_of_model(ada) == "none"
+    assert await read_support(ada) == "none"
     (provider,) = (
         each for each in (await ada.get("/providers"))["items"] if each["slug"] == "mine"
     )
 
     await ada.post(f"/providers/{provider['id']}/test", {})
 
-    assert await support_of_model(ada) == "native"
+    assert await read_support(ada) == "native"
     vendor.requests.clear()
     vendor.script(called(FINISH, text="It calls now."))
     await game.say()
-    assert "tools" in bodies_of(vendor)[0]
+    assert "tools" in read_bodies(vendor)[0]
 
 
 TWICE = json.dumps(json.dumps(HIT[1]))
@@ -578,9 +578,9 @@ async def test_parallel_calls_are_separate(
 
     events: list[Event] = await game.say()
 
-    assert 20 - 10 <= await hit_points(game) <= 20 - 8
+    assert 20 - 10 <= await read_hit_points(game) <= 20 - 8
     assert text_of(events) == TOLD
-    asked, *results = bodies_of(vendor)[-1]["messages"][-3:]
+    asked, *results = read_bodies(vendor)[-1]["messages"][-3:]
     sent = asked["tool_calls"]
     assert [json.loads(each["function"]["arguments"]) for each in sent] == [HIT[1], HARDER[1]]
     assert [each["id"] for each in sent] == [each["tool_call_id"] for each in results]
@@ -592,4 +592,4 @@ async def test_calls_without_a_finish_reason_count(game: Game, vendor: OpenAISer
 
     await game.say()
 
-    assert await hit_points(game) in {16, 17}
+    assert await read_hit_points(game) in {16, 17}

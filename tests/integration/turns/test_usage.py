@@ -49,7 +49,7 @@ async def server(
         yield server
 
 
-async def usage_of(ada: Account, chat: str, **query: Any) -> dict[str, Any]:
+async def read_usage(ada: Account, chat: str, **query: Any) -> dict[str, Any]:
     return await ada.get(f"/chats/{chat}/usage", **query)
 
 
@@ -57,7 +57,7 @@ async def test_cached_tokens_have_their_own_price_and_models_are_added_up(
     server: Running, ada: Account, model: OpenAIServer
 ) -> None:
     chat = str((await ada.new_chat())["id"])
-    assert await usage_of(ada, chat) == {
+    assert await read_usage(ada, chat) == {
         **dict.fromkeys(("turns", "runs", "prompt_tokens", "cached_tokens"), 0),
         **dict.fromkeys(("unreported", "completion_tokens", "thinking_tokens"), 0),
         "cost": None,
@@ -85,7 +85,7 @@ async def test_cached_tokens_have_their_own_price_and_models_are_added_up(
         )
         session.add(run)
 
-    seen = await usage_of(ada, chat)
+    seen = await read_usage(ada, chat)
 
     gone, small, known = seen["by_model"]
     assert (gone["model"], gone["runs"], gone["turns"]) == ("gone/long-ago", 1, 0)
@@ -98,7 +98,7 @@ async def test_cached_tokens_have_their_own_price_and_models_are_added_up(
     assert seen["cost"] == known["cost"]
     assert (seen["prompt_tokens"], seen["cached_tokens"]) == (2290, 600)
     assert (seen["completion_tokens"], seen["thinking_tokens"]) == (159, 40)
-    one = await usage_of(ada, chat, reply_id=first)
+    one = await read_usage(ada, chat, reply_id=first)
     assert (one["turns"], one["runs"], one["prompt_tokens"]) == (1, 0, 1000)
     assert one["cost"]["amount"] == pytest.approx((2 * 400 + 0.5 * 600 + 8 * 100) / 1e6)
 
@@ -108,11 +108,11 @@ async def test_a_reply_without_usage_is_unreported(ada: Account, model: OpenAISe
     model.script(stream(chunk(content="Yes."), chunk("stop"), DONE))
     reply_id = (await ada.turn(chat, text="Is it so?"))[0].data["reply_id"]
     for query in ({}, {"reply_id": reply_id}):
-        seen = await usage_of(ada, chat, **query)
+        seen = await read_usage(ada, chat, **query)
         assert (seen["turns"], seen["unreported"], seen["prompt_tokens"]) == (0, 1, 0)
     model.script(reply("No.", used=usage(100, 10)))
     await ada.turn(chat, regenerate_of=reply_id)
-    seen = await usage_of(ada, chat)
+    seen = await read_usage(ada, chat)
     assert (seen["turns"], seen["unreported"], seen["prompt_tokens"]) == (1, 1, 100)
 
 
@@ -122,7 +122,7 @@ async def test_usage_is_private(server: Running, ada: Account) -> None:
         path = f"/chats/{chat}/usage"
         problem(await bob.ask("GET", path), 404, "chat-not-found")
         own = str((await bob.new_chat())["id"])
-        assert (await usage_of(bob, own, reply_id=str(new_id())))["turns"] == 0
+        assert (await read_usage(bob, own, reply_id=str(new_id())))["turns"] == 0
 
 
 async def test_suggestions_have_costs_but_no_quota(ada: Account, model: OpenAIServer) -> None:
@@ -130,7 +130,7 @@ async def test_suggestions_have_costs_but_no_quota(ada: Account, model: OpenAISe
     path = f"/chats/{chat}"
     model.script(reply('{"lines": ["I run."]}', used=usage(900, 30)))
     assert (await ada.post(f"{path}/suggestions", {}))["items"] == ["I run."]
-    seen = await usage_of(ada, chat)
+    seen = await read_usage(ada, chat)
     assert (seen["turns"], seen["runs"], seen["prompt_tokens"]) == (0, 1, 900)
     assert seen["cost"]["amount"] == pytest.approx((900 * 2 + 30 * 8) / 1_000_000)
     work = await ada.get(f"{path}/enrichment")

@@ -40,7 +40,7 @@ async def game(ada: Account, vendor: OpenAIServer) -> Game:
     return await new_game(ada)
 
 
-async def row_of(server: Running, turn_id: str) -> Turn:
+async def load_turn(server: Running, turn_id: str) -> Turn:
     async with server.parts.database.read() as session:
         return await session.get_one(Turn, UUID(turn_id))
 
@@ -154,7 +154,7 @@ class TestStopping:
         rest = await follow(game.client, turn_id, last_id=events[-1].id)
         assert names(rest) == ["usage", "message.saved", "turn.completed"]
         await game.refused(turn_id, "1.0", 409, "turn-not-waiting")
-        row = await row_of(server, turn_id)
+        row = await load_turn(server, turn_id)
         assert row.sealed_play is None
         await check_tree(server.parts.database, game.chat)
         assert (await game.say("And now?"))[-1].name == "turn.completed"

@@ -57,13 +57,13 @@ async def long_chat(server: Running, ada: Account, *, lines: int = 120) -> str:
     return chat
 
 
-async def context_of(ada: Account, events: list[Event]) -> dict[str, Any]:
+async def read_context(ada: Account, events: list[Event]) -> dict[str, Any]:
     """Return the context of the reply of a turn."""
     url = f"/messages/{events[0].data['reply_id']}/context"
     return await ada.get(url)
 
 
-async def model_of(ada: Account, model_id: str = MODEL_ID) -> dict[str, Any]:
+async def read_model(ada: Account, model_id: str = MODEL_ID) -> dict[str, Any]:
     models = (await ada.get("/models"))["items"]
     return next(each for each in models if each["id"] == model_id)
 
@@ -78,13 +78,13 @@ async def test_the_window_in_a_refusal_is_used_for_a_second_prompt(
 ) -> None:
     async with play_in(WindowServer(WINDOW, overflow=overflow)) as (vendor, server, ada):
         chat = await long_chat(server, ada)
-        assert (await model_of(ada))["figures_from"] == "default"
+        assert (await read_model(ada))["figures_from"] == "default"
 
         events = await ada.turn(chat, text="Well?")
 
         assert (events[-1].name, text_of(events)) == ("turn.completed", "Fine.")
         assert vendor.refusals == 1 + (overflow == "empty-stream")
-        model = await model_of(ada)
+        model = await read_model(ada)
         assert (model["context_window"], model["figures_from"]) == (WINDOW, "learned")
         # There is one line and one reply; the totals are of the accepted prompt.
         assert [each["text"] for each in await ada.messages(chat)][-2:] == ["Well?", "Fine."]
@@ -92,7 +92,7 @@ async def test_the_window_in_a_refusal_is_used_for_a_second_prompt(
         first, second = ready(events)
         assert first["total"] > WINDOW == second["total"] > second["prompt"]
         turn = await ada.get(f"/turns/{events[0].data['turn_id']}")
-        context = await context_of(ada, events)
+        context = await read_context(ada, events)
         assert turn["totals"] == second == context["totals"]
         assert context["window"] == {"tokens": WINDOW, "source": "learned"}
         assert any(f"has {WINDOW:,}" in note for note in context["notes"])
@@ -103,7 +103,7 @@ async def test_the_window_in_a_refusal_is_used_for_a_second_prompt(
         vendor.refusals = 0
         events = await ada.turn(chat, text="And then?")
         assert (text_of(events), vendor.refusals, len(ready(events))) == ("Fine.", 0, 1)
-        assert (await context_of(ada, events))["notes"] == []
+        assert (await read_context(ada, events))["notes"] == []
 
 
 async def test_a_refusal_without_numbers_halves_the_window(play_in: PlayIn) -> None:
@@ -112,7 +112,7 @@ async def test_a_refusal_without_numbers_halves_the_window(play_in: PlayIn) -> N
         events = await ada.turn(chat, text="Well?")
         assert text_of(events) == "Fine."
         assert vendor.refusals in {1, 2}
-        assert (await model_of(ada))["context_window"] == 8_192
+        assert (await read_model(ada))["context_window"] == 8_192
 
 
 async def test_the_size_of_tokens_is_learned_too(play_in: PlayIn) -> None:
@@ -124,7 +124,7 @@ async def test_the_size_of_tokens_is_learned_too(play_in: PlayIn) -> None:
         chat = await long_chat(server, ada)
         events = await ada.turn(chat, text="Well?")
         assert (text_of(events), vendor.refusals) == ("Fine.", 1)
-        context = await context_of(ada, events)
+        context = await read_context(ada, events)
         assert context["ratio"] == pytest.approx(2.2, abs=0.1)
         assert context["totals"]["prompt"] == pytest.approx(
             events[-3].data["prompt_tokens"], rel=0.05
@@ -132,7 +132,7 @@ async def test_the_size_of_tokens_is_learned_too(play_in: PlayIn) -> None:
         # The next turn begins with the learned ratio.
         events = await ada.turn(chat, text="And then?")
         assert vendor.refusals <= 2
-        assert (await context_of(ada, events))["ratio"] > 1.3
+        assert (await read_context(ada, events))["ratio"] > 1.3
 
 
 async def test_the_reply_is_not_counted_as_prompt(play_in: PlayIn) -> None:
@@ -142,7 +142,7 @@ async def test_the_reply_is_not_counted_as_prompt(play_in: PlayIn) -> None:
         chat = await long_chat(server, ada)
         events = await ada.turn(chat, text="Well?")
         assert (text_of(events), vendor.refusals) == ("Fine.", 1)
-        assert (await context_of(ada, events))["ratio"] == pytest.approx(1.2, abs=0.05)
+        assert (await read_context(ada, events))["ratio"] == pytest.approx(1.2, abs=0.05)
 
 
 class Stubborn(WindowServer):
@@ -215,9 +215,9 @@ async def test_implausible_numbers_teach_no_ratio(
         vendor.script(*[Answer(400, body=whole)] * 3)
         events = await ada.turn(chat, text="Well?")
         assert (events[-1].data["needed"], events[-1].data["window"]) == (needed, WINDOW)
-        assert (await model_of(ada))["context_window"] == WINDOW
+        assert (await read_model(ada))["context_window"] == WINDOW
         events = await ada.turn(chat, text="And then?")
-        assert (await context_of(ada, events))["ratio"] == 1
+        assert (await read_context(ada, events))["ratio"] == 1
 
 
 @pytest.mark.parametrize("kind", ["regenerate", "continue", "impersonate"])
@@ -235,7 +235,7 @@ async def test_every_kind_of_turn_continues(play_in: PlayIn, kind: str) -> None:
         assert last["text"] == ("Fine. Fine." if kind == "continue" else "Fine.")
         await check_tree(server.parts.database, chat)
         if kind == "continue":
-            context = await context_of(ada, events)
+            context = await read_context(ada, events)
             assert context["totals"] == ready(events)[1]
 
 
@@ -284,12 +284,12 @@ async def test_a_window_set_by_the_user_wins(sqlite_url: str, tmp_path: Path) ->
             events = await ada.turn(chat, text="Well?")
             assert (text_of(events), vendor.refusals) == ("Fine.", refusals)
             assert [each["total"] for each in ready(events)] == [16_384, WINDOW]
-        model = await model_of(ada, f"mine/{MODEL}")
+        model = await read_model(ada, f"mine/{MODEL}")
         assert (model["context_window"], model["figures_from"]) == (16_384, "user")
         # Without a setting, the learned window applies.
         path = f"/providers/{made['id']}"
         await ada.patch(path, {"models": [{"name": MODEL}]})
-        model = await model_of(ada, f"mine/{MODEL}")
+        model = await read_model(ada, f"mine/{MODEL}")
         assert (model["context_window"], model["figures_from"]) == (WINDOW, "learned")
         events = await ada.turn(chat, text="And then?")
         assert (text_of(events), vendor.refusals) == ("Fine.", 2)
@@ -319,7 +319,7 @@ async def test_a_played_turn_continues_with_its_calls(play_in: PlayIn) -> None:
         sent = vendor.requests[-1].body["messages"]
         assert [each["role"] for each in sent[-2:]] == ["assistant", "tool"]
         assert vendor.count(vendor.requests[-1].body) <= WINDOW
-        context = await context_of(ada, events)
+        context = await read_context(ada, events)
         assert context["totals"] == ready(events)[1]
         turn = await game.turn(events[0].data["turn_id"])
         assert turn["totals"] == ready(events)[1]
@@ -335,11 +335,11 @@ async def test_a_silently_cut_prompt_is_reported(play_in: PlayIn) -> None:
         (notice,) = reply_["notices"]
         assert (notice["kind"], notice["model"], notice["read"]) == ("prompt_cut", MODEL_ID, 2_050)
         assert notice["sent"] == pytest.approx(ready(events)[0]["prompt"], rel=0.01)
-        model = await model_of(ada)
+        model = await read_model(ada)
         assert (model["context_window"], model["figures_from"]) == (WINDOW, "learned")
         events = await ada.turn(chat, text="And then?")
         # The usage of the cut prompt did not change the ratio.
-        context = await context_of(ada, events)
+        context = await read_context(ada, events)
         assert (context["ratio"], context["totals"]["total"]) == (1, WINDOW)
         assert (await ada.messages(chat))[-1]["notices"] == []
         assert vendor.refusals == 1
@@ -359,7 +359,7 @@ async def test_cached_tokens_are_no_cut(play_in: PlayIn, used: dict[str, Any]) -
         vendor.script(reply("Fine.", used=used))
         await ada.turn(chat, text="Well?")
         assert (await ada.messages(chat))[-1]["notices"] == []
-        assert (await model_of(ada))["figures_from"] == "default"
+        assert (await read_model(ada))["figures_from"] == "default"
 
 
 async def test_an_assumed_window_is_requested_once(play_in: PlayIn) -> None:
@@ -367,13 +367,13 @@ async def test_an_assumed_window_is_requested_once(play_in: PlayIn) -> None:
         vendor.aside["/props"] = Answer(body={"default_generation_settings": {"n_ctx": 12_288}})
         chat = await long_chat(server, ada, lines=3)
         events = await ada.turn(chat, text="Well?")
-        assert (await context_of(ada, events))["window"]["source"] == "default"
+        assert (await read_context(ada, events))["window"]["source"] == "default"
 
         async def learned() -> bool:
-            return bool((await model_of(ada))["context_window"] == 12_288)
+            return bool((await read_model(ada))["context_window"] == 12_288)
 
         await until(learned)
-        assert (await model_of(ada))["figures_from"] == "learned"
+        assert (await read_model(ada))["figures_from"] == "learned"
         (probe,) = vendor.probes
         assert (probe.path, probe.query["model"]) == ("/props", MODEL)
         assert probe.headers["authorization"] == f"Bearer {API_KEY}"
