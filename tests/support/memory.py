@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pytest
 from sqlalchemy import select, update
 
 from backend.accounts.auth.identity import Identity
@@ -24,6 +25,7 @@ from backend.memory.indexing.outbox import FORGET, RECONCILE
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Answer, Request
 from tests.integration.turns.seeding import identity_of, seed
+from tests.support.models import asking
 from tests.support.server import ROOT, Account, Running, ok, running
 from tests.support.waiting import until
 
@@ -265,3 +267,16 @@ async def reconcile(server: Running) -> None:
             return await session.get(Job, first) is None
 
     await until(is_over)
+
+
+@pytest.fixture(scope="module")
+async def remembering_server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: OpenAIServer
+) -> AsyncGenerator[Running]:
+    """A server with the model of the module, and an embedder that compares words."""
+    settings, folder = asking(model), tmp_path_factory.mktemp("data")
+    async with (
+        OpenAIServer() as vectors,
+        remembering(shared_url, folder, **settings, **embedding(vectors)) as server,
+    ):
+        yield server

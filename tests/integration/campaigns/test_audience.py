@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 from uuid import uuid4
 
@@ -14,7 +13,6 @@ from tests.integration.campaigns.seagate import Table, new_session, new_table
 from tests.support.chronicling import last_run, opt_in
 from tests.support.memory import (
     context_of,
-    embedding,
     preview,
     remembering,
     search,
@@ -22,11 +20,12 @@ from tests.support.memory import (
     settled,
     take_turn,
 )
-from tests.support.models import asking
+from tests.support.memory import remembering_server as server
 from tests.support.server import Account, Running, ok, problem
 from tests.support.shared import ada, shared_url
+from tests.support.shared import vendor as model
 
-__all__ = ["ada", "shared_url"]
+__all__ = ["ada", "model", "server", "shared_url"]
 
 pytestmark = [pytest.mark.anyio]
 
@@ -37,24 +36,6 @@ NEVER = {"thinking", "relation", "alias"}
 """Sources with texts that are in no prompt. Some only help to find their items."""
 
 ENTITY_TEXTS = ("status", "role", "disposition", "description", "personality", "wants")
-
-
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: OpenAIServer
-) -> AsyncGenerator[Running]:
-    folder = tmp_path_factory.mktemp("data")
-    async with (
-        OpenAIServer() as vectors,
-        remembering(shared_url, folder, **asking(model), **embedding(vectors)) as server,
-    ):
-        yield server
 
 
 @pytest.fixture

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from tests.fakes.openai_server import DONE, OpenAIServer, chunk, stream
+from tests.fakes.openai_server import DONE, chunk, stream
 from tests.integration.campaigns.seagate import Table
 from tests.support.compacting import Compactor, Evening, evening, model
 from tests.support.memory import (
-    embedding,
     preview,
-    remembering,
     search,
     set_chat,
     settled,
     take_turn,
 )
-from tests.support.models import asking
+from tests.support.memory import remembering_server as server
 from tests.support.server import Account, Running, ok
 from tests.support.shared import ada, shared_url
 from tests.support.zips import unzipped, zipped
 
-__all__ = ["ada", "model", "shared_url"]
+__all__ = ["ada", "model", "server", "shared_url"]
 
 pytestmark = [pytest.mark.anyio]
 
@@ -63,18 +60,6 @@ class Markers:
     def found(self, *where: Any) -> set[str]:
         text = json.dumps(where, default=str)
         return {source for source, marker in self.by_source.items() if marker in text}
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: Compactor
-) -> AsyncGenerator[Running]:
-    folder = tmp_path_factory.mktemp("data")
-    async with (
-        OpenAIServer() as vectors,
-        remembering(shared_url, folder, **asking(model), **embedding(vectors)) as server,
-    ):
-        yield server
 
 
 async def plant(table: Table, told: Markers, place: str, jake: str, audience: Any) -> None:

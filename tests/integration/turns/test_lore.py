@@ -26,16 +26,13 @@ from tests.support.memory import (
 )
 from tests.support.models import asking
 from tests.support.server import Account, Running, ok, problem, running
+from tests.support.shared import vendor as model
+
+__all__ = ["model"]
 
 pytestmark = pytest.mark.anyio
 
 WORLD = Path(__file__).parents[2] / "fixtures" / "lorebooks" / "drowned_coast.json"
-
-
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as model:
-        yield model
 
 
 @pytest.fixture(scope="module")

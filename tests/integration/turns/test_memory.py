@@ -23,13 +23,11 @@ from tests.fakes.scripted_server import Request
 from tests.integration.turns.seeding import identity_of
 from tests.support.memory import (
     context_of,
-    embedding,
     link,
     new_book,
     preview,
     reasons,
     remembered,
-    remembering,
     search,
     set_chat,
     settled,
@@ -38,8 +36,10 @@ from tests.support.memory import (
     texts_found,
     whole,
 )
-from tests.support.models import asking
+from tests.support.memory import remembering_server as server
 from tests.support.server import Account, Running, ok, problem
+
+__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
@@ -59,19 +59,6 @@ class TaskHolder(HoldingServer):
 async def model() -> AsyncGenerator[TaskHolder]:
     async with TaskHolder() as model:
         yield model
-
-
-@pytest.fixture(scope="module")
-async def server(
-    shared_url: str, tmp_path_factory: pytest.TempPathFactory, model: OpenAIServer
-) -> AsyncGenerator[Running]:
-    """A server with an embedder that finds texts similar if they share words."""
-    folder = tmp_path_factory.mktemp("data")
-    async with (
-        OpenAIServer() as vectors,
-        remembering(shared_url, folder, **asking(model), **embedding(vectors)) as server,
-    ):
-        yield server
 
 
 def rain(count: int, first: int = 0) -> list[str]:

@@ -26,15 +26,12 @@ from tests.fakes.openai_server import (
 )
 from tests.fakes.scripted_server import Gate
 from tests.support.server import Account, Running, problem, running
+from tests.support.shared import vendor as model
 from tests.support.waiting import until
 
+__all__ = ["model"]
+
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
-
-
-@pytest.fixture(scope="module")
-async def model() -> AsyncGenerator[OpenAIServer]:
-    async with OpenAIServer() as model:
-        yield model
 
 
 @pytest.fixture(scope="module")
