@@ -229,7 +229,7 @@ class Evening:
     async def entity(self, name: str) -> dict[str, Any]:
         """Return an entity, or an empty object if there is none of this name."""
         items = await self.table.items("entities", q=name)
-        return next((each for each in items if each["name"] == name), {})
+        return next((each for each in items if each["name"] == name), dict[str, Any]())
 
     async def items(self, kind: str) -> list[dict[str, Any]]:
         return await self.table.items(kind)

@@ -147,7 +147,7 @@ class Play:
     async def run(self) -> dict[str, Any]:
         """Return the newest run that read a reply, or an empty object."""
         runs = (await self.ada.get(f"/chats/{self.chat}/enrichment"))["items"]
-        return next((each for each in runs if each["kind"] == "glossary"), {})
+        return next((each for each in runs if each["kind"] == "glossary"), dict[str, Any]())
 
     async def decide(self, term: str, **patch: Any) -> dict[str, Any]:
         item = (await self.terms())[term]
@@ -165,7 +165,7 @@ class Play:
     async def section(self) -> dict[str, Any]:
         """Return the glossary of the next prompt, or an empty object."""
         items = (await preview(self.ada, self.chat, "Well?"))["items"]
-        return next((each for each in items if each["kind"] == "glossary"), {})
+        return next((each for each in items if each["kind"] == "glossary"), dict[str, Any]())
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ async def test_the_longest_run_of_lines_is_kept(
     ada: Account, chat: str, server: Running, budget: int
 ) -> None:
     await seed(server, ada, chat, [f"{n} " + "la " * (n * 7 % 40) for n in range(80)])
-    await set_chat(ada, chat, budgets={"history": budget})
+    await set_chat(ada, chat, budgets={"history": budget}, memory={"enabled": False})
     context = await preview(ada, chat)
     rows = await stored_lines(server, chat)
     if context["history"] is None:
