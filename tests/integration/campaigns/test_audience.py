@@ -22,10 +22,9 @@ from tests.support.memory import (
 )
 from tests.support.memory import remembering_server as server
 from tests.support.server import Account, Running, ok, problem
-from tests.support.shared import ada, shared_url
 from tests.support.shared import vendor as model
 
-__all__ = ["ada", "model", "server", "shared_url"]
+__all__ = ["model", "server"]
 
 pytestmark = [pytest.mark.anyio]
 

@@ -26,9 +26,6 @@ from tests.support.memory import (
     take_turn,
 )
 from tests.support.server import Account, Running, ok, problem
-from tests.support.shared import ada, shared_url
-
-__all__ = ["ada", "shared_url"]
 
 pytestmark = [pytest.mark.anyio]
 

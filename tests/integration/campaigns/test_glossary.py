@@ -32,7 +32,6 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
-API = "/api/v1"
 COINS = "She leans closer. “Everyone who touched the Skyglass went to Dunmere, and stayed there.”"
 
 

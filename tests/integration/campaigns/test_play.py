@@ -39,7 +39,6 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
-API = "/api/v1"
 CLOCK = {"clocks": [{"clock": "The Watch"}]}
 
 

@@ -12,8 +12,6 @@ from tests.support.server import Account, ok, problem
 
 pytestmark = [pytest.mark.anyio]
 
-SMALL = {"history": 400}
-
 
 async def _last(ada: Account, chat_id: str) -> dict[str, Any]:
     return (await ada.messages(chat_id))[-1]

@@ -20,8 +20,6 @@ from tests.support.server import Running, ok, problem
 
 pytestmark = pytest.mark.anyio
 
-API = "/api/v1"
-
 
 class Compacted:
     """A chat of Seagate; drafts come from its last line."""

@@ -18,8 +18,6 @@ from tests.support.statements import record_statements
 
 pytestmark = pytest.mark.anyio
 
-API = "/api/v1"
-
 
 class Play:
     """A chat of a campaign, and one of the campaign's scenes."""

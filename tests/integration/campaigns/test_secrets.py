@@ -22,11 +22,8 @@ from tests.support.chronicling import opt_in
 from tests.support.memory import embedding, preview, remembering, search, set_chat, take_turn
 from tests.support.models import asking
 from tests.support.server import Account, Running, ok
-from tests.support.shared import ada, shared_url
 from tests.support.thorough import rounds
 from tests.support.waiting import until as wait_until
-
-__all__ = ["ada", "shared_url"]
 
 pytestmark = [pytest.mark.anyio]
 

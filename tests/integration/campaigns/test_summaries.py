@@ -185,8 +185,6 @@ async def session(server: Running, teller: Storyteller, table: Table) -> Session
 
 
 ROUNDS_1_TO_4 = list(range(1, 9))
-ROUNDS_5_TO_8 = list(range(9, 17))
-ROUND_6 = [11, 12]
 
 
 async def test_each_audience_with_news_gets_a_summary(session: Session) -> None:

@@ -28,7 +28,6 @@ OUTCOMES: list[dict[str, Any]] = [
     {"tier": "bad", "hint": "the pick snaps", "costs": BAD},
 ]
 SPEND = ("spend_die", {"situation": "The lock.", "outcomes": OUTCOMES})
-WITHDRAW = ("resolve", {"tier": "withdrawn"})
 
 
 @pytest.fixture

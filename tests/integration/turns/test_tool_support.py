@@ -527,7 +527,6 @@ async def test_testing_a_provider_resets_the_way(ada: Account, vendor: OpenAISer
     assert "tools" in read_bodies(vendor)[0]
 
 
-TWICE = json.dumps(json.dumps(HIT[1]))
 FRAGMENTS = [
     pytest.param(
         [
