@@ -103,7 +103,7 @@ async def test_a_cached_history_changes_no_prompt(
 
 def count_lines_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list to which each query for lines adds the number of its lines."""
-    read, lines = list[int](), repository.active_lines
+    read, lines = list[int](), repository.load_active_messages
 
     async def counted(*arguments: Any, **options: Any) -> Any:
         found = await lines(*arguments, **options)
@@ -133,7 +133,7 @@ async def test_lines_are_found_by_an_index(server: Running, ada: Account, chat: 
     database = server.parts.database
     async with database.write() as session:
         with record_statements() as statements:
-            await repository.active_lines(
+            await repository.load_active_messages(
                 session, UUID(chat), from_sum=1_000, to_position=299, authors=False
             )
         [(query, values)] = [each for each in statements if "path_tokens" in each.text]

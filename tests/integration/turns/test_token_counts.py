@@ -12,11 +12,16 @@ import msgspec
 import pytest
 
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.token_counting import CountUnit, recount
+from backend.chats.token_counting import CountUnit, recount_chat
 from backend.database.engine import Database
 from backend.generation.model import ModelSpec
 from backend.generation.registry import ModelRegistry
-from backend.generation.tokens import MESSAGE_OVERHEAD, SHARED_BOUNDS, best_tokenizer, get_tokenizer
+from backend.generation.tokens import (
+    MESSAGE_OVERHEAD,
+    SHARED_BOUNDS,
+    choose_tokenizer,
+    get_tokenizer,
+)
 from backend.llm import token_ratios as ratios
 from backend.llm.token_ratios import TokenRatio
 from backend.turns.prompt.builder import PromptBuilder
@@ -186,7 +191,7 @@ async def test_a_recount_before_storing_builds_the_prompt_again(
     async def build_and_recount(*arguments: Any, **options: Any) -> Any:
         built = await build(*arguments, **options)
         while units:
-            await recount(
+            await recount_chat(
                 server.parts.database, server.parts.cpu_pool, sealer, UUID(chat), units.pop()
             )
         return built
@@ -249,7 +254,7 @@ async def count_tokens(ada: Account, *texts: str, **body: Any) -> dict[str, Any]
 
 
 async def test_each_text_is_counted_in_its_place(ada: Account) -> None:
-    tokenizer = get_tokenizer(best_tokenizer("o200k_base"))
+    tokenizer = get_tokenizer(choose_tokenizer("o200k_base"))
     assert await count_tokens(ada, PROSE, "", "Mara") == {
         "counts": [tokenizer.count(PROSE), 0, tokenizer.count("Mara")],
         "tokenizer": tokenizer.name,
@@ -259,7 +264,7 @@ async def test_each_text_is_counted_in_its_place(ada: Account) -> None:
 
 async def test_counts_are_scaled_by_the_learned_ratio(server: Running, ada: Account) -> None:
     plain = (await count_tokens(ada, PROSE * 10, model="demo"))["counts"][0]
-    user_id, model = UUID(ada.user["id"]), f"demo {best_tokenizer('o200k_base')}"
+    user_id, model = UUID(ada.user["id"]), f"demo {choose_tokenizer('o200k_base')}"
     async with server.parts.database.write() as session:
         learned = {"ratio": 1.5, "samples": 9}
         session.add(TokenRatio(user_id=user_id, model=model, **learned))
