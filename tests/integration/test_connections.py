@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.server import Running, running
+from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -148,16 +149,14 @@ async def test_beyond_so_many_connections_requests_get_503_and_health_answers(
     async with running(sqlite_url, tmp_path, max_connections=4) as server:
         async with contextlib.AsyncExitStack() as stack:
             open_ones = [await stack.enter_async_context(connected(server)) for _ in range(5)]
-            while len(server.server.server_state.connections) < 5:
-                await asyncio.sleep(0.01)
+            await until_true(lambda: len(server.server.server_state.connections) >= 5)
             reader, writer = open_ones[-1]
             writer.write(GET.replace(b"/health", b"/ready") + b"\r\n")
             assert (await head(reader)).startswith(b"HTTP/1.1 503")
             reader, writer = open_ones[0]
             writer.write(GET + b"\r\n")
             assert (await head(reader)).startswith(b"HTTP/1.1 200")
-        while server.server.server_state.connections:
-            await asyncio.sleep(0.01)
+        await until_true(lambda: not server.server.server_state.connections)
         async with connected(server) as (reader, writer):
             writer.write(GET.replace(b"/health", b"/ready") + b"\r\n")
             assert (await head(reader)).startswith(b"HTTP/1.1 200")

@@ -28,7 +28,6 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.anyio
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | None"
-
 API = "/api/v1"
 INSTALLATIONS = Path(__file__).parents[1] / "fixtures" / "installations"
 LINE = "I find the golden bell in the lamp room."

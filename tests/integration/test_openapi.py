@@ -1,19 +1,24 @@
-"""The OpenAPI document, held against what the routes do."""
+"""Tests of the OpenAPI document: agreement with the routes, pages of lists, and its rendering."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import httpx
 import pytest
+from litestar.openapi import OpenAPIConfig
 
 from backend.errors import MEDIA_TYPE, TYPE_PREFIX
+from backend.operations import openapi
 from tests.integration.characters.pictures import picture
 from tests.support.routes import filled as fill_path
-from tests.support.server import PASSWORD, Account, Running, ok, problem
+from tests.support.server import APPLICATIONS, PASSWORD, Account, Running, ok, problem, running
 from tests.support.shared import ada, server, shared_url
 from tests.support.waiting import PATIENCE
 
@@ -22,6 +27,7 @@ __all__ = ["ada", "server", "shared_url"]
 pytestmark = pytest.mark.anyio
 
 JSON, EVENTS = "application/json", "text/event-stream"
+
 BODIES: dict[str, Any] = {
     "forkChat": {"message_id": str(uuid4())},
     "patchMessage": {"hidden": True},
@@ -469,3 +475,115 @@ async def test_no_answer_is_called_a_string_that_is_none(document: dict[str, Any
             for kind, media in answer.get("content", {}).items():
                 plain = media.get("schema") == {"type": "string"}
                 assert not plain or kind == "text/plain", (each.id, status, kind)
+
+
+BOUNDED_OTHERWISE = {
+    "getUsage": "one for each kind of quota",
+    "getUserUsage": "as above",
+    "getContext": "the parts of one prompt",
+    "previewContext": "as above",
+    "listModels": "as many as settings name",
+    "listModelsInUse": "those of the settings and of the latest 50 chats",
+    "listProviders": "at most 20 of one owner",
+    "listProviderModels": "at most 2,000 of one server",
+    "listProviderAddresses": "at most 100",
+    "listProviderPresets": "as many as are known",
+    "listRules": "as many as are installed",
+    "search": "has a limit of its own, and no second page",
+    "listChatLorebooks": "links, limited when they are made",
+    "listCharacterLorebooks": "as above",
+    "listPersonaLorebooks": "as above",
+}
+
+
+def has_items(schema: dict[str, Any], document: dict[str, Any]) -> bool:
+    name = schema.get("$ref", "").rpartition("/")[2]
+    whole = document["components"]["schemas"][name] if name else schema
+    return "items" in whole.get("properties", {})
+
+
+async def test_every_list_has_a_limit_and_a_cursor(ada: Account) -> None:
+    document = ok(await ada.client.get("/schema"))
+    found: set[str] = set()
+    unbounded: set[str] = set()
+    for item in document["paths"].values():
+        said = item.get("get", {})
+        content = said.get("responses", {}).get("200", {}).get("content", {})
+        schema = content.get("application/json", {}).get("schema", {})
+        if not has_items(schema, document) or said["operationId"] in BOUNDED_OTHERWISE:
+            continue
+        names = {each["name"]: each["schema"] for each in said.get("parameters", ())}
+        is_bounded = names.get("limit", {}).get("maximum", 10**9) <= 500
+        has_cursor = bool(names.keys() & {"after", "before"})
+        (found if is_bounded and has_cursor else unbounded).add(said["operationId"])
+    assert unbounded == set()
+    assert {"listSiblings", "listSessions", "listApiKeys", "listUsers", "listInvitations"} <= found
+
+
+async def test_sessions_keys_accounts_and_invitations_come_in_pages(
+    server: Running, ada: Account
+) -> None:
+    for n in range(4):
+        ok(await ada.client.post("/api/v1/api-keys", json={"label": f"{n}"}), 201)
+        ok(await ada.client.post("/api/v1/admin/invitations", json={}), 201)
+        async with server.account(f"Person {n}"), server.signed_in("Ada"):
+            pass
+    for path in ("sessions", "api-keys", "admin/users", "admin/invitations"):
+        whole = ok(await ada.client.get(f"/api/v1/{path}"))["items"]
+        seen: list[str] = []
+        query: dict[str, Any] = {"limit": 2}
+        while True:
+            part = ok(await ada.client.get(f"/api/v1/{path}", params=query))
+            assert len(part["items"]) <= 2
+            seen += [each["id"] for each in part["items"]]
+            if part["next"] is None:
+                break
+            query["after"] = part["next"]
+        assert seen == [each["id"] for each in whole]
+        assert len(seen) >= 4
+
+
+AT_ONCE = 8
+
+
+async def test_requests_are_answered_while_the_document_is_rendered_once_for_all_who_ask(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    threads: list[threading.Thread] = []
+    rendered: list[bool] = []
+    completed, to_schema = openapi.completed, OpenAPIConfig.to_openapi_schema
+
+    def slow(*args: Any) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        rendered.append(go_on.wait(20))
+        return completed(*args)
+
+    def noting(self: OpenAPIConfig) -> Any:
+        threads.append(threading.current_thread())
+        return to_schema(self)
+
+    APPLICATIONS.forget()
+    monkeypatch.setattr(openapi, "completed", slow)
+    monkeypatch.setattr(OpenAPIConfig, "to_openapi_schema", noting)
+    async with running(sqlite_url, tmp_path) as server, server.browser() as client:
+        state = server.server.server_state
+        asked = [
+            asyncio.create_task(client.get(("/schema", "/schema/openapi.json")[number % 2]))
+            for number in range(AT_ONCE)
+        ]
+        while (
+            len(state.tasks) < AT_ONCE and not rendered
+        ):  # until all of them wait for the document
+            await asyncio.sleep(0.01)
+        ok(await client.get("/health"))
+        assert not any(each.done() for each in asked)
+        go_on.set()
+        answers = await asyncio.gather(*asked)
+        answers.append(await client.get("/schema"))
+        missing = await client.get("/schema/nothing")
+    assert rendered == [True]
+    assert threading.main_thread() not in threads
+    assert len({answer.content for answer in answers}) == 1
+    assert ok(answers[0])["openapi"]
+    assert missing.status_code == 404

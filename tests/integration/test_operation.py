@@ -1,11 +1,12 @@
-"""For those who keep Talekeeper running: health, metrics, request ids, and errors."""
+"""Tests for operators: health, metrics, request ids, errors, and imports of a start."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import sqlite3
-from collections.abc import Generator
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,18 @@ from backend import app
 from backend.jobs.service import JobService
 from backend.operations.doctor import Finding, examine
 from backend.turns.api.service import TurnService
-from tests.support.logs import Logged, caught_logs
+from tests.support.logs import Logged
 from tests.support.server import Account, Running, ok, problem, running, settings_of
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, until, until_true
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
+
 
 API = "/api/v1"
 CANARY = "the-canary-sings-in-the-cellar"
 
 
-@pytest.fixture
-def logged() -> Generator[Logged]:
-    with caught_logs() as logged:
-        yield logged
-
-
+@pytest.mark.every_database
 async def test_it_says_that_it_is_alive_and_ready_and_with_what(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -176,9 +173,7 @@ async def test_who_hangs_up_in_the_middle_of_an_upload_is_no_crash(
     await writer.drain()
     writer.close()
     await writer.wait_closed()
-    async with asyncio.timeout(PATIENCE):
-        while not logged.lines("request.abandoned"):
-            await asyncio.sleep(0.01)
+    await until_true(lambda: logged.lines("request.abandoned"))
     (line,) = logged.lines("request.abandoned")
     assert line["level"] == "info"
     assert logged.lines("request.crashed") == []
@@ -301,3 +296,43 @@ async def test_a_chore_that_fails_keeps_no_other_from_being_done(
     failed = logged.lines("server.sweep_failed")
     assert {line["chore"] for line in failed} == {"turns"}
     assert CANARY not in logged.text
+
+
+SERVE = """
+import sys
+from backend import cli
+from backend.server import Server
+
+serve = Server.serve
+
+async def serve_shortly(self, **options):
+    self.should_exit = True  # as soon as it has started
+    await serve(self, **options)
+
+Server.serve = serve_shortly
+failed = cli.main(["serve", "--port", "0", "--data-dir", sys.argv[1]])
+print("imported:", *sys.modules, sep="\\n")
+sys.exit(failed)
+"""
+
+LATER = {
+    *("alembic", "google.genai", "splintr", "tiktoken"),
+    *("fastembed", "huggingface_hub", "onnxruntime", "qdrant_client", "qdrant_edge"),
+    *("PIL", "httpx2", "markdown_it", "minify_html", "pygments", "rich", "segno"),
+    *("cryptography.x509", "psutil"),
+}
+
+
+def test_a_start_imports_nothing_that_can_wait(tmp_path: Path) -> None:
+    for _ in ("makes the tables", "finds them made"):
+        done = subprocess.run(
+            [sys.executable, "-c", SERVE, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    imported = set(done.stdout.partition("imported:\n")[2].split())
+
+    assert "litestar" in imported
+    assert not imported & LATER

@@ -1,4 +1,4 @@
-"""The page's files as browsers get them."""
+"""Tests of the page's files, and of the local network."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from backend.lan import service
 from backend.web.controller import FOLDER, MEDIA_TYPES, PageFiles
-from tests.support.server import Running, problem, running
+from tests.support.server import Running, ok, problem, running
 
 pytestmark = pytest.mark.anyio
 
@@ -25,9 +26,11 @@ FILES = sorted(
     for path in FOLDER.rglob("*")
     if path.is_file() and path.name != "index.html"
 )
+
 IMPORT = re.compile(
     r"(?:^import\b[^;\"]*|^export [*{][^;\"]*|\bimport\(\s*)\"([^\"\n]+)\"", re.MULTILINE
 )
+
 ASSET = re.compile(r"new URL\(\s*[\"'`]([^\"'`$]+)[\"'`]\s*,\s*import\.meta\.url")
 SHEET = re.compile(r"\bstyle\(\s*\"([\w-]+)\"")
 ICON = re.compile(r"\bicon\(\s*\"([\w-]+)\"")
@@ -210,3 +213,34 @@ def test_nothing_of_the_page_comes_from_elsewhere() -> None:
 def test_the_page_is_small() -> None:
     sizes = {name: len(served(name)) for name in FILES if name.endswith(".js")}
     assert sum(sizes.values()) < LARGEST, sizes
+
+
+LAN = "/api/v1/admin/lan"
+CERTIFICATE = "/api/v1/lan/certificate"
+INSTANCE = "/api/v1/instance"
+HERE = {"Host": "den.local:8443"}
+
+
+async def test_in_the_local_network_the_machine_has_a_name_and_administrators_see_the_addresses(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "find_names", lambda: ("den.local", "den"))
+    async with running(sqlite_url, tmp_path, lan=True) as server:
+        server.parts.lan.open()
+        async with server.account("ada") as ada, server.account("ben") as ben:
+            view = ok(await ada.client.get(LAN))
+            urls = {view["page"]["url"], *view["others"]}
+            assert urls >= {"https://den.local:8443", "https://den:8443"}
+            problem(await ben.client.get(LAN), 403, "forbidden")
+            ok(await ben.client.get(INSTANCE, headers=HERE))
+
+
+async def test_without_it_there_is_no_certificate_and_no_name(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    async with running(sqlite_url, tmp_path) as server, server.account("ada") as ada:
+        view = ok(await ada.client.get(LAN))
+        assert (view["is_on"], view["page"], view["others"]) == (False, None, [])
+        problem(await ada.client.get(CERTIFICATE), 404, "not-found")
+        problem(await ada.client.get(INSTANCE, headers=HERE), 403, "unknown-host")
+    assert not (tmp_path / "lan").exists()

@@ -1,4 +1,4 @@
-"""SQLite's connection: results of any length, transactions that begin with a statement."""
+"""Tests of SQLite connections."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sqlalchemy import text
 from backend.database import sqlite_connection
 from backend.database.engine import Database
 from backend.database.sqlite_connection import FIRST_ROWS, MAX_BLOCKING_SECONDS, connect
+from tests.support.waiting import until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("moment")]
 
@@ -24,6 +25,7 @@ def moment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 COUNT = 3 * FIRST_ROWS + 1
+
 NUMBERS = text(
     f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {COUNT}) "
     "SELECT i FROM n"
@@ -177,8 +179,7 @@ def _list_connections() -> set[threading.Thread]:
 
 async def _wait_until_closed(before: set[threading.Thread]) -> None:
     async with asyncio.timeout(5):
-        while _list_connections() - before:
-            await asyncio.sleep(0.001)
+        await until_true(lambda: not _list_connections() - before)
 
 
 async def test_disposing_closes_connections_that_were_cancelled_while_they_opened(

@@ -14,6 +14,7 @@ from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
 from tests.support.models import asking, held_back
 from tests.support.server import Account, Running, ok, problem, running
+from tests.support.waiting import until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -57,8 +58,7 @@ async def test_a_disabled_account_is_out_at_once_with_its_keys_and_streams(
                 asyncio.create_task(person.turn(chat, text="Tell me."))
                 for person, chat in zip(people, chats, strict=True)
             ]
-            while server.parts.watch._streams.total() < len(streams):
-                await asyncio.sleep(0.01)
+            await until_true(lambda: server.parts.watch._streams.total() >= len(streams))
             path = f"{USERS}/{ben.user['id']}"
             ok(await ada.client.patch(path, json={"is_disabled": True}))
             for events in await asyncio.gather(*streams):

@@ -1,4 +1,4 @@
-"""A new user key: what goes on opening the account, and what no longer does."""
+"""Tests of new user keys, passwords and recovery codes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from backend.accounts.keys import rotation
 from backend.accounts.keys.keyring import open_sealer
 from backend.accounts.keys.open_keys import OpenKeys
 from backend.accounts.keys.rotation import GRACE_PERIOD
+from backend.accounts.keys.slots import refuse_older_root
 from backend.accounts.models import ActivityEntry, DataKey, KeySlot, User
 from backend.chats.models import Chat, Message
 from backend.core.events import Participants
@@ -29,13 +30,15 @@ from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
 from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.worker import Worker
+from backend.vault.root import RootKeys
 from backend.vault.sealing import SealBrokenError, key_number
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
+from tests.support.factors import recover, sign_in
 from tests.support.memory import settled
 from tests.support.models import asking, held_back
 from tests.support.server import PASSWORD, ROOT, Account, Running, ok, problem, running
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until, until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -63,18 +66,6 @@ ACTS: dict[str, Act] = {
     "password": change_password,
     "mode": change_mode,
 }
-
-
-async def log_in(server: Running, password: str = PASSWORD) -> httpx.Response:
-    async with server.browser() as client:
-        body = {"username": "Ada", "password": password}
-        return await client.post("/api/v1/sessions", json=body)
-
-
-async def recover(server: Running, code: str) -> httpx.Response:
-    async with server.browser() as client:
-        body = {"username": "Ada", "recovery_code": code, "new_password": "yet another password"}
-        return await client.post("/api/v1/recoveries", json=body)
 
 
 def token_of(account: Account) -> str:
@@ -141,7 +132,7 @@ async def test_after_a_change_of_keys_everything_that_may_open_the_account_does(
             else:
                 assert await titles(other.client) == ["The lighthouse"]
             password = NEW if act == "password" else PASSWORD
-            ok(await log_in(either, password), 201)
+            ok(await sign_in(either, password=password), 201)
         assert ok(await ada.client.get("/api/v1/api-keys"))["items"][0]["label"] == "script"
         ok(await recover(either, ada.recovery_code), 201)
 
@@ -202,7 +193,7 @@ async def test_an_old_mode_with_its_old_mac_is_refused(either: Running) -> None:
         for names in (guarded, (*guarded, "key_generation"), tuple(old)):
             async with either.parts.database.write() as session:
                 await session.execute(update(User).values({name: old[name] for name in names}))
-            for answer in (await ada.client.get(ME), await log_in(either)):
+            for answer in (await ada.client.get(ME), await sign_in(either)):
                 problem(answer, 403, "account-tampered")
             async with either.parts.database.write() as session:
                 await put_back(session, after, User)
@@ -217,20 +208,20 @@ async def test_an_old_password_slot_that_is_put_back_opens_nothing(either: Runni
         after = await rows_of_account(either, ada)
         async with either.parts.database.write() as session:
             await put_back(session, before, KeySlot, kind="password")
-        problem(await log_in(either), 403, "account-tampered")
-        problem(await log_in(either, NEW), 401, "wrong-credentials")
+        problem(await sign_in(either), 403, "account-tampered")
+        problem(await sign_in(either, password=NEW), 401, "wrong-credentials")
         problem(await ada.client.get(ME), 403, "account-tampered")
 
         # With the account's row of then, too.
         async with either.parts.database.write() as session:
             await put_back(session, before, User)
-        problem(await log_in(either), 403, "account-tampered")
+        problem(await sign_in(either), 403, "account-tampered")
 
         async with either.parts.database.write() as session:
             await put_back(session, after, User)
             await put_back(session, after, KeySlot)
-        problem(await log_in(either), 401, "wrong-credentials")
-        ok(await log_in(either, NEW), 201)
+        problem(await sign_in(either), 401, "wrong-credentials")
+        ok(await sign_in(either, password=NEW), 201)
 
 
 async def test_beside_the_new_password_slot_the_old_one_opens_nothing_either(
@@ -242,7 +233,7 @@ async def test_beside_the_new_password_slot_the_old_one_opens_nothing_either(
         (old,) = [row for row in before[KeySlot] if row["kind"] == "password"]
         async with either.parts.database.write() as session:
             await session.execute(insert(KeySlot), [old])
-        assert (await log_in(either)).status_code in {401, 403}
+        assert (await sign_in(either)).status_code in {401, 403}
 
 
 async def test_of_a_whole_older_copy_of_the_account_the_old_password_opens_nothing_newer(
@@ -257,13 +248,13 @@ async def test_of_a_whole_older_copy_of_the_account_the_old_password_opens_nothi
             for model in (User, KeySlot, DataKey):
                 await put_back(session, before, model)
         # Something was written under a data key that the account no longer has.
-        problem(await log_in(either), 403, "account-tampered")
+        problem(await sign_in(either), 403, "account-tampered")
         # Without it nobody can tell, and the account is what it was then.
         async with either.parts.database.write() as session:
             await session.execute(delete(Chat).where(Chat.id == UUID(chat)))
         async with either.signed_in("Ada") as thief:
             assert await titles(thief.client) == ["The lighthouse"]
-        problem(await log_in(either, NEW), 401, "wrong-credentials")
+        problem(await sign_in(either, password=NEW), 401, "wrong-credentials")
 
 
 @pytest.mark.every_database
@@ -274,7 +265,7 @@ async def test_a_data_key_that_came_with_the_user_key_cannot_be_taken_away(
         await rotate(ada)
         async with either.parts.database.write() as session:
             await session.execute(delete(DataKey).where(DataKey.number == 2))
-        for answer in (await ada.client.get(ME), await log_in(either)):
+        for answer in (await ada.client.get(ME), await sign_in(either)):
             problem(answer, 403, "account-tampered")
 
 
@@ -309,7 +300,7 @@ async def test_of_two_changes_at_once_one_is_told_to_come_again(either: Running)
         assert 204 in [answer.status_code for answer in answers]
         for each in (ada, other):
             assert await titles(each.client) == ["The lighthouse"]
-        ok(await log_in(either), 201)
+        ok(await sign_in(either), 201)
 
 
 @pytest.mark.every_database
@@ -334,7 +325,7 @@ async def test_the_keys_are_not_changed_so_often_that_each_request_opens_very_ma
         await rotate_with(ada, "password")
         async with either.parts.database.read() as session:
             assert await session.scalar(select(func.count()).select_from(DataKey)) == 3
-        ok(await log_in(either, NEW), 201)
+        ok(await sign_in(either, password=NEW), 201)
 
 
 class Reader:
@@ -419,8 +410,7 @@ async def test_a_turn_that_runs_meanwhile_stores_its_reply(
         model.script(held_back(gate))
         stream = asyncio.create_task(ada.turn(chat, text="Tell me."))
         runs = server.parts.turns.runs
-        while not len(runs):
-            await asyncio.sleep(0.01)
+        await until_true(lambda: len(runs))
         await rotate(ada)
         gate.opened.set()
         events = await stream
@@ -461,3 +451,164 @@ def end_other(other: Account) -> Act:
         ok(await other.client.delete("/api/v1/sessions/current"), 204)
 
     return end
+
+
+async def change(client: httpx.AsyncClient, current: str, new: str) -> httpx.Response:
+    body = {"current_password": current, "new_password": new}
+    return await client.post(f"{ME}/password", json=body)
+
+
+async def at_once(*requests: Coroutine[Any, Any, httpx.Response]) -> list[httpx.Response]:
+    """Send requests that change one account; none locks it before all are about to.
+
+    They have been authenticated by then, so that none of them ends another's session.
+    """
+    missing, are_there = len(requests), asyncio.Event()
+
+    async def held(session: AsyncSession, root: RootKeys) -> None:
+        nonlocal missing
+        missing -= 1
+        if not missing:
+            are_there.set()
+        await are_there.wait()
+        await refuse_older_root(session, root)
+
+    with pytest.MonkeyPatch.context() as patch:
+        # The first step of `lock_account`: the transaction has no connection yet.
+        patch.setattr(rotation, "refuse_older_root", held)
+        async with asyncio.timeout(PATIENCE):
+            return await asyncio.gather(*requests)
+
+
+async def count_slots(server: Running, kind: str) -> int | None:
+    async with server.parts.database.read() as session:
+        return await session.scalar(select(func.count()).where(KeySlot.kind == kind))
+
+
+async def test_a_new_password_ends_the_other_sessions_and_leaves_the_rest(server: Running) -> None:
+    async with server.account("Ada") as ada, server.signed_in("Ada") as other:
+        await ada.new_chat(title="The lighthouse")
+        key = ok(await ada.client.post("/api/v1/api-keys", json={"label": "script"}), 201)
+
+        ok(await change(ada.client, PASSWORD, NEW), 204)
+
+        problem(await other.client.get(ME), 401, "unauthenticated")
+        async with server.program(key["token"]) as script:
+            for client in (ada.client, script):
+                chats = ok(await client.get("/api/v1/chats"))["items"]
+                assert [chat["title"] for chat in chats] == ["The lighthouse"]
+        problem(await sign_in(server, password=PASSWORD), 401, "wrong-credentials")
+        ok(await sign_in(server, password=NEW), 201)
+
+
+async def test_a_password_is_not_changed_by_who_does_not_know_it_or_to_a_weak_one(
+    server: Running, ada: Account
+) -> None:
+    problem(await change(ada.client, NEW, NEW), 401, "wrong-credentials")
+    problem(await change(ada.client, PASSWORD, "password"), 422, "weak-password")
+    problem(await change(ada.client, PASSWORD, "ada"), 422, "weak-password")
+    ok(await sign_in(server, password=PASSWORD), 201)
+
+
+async def test_of_two_changes_at_once_one_holds_and_the_account_stays_whole(
+    either: Running,
+) -> None:
+    async with either.account("Ada") as ada, either.signed_in("Ada") as other:
+        wanted = [NEW, "quite another password"]
+        answers = await at_once(
+            *(
+                change(person.client, PASSWORD, new)
+                for person, new in zip((ada, other), wanted, strict=True)
+            ),
+        )
+        statuses = [answer.status_code for answer in answers]
+        assert sorted(statuses) == [204, 409]
+        problem(answers[statuses.index(409)], 409, "keys-changed")
+        assert await count_slots(either, "password") == 1
+        ok(await sign_in(either, password=wanted[statuses.index(204)]), 201)
+
+
+async def test_a_change_of_the_key_mode_at_the_same_time_breaks_nothing(either: Running) -> None:
+    async with either.account("Ada") as ada:
+        answers = await at_once(
+            change(ada.client, PASSWORD, NEW),
+            ada.client.patch(ME, json={"key_mode": "sealed"}),
+        )
+        changed, switched = (answer.is_success for answer in answers)
+        assert changed or switched
+        for answer in answers:
+            if not answer.is_success:
+                problem(answer, 409, "keys-changed")
+        mode = ok(await ada.client.get(ME))["key_mode"]
+        assert mode == ("sealed" if switched else "per_job")
+        ok(await sign_in(either, password=NEW if changed else PASSWORD), 201)
+
+
+async def test_the_recovery_code_opens_the_account_once_and_gives_a_new_one(
+    either: Running,
+) -> None:
+    async with either.account("Ada") as ada:
+        await ada.new_chat(title="The lighthouse")
+        key = ok(await ada.client.post("/api/v1/api-keys", json={"label": "script"}), 201)
+        async with either.browser() as client:
+            typed = ada.recovery_code.lower().replace("-", " ")
+            body = {"username": "ADA", "recovery_code": typed, "new_password": NEW}
+            back = ok(await client.post("/api/v1/recoveries", json=body), 201)
+            assert back["user"]["username"] == "Ada"
+            chats = ok(await client.get("/api/v1/chats"))["items"]
+            assert [chat["title"] for chat in chats] == ["The lighthouse"]
+
+        # Whatever opened it before may be in other hands.
+        async with either.program(key["token"]) as script:
+            for before in (ada.client, script):
+                problem(await before.get(ME), 401, "unauthenticated")
+        problem(await sign_in(either, password=PASSWORD), 401, "wrong-credentials")
+        ok(await sign_in(either, password=NEW), 201)
+        used_up = await recover(either, ada.recovery_code)
+        problem(used_up, 401, "wrong-recovery-code")
+        ok(await recover(either, back["recovery_code"]), 201)
+
+
+async def test_a_recovery_code_that_is_sent_twice_at_once_works_once(either: Running) -> None:
+    async with either.account("Ada") as ada:
+        wanted = [NEW, "quite another password"]
+        answers = await at_once(
+            *(recover(either, ada.recovery_code, password=new) for new in wanted)
+        )
+        statuses = [answer.status_code for answer in answers]
+        assert sorted(statuses) == [201, 409]
+        assert [await count_slots(either, kind) for kind in ("password", "recovery")] == [1, 1]
+        ok(await sign_in(either, password=wanted[statuses.index(201)]), 201)
+
+
+async def test_a_wrong_code_and_an_unknown_name_get_one_answer_for_the_same_work(
+    server: Running, ada: Account, stretches: list[tuple[int, int, int]]
+) -> None:
+    other = "-".join(["ABCD"] * 13)
+    said = []
+    for name, code in (("Ada", other), ("nobody", other), ("Ada", "no code"), ("nobody", "")):
+        stretches.clear()
+        answer = await recover(server, code, name=name)
+        problem(answer, 401, "wrong-recovery-code")
+        said.append((answer.text, set(answer.headers), stretches.copy()))
+    assert said == [said[0]] * 4
+    assert said[0][2] != []
+
+
+async def test_a_weak_password_does_not_use_up_the_recovery_code(
+    server: Running, ada: Account
+) -> None:
+    weak = await recover(server, ada.recovery_code, password="password")
+    problem(weak, 422, "weak-password")
+    ok(await recover(server, ada.recovery_code), 201)
+
+
+async def test_a_new_recovery_code_takes_the_password_and_the_place_of_the_old_one(
+    server: Running, ada: Account
+) -> None:
+    path = f"{ME}/recovery-code"
+    problem(await ada.client.post(path, json={"password": NEW}), 401, "wrong-credentials")
+    made = ok(await ada.client.post(path, json={"password": PASSWORD}), 201)
+    old = await recover(server, ada.recovery_code)
+    problem(old, 401, "wrong-recovery-code")
+    ok(await recover(server, made["recovery_code"]), 201)

@@ -40,7 +40,6 @@ NAMES = st.sampled_from(
 )
 STEPS = st.lists(st.tuples(NAMES, PLACE, WORDS, st.booleans(), UNITS), min_size=4, max_size=20)
 GREETINGS = st.lists(WORDS, max_size=3)
-
 Step = tuple[str, int, str, bool, CountUnit]
 
 

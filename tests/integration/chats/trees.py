@@ -48,7 +48,6 @@ ALL_ARE_ADA: Any = SimpleNamespace(name_of=called_ada)
 """Accounts, as far as regex scripts ask for them."""
 
 PARTICIPANTS = Participants(CampaignSessions())
-
 AUTHORS: dict[Literal["user", "assistant"], str] = {"user": "Ada", "assistant": "Mara"}
 
 

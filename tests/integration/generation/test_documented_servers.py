@@ -46,7 +46,7 @@ from tests.fakes.documented_servers import (
 from tests.fakes.openai_server import API_KEY, MODEL
 from tests.fakes.scripted_server import Answer
 from tests.integration.generation.test_every_setting import VALUES
-from tests.integration.generation.test_odd_servers import SCHEMA, joined
+from tests.integration.generation.test_oddities import SCHEMA, joined
 
 pytestmark = pytest.mark.anyio
 

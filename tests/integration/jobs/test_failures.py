@@ -35,7 +35,7 @@ from tests.integration.jobs.working import (
 )
 from tests.support.clock import Clock
 from tests.support.logs import caught_logs
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -196,12 +196,7 @@ async def test_a_worker_that_slept_past_its_lease_changes_nothing(
 
     await until(claimed_again)
     gates[0].set()
-
-    async def gave_up() -> bool:
-        return outcomes == ["claim 1 lost"]
-
-    # Either worker may have claimed it again.
-    await until(gave_up)
+    await until_true(lambda: outcomes == ["claim 1 lost"])
     assert await notes(database) == {}
     gates[1].set()
     await until(lambda: is_empty(database))
@@ -224,21 +219,13 @@ async def test_a_heartbeat_stops_what_is_no_longer_this_workers(
 
     job_id, other = [await put(queue, "note", user_id=ada.id) for _ in range(2)]
     worker = workshop.worker({"note": kind_of(handle)})
-
-    async def both_run() -> bool:
-        return len(started) == 2
-
-    await until(both_run)
+    await until_true(lambda: len(started) == 2)
     await worker.renew()
     before = await one(database, other)
     async with database.write() as session:
         await session.delete(await session.get_one(Job, job_id))
     await worker.renew()
-
-    async def one_left() -> bool:
-        return len(worker._jobs) == 1
-
-    await until(one_left)
+    await until_true(lambda: len(worker._jobs) == 1)
     assert ended == ["interrupted"]
     after = await one(database, other)
     assert before.lease_until is not None
@@ -288,11 +275,7 @@ async def test_a_worker_that_drains_ends_its_job_and_begins_no_other(
     worker.drain()
     second = await put(queue, "note")
     may_end.set()
-
-    async def is_idle() -> bool:
-        return not worker.is_busy
-
-    await until(is_idle)
+    await until_true(lambda: not worker.is_busy)
     assert await notes(queue.database) == {b"first": 1}
     assert [(job.id, job.state) for job in await jobs(queue.database)] == [(second, "queued")]
 
@@ -446,29 +429,17 @@ async def test_a_job_that_lost_three_processes_runs_alone(
     worker = workshop.worker({"suspect": kind_of(suspect), "note": kind_of(other)})
     for _ in range(3):
         await put(queue, "note", user_id=ada.id)
-
-    async def others_run() -> bool:
-        return "other" in running
-
-    await until(others_run)
+    await until_true(lambda: "other" in running)
     long_ago = now() - timedelta(hours=1)
     await put_lost(queue, ada, state="running", leases_lost=2, lease_until=long_ago)
     await put(queue, "note", user_id=ada.id)
-
-    async def others_are_over() -> bool:
-        return len(others_done) == 4
-
-    await until(others_are_over)
+    await until_true(lambda: len(others_done) == 4)
     assert together == [{"suspect"}] * 2
     # Those that made room used up no attempt.
     assert set(others_done) == {1}
     gate.set()
     await until(lambda: is_empty(database))
-
-    async def worker_is_free() -> bool:
-        return not worker.is_busy
-
-    await until(worker_is_free)
+    await until_true(lambda: not worker.is_busy)
 
 
 async def test_a_process_that_ends_before_a_job_runs_alone_is_not_lost_by_it(
@@ -523,11 +494,7 @@ async def test_a_job_that_could_not_be_put_back_is_claimed_when_its_lease_runs_o
 
     monkeypatch.setattr(claims, "put_back", refuse)
     fails.set()
-
-    async def is_forgotten() -> bool:
-        return len(worker._jobs) == 1
-
-    await until(is_forgotten)
+    await until_true(lambda: len(worker._jobs) == 1)
     monkeypatch.undo()
     before = {job.id: job.lease_until for job in await jobs(database)}
     await worker.renew()

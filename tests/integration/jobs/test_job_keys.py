@@ -39,7 +39,7 @@ from tests.integration.jobs.working import (
     put,
     state_of,
 )
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -257,11 +257,7 @@ async def test_a_key_in_memory_counts_only_while_its_session_is_open(
         await session.execute(delete(KeySlot).where(KeySlot.id == identity.slot_id))
     job_id = await put(queue, "read", user_id=ada.id, key=queue.grant(ada.sealer, "sealed"))
     workshop.worker(reader.kinds, open_keys=keys)
-
-    async def is_forgotten() -> bool:
-        return keys.get(ada.id) is None
-
-    await until(is_forgotten)
+    await until_true(lambda: keys.get(ada.id) is None)
     await until(lambda: waits_for_key(database, job_id))
     assert reader.read == []
 

@@ -34,7 +34,7 @@ from tests.support.server import (
     read_events,
     running,
 )
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, until, until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -175,17 +175,9 @@ async def test_a_stream_tells_of_progress_and_of_the_end(
 
     job_id = await put_for(server, ada)
     following = asyncio.create_task(follow(ada, job_id, events))
-
-    async def begun() -> bool:
-        return bool(events)
-
-    await until(begun)
+    await until_true(lambda: events)
     workshop.worker({"note": kind_of(handle)})
-
-    async def progressed() -> bool:
-        return "progress" in {event.name for event in events}
-
-    await until(progressed)
+    await until_true(lambda: "progress" in {event.name for event in events})
     gate.set()
     await following
     assert [event.id for event in events] == list(range(1, len(events) + 1))
@@ -211,11 +203,7 @@ async def test_a_stream_ends_with_the_session_that_opened_it(server: Running, ad
     job_id, events = await put_for(server, ada, "strange"), list[Event]()
     async with server.signed_in("Ada") as other:
         following = asyncio.create_task(follow(other, job_id, events))
-
-        async def begun() -> bool:
-            return bool(events)
-
-        await until(begun)
+        await until_true(lambda: events)
         body = {"current_password": PASSWORD, "new_password": "another fine password"}
         assert (await ada.client.post(f"{ME}/password", json=body)).status_code == 204
         async with asyncio.timeout(PATIENCE):
@@ -236,11 +224,7 @@ async def test_work_of_a_sealed_account_goes_on_when_its_user_is_seen(
     await asyncio.sleep(0.3)
     assert await state_of(server.parts.database, UUID(job_id)) == "waiting_key"
     ok(await ada.client.get(ME))
-
-    async def is_done() -> bool:
-        return bool(seen)
-
-    await until(is_done)
+    await until_true(lambda: seen)
     await worker.aclose()
     assert seen == [UUID(job_id)]
 
@@ -283,11 +267,7 @@ async def test_managed_is_switched_on_by_a_session_and_off_again(
     worker.start()
     job_id = await put_for(server, ada, key=await key_of(server, ada))
     assert await wrapped_keys(server) == 0
-
-    async def is_done() -> bool:
-        return bool(seen)
-
-    await until(is_done)
+    await until_true(lambda: seen)
     await worker.aclose()
     assert seen == [UUID(job_id)]
 
@@ -353,11 +333,7 @@ async def test_deleting_an_account_takes_its_queued_and_running_jobs_along(
         gone = await ben.client.request("DELETE", ME, json={"password": PASSWORD})
         assert gone.status_code == 204
         gate.set()
-
-        async def is_lost() -> bool:
-            return bool(outcomes)
-
-        await until(is_lost)
+        await until_true(lambda: outcomes)
     left = select(Job.id).where(Job.user_id.is_not(None))
     async with database.read() as session:
         assert [str(job_id) for job_id in await session.scalars(left)] == [adas]

@@ -29,7 +29,7 @@ from tests.integration.jobs.working import (
     put,
 )
 from tests.support.server import Account, Event, Running, ok, problem, read_events, running
-from tests.support.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -78,11 +78,7 @@ async def test_what_waits_ends_at_once_and_is_never_begun(
     assert (row.wrapped_key, row.root_version, row.key_until) == (None, None, None)
     behind = await put(queue, KIND, user_id=ada.id, lane=ada.id)
     workshop.worker({KIND: kind_of(handle)})
-
-    async def the_next_one_is_done() -> bool:
-        return bool(seen)
-
-    await until(the_next_one_is_done)
+    await until_true(lambda: seen)
     assert seen == [behind]
     assert (await one(queue.database, job_id)).state == "done"
 
@@ -108,11 +104,7 @@ async def test_what_runs_loses_its_lease_and_keeps_what_it_has_done(
     await begun.wait()
     await service.stop(ada.id, job_id)
     gate.set()
-
-    async def let_go() -> bool:
-        return not worker._jobs
-
-    await until(let_go)
+    await until_true(lambda: not worker._jobs)
     assert outcomes == ["lost", "lost"]
     assert await notes(database) == {b"first"}
     view = await service.get(ada.id, job_id)
@@ -144,11 +136,7 @@ async def test_a_step_that_is_under_way_is_kept_whole_and_the_next_is_not_begun(
     gate.set()
     stopped = await stopping
     told.set()
-
-    async def let_go() -> bool:
-        return not worker._jobs
-
-    await until(let_go)
+    await until_true(lambda: not worker._jobs)
     found = await notes(queue.database)
     assert b"first" in found
     assert b"second" not in found
@@ -257,11 +245,7 @@ async def test_stopping_over_http_ends_the_stream(server: Running) -> None:
             counts = '{"counts": {"events": 2}, "chat_id": "x"}'
             await session.execute(update(Job).where(Job.id == job_id).values(payload=counts))
         following = asyncio.create_task(_follow(ada, path, events))
-
-        async def begun() -> bool:
-            return bool(events)
-
-        await until(begun)
+        await until_true(lambda: events)
         problem(await ben.client.post(f"{path}/stop"), 404, "job-not-found")
         view = ok(await ada.client.post(f"{path}/stop"), 202)
         assert (view["state"], view["error"], view["counts"]) == ("done", "stopped", {"events": 2})

@@ -27,6 +27,7 @@ from tests.fakes.scripted_server import Answer, Gate
 from tests.support.models import asking, held_back
 from tests.support.server import ROOT, Account, Running, ok, problem, running, text_of
 from tests.support.shared import server
+from tests.support.waiting import until_true
 
 __all__ = ["server"]
 
@@ -149,8 +150,7 @@ async def test_a_change_counts_at_once_and_a_reply_under_way_goes_on(
     ok(await ben.client.patch("/api/v1/me/settings", json={"model": SHARED}))
     model.script(held_back(gate), reply("Anew."))
     turn = asyncio.create_task(ben.turn(chat["id"], text="Tell me."))
-    while not model.requests:
-        await asyncio.sleep(0.01)
+    await until_true(lambda: model.requests)
     path, key = f"{PROVIDERS}/{shared['id']}", "sk-another-another-another"
     changed = await ada.client.patch(path, json={"api_key": key}, headers={"If-Match": '"1"'})
     assert ok(changed)["revision"] == 2

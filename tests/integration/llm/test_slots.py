@@ -22,7 +22,7 @@ from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.slot_rules import Occupation, Rank, SlotUse, SlotWork
 from tests.integration.jobs.working import new_person
 from tests.support.lost_processes import took_over
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
@@ -90,10 +90,7 @@ class Worker:
             await self.may_end.wait()
 
     async def waits_for(self, occupation: Occupation) -> None:
-        async def is_told() -> bool:
-            return self.heard[-1:] == [occupation]
-
-        await until(is_told)
+        await until_true(lambda: self.heard[-1:] == [occupation])
 
     async def end(self) -> None:
         self.may_end.set()

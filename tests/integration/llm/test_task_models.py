@@ -1,4 +1,4 @@
-"""`task_models`: a model for each task beside the reply."""
+"""Tests of models for each task: the choice, its refusals, and jobs by a provider for everybody."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import json
 from collections.abc import AsyncGenerator
 from itertools import count
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 
 from backend.generation.adapters.gemini import GeminiConfig
 from backend.generation.registry import ModelRegistry
-from tests.fakes.openai_server import MODEL, OpenAIServer, reply
+from backend.jobs.models import Job
+from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
+from tests.integration.llm.test_installation_providers import SHARED, fields
 from tests.integration.llm.test_providers import OWN, PROVIDERS, add
+from tests.integration.turns.seeding import seed
+from tests.support.chronicling import opt_in
+from tests.support.memory import API
 from tests.support.server import Account, Running, ok, problem, running
 from tests.support.shared import server
 from tests.support.studying import Vendor, studying, vendor
+from tests.support.waiting import until
 
 __all__ = ["server"]
 
@@ -163,3 +171,44 @@ async def test_triage_and_the_agent_may_have_different_models(
         small = {each["model"]: each["prompt_tokens"] for each in took["by_model"]}[OWN]
         assert small >= run.triage_prompt_tokens > 0
         assert asked[run.model] > 0
+
+
+@pytest.mark.parametrize("mode", ["managed", "per_job", "sealed"])
+async def test_a_job_asks_the_installation_s_model_as_its_key_mode_allows(
+    sqlite_url: str, tmp_path: Path, mode: str
+) -> None:
+    async with OpenAIServer() as model:
+        decision: dict[str, Any] = {"why": "Nothing new.", "significant": False, "kinds": []}
+        model.script(*[reply(json.dumps(decision))] * 4)
+        async with (
+            running(sqlite_url, tmp_path, job_workers=0) as server,
+            server.account("Ada") as ada,
+        ):
+            ok(await ada.client.post(PROVIDERS, json=fields(model, scope="installation")), 201)
+            async with server.account("Ben") as ben:
+                ok(await ben.client.patch(f"{API}/me", json={"key_mode": mode}))
+                tasks = {"task_models": {"agent": SHARED, "triage": SHARED}}
+                ok(await ben.client.patch(f"{API}/me/settings", json=tasks))
+                chat = str((await ben.new_chat())["id"])
+                chronicle = await opt_in(ben, chat)
+                await seed(server, ben, chat, ["I light the lamp.", "The lamp shines."])
+                path = f"{API}/chronicles/{chronicle}/rebuild"
+                job = UUID(ok(await ben.client.post(path, json={"chat_id": chat}), 202)["id"])
+                ok(await ben.client.delete(f"{API}/sessions/current"), 204)
+        assert model.requests == []
+        async with running(sqlite_url, tmp_path) as server:
+            if mode == "sealed":
+                await until(lambda: is_in(server, job, "waiting_key"))
+                assert model.requests == []
+                async with server.signed_in("Ben") as ben:
+                    ok(await ben.client.get(f"{API}/me"))
+                    await until(lambda: is_in(server, job, "done"))
+            else:
+                await until(lambda: is_in(server, job, "done"))
+        told = {(each.headers["authorization"], each.body["model"]) for each in model.requests}
+        assert told == {(f"Bearer {API_KEY}", MODEL)}
+
+
+async def is_in(server: Running, job_id: UUID, state: str) -> bool:
+    async with server.parts.database.read() as session:
+        return (await session.get_one(Job, job_id)).state == state

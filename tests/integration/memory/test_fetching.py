@@ -29,6 +29,7 @@ from backend.memory.embedding.catalogue import (
 )
 from backend.settings import Settings
 from tests.fakes.hub_server import HubServer
+from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -169,8 +170,7 @@ async def test_without_room_nothing_is_fetched(
 async def test_two_do_not_fetch_into_one_folder(hub: HubServer, tmp_path: Path) -> None:
     hub.pace.clear()
     first = asyncio.create_task(fetch(hub, tmp_path))
-    while not hub.ranges:
-        await asyncio.sleep(0.01)
+    await until_true(lambda: hub.ranges)
 
     with pytest.raises(FetchUnderWayError):
         await fetch(hub, tmp_path)

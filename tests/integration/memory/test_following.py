@@ -1,12 +1,13 @@
-"""What changes in the database changes in what is found: messages, branches, lore, links."""
+"""Tests that the search index follows the database."""
 
 from __future__ import annotations
 
+import re
 from uuid import UUID
 
 import pytest
 
-from tests.fakes.openai_server import OpenAIServer, reply
+from tests.fakes.openai_server import OpenAIServer, error, reply
 from tests.support.memory import (
     API,
     link,
@@ -24,6 +25,7 @@ from tests.support.memory import (
     texts_worded,
 )
 from tests.support.server import Account, Running, ok
+from tests.support.statements import record_statements
 
 pytestmark = pytest.mark.anyio
 
@@ -222,3 +224,59 @@ async def test_a_book_that_is_not_to_be_found_by_meaning_leaves_the_index_and_ke
     ok(await ada.client.patch(f"{API}/lorebooks/{book}", json={"mode": None}))
     await settled(server)
     assert (await texts_found(ada, "seals bask"))[0] == BASK
+
+
+async def test_a_hundred_lines_left_behind_do_not_hide_the_one_that_counts(
+    server: Running, ada: Account, chat: str
+) -> None:
+    await tell(server, ada, chat, ["A silver key was sold in town.", "Was it?"])
+    path = f"{API}/messages/{(await ada.messages(chat))[-1]['id']}"
+    for number in range(130):
+        text = f"The silver key, the silver key, number {number}."
+        path = f"{API}/messages/{ok(await ada.client.patch(path, json={'text': text}))['id']}"
+    ok(await ada.client.patch(path, json={"text": "Nobody knows."}))
+    await settled(server)
+    found = await texts_found(ada, "silver key", chat_id=chat, sources="message")
+    assert found[0] == "A silver key was sold in town."
+
+
+async def test_the_line_of_a_turn_that_failed_is_remembered(
+    server: Running, ada: Account, chat: str, model: OpenAIServer
+) -> None:
+    for _ in range(3):  # some failures are tried again by the vendor's own library
+        model.script(error(500, message="broken"))
+    events = await ada.turn(chat, text="The heron sleeps in the bell tower.")
+    model._answers.clear()
+    assert events[-1].name == "turn.failed"
+    await settled(server)
+    found = await texts_found(ada, "heron tower", chat_id=chat, sources="message")
+    assert found[0] == "The heron sleeps in the bell tower."
+
+
+_TABLES = ("messages", "lore_entries", "chronicle_events", "campaign_items")
+
+
+async def test_what_was_found_is_looked_up_by_its_ids(
+    server: Running, ada: Account, chat: str
+) -> None:
+    database = server.parts.database
+    if not database.is_sqlite:
+        pytest.skip("PostgreSQL chooses by its statistics, and reads tables of a page whole")
+    await link(ada, chat, await new_book(ada, {"keys": ["oak"], "content": "A heron in the oak."}))
+    with record_statements() as statements:
+        await tell(server, ada, chat, ["A heron sat in the oak.", "Did it sing?"])
+        found = await texts_found(ada, "heron oak")
+        assert {"A heron sat in the oak.", "A heron in the oak."} <= set(found)
+        await take_turn(ada, chat, text="Where is the heron?")
+        await settled(server)
+    asked = [each for each in statements if re.match(r"SELECT\b.*\.id IN \(", each.text, re.DOTALL)]
+    plans: dict[str, str] = {}
+    async with database.read() as session:
+        connection = await session.connection()
+        for statement, values in asked:
+            plan = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
+            for *_, step in plan:
+                if any(f" {table} " in step for table in _TABLES):
+                    plans[statement] = step
+    assert len(plans) >= 3
+    assert [step for step in plans.values() if "(id=?)" not in step] == []

@@ -26,7 +26,7 @@ from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer
 from scripts.torture.canary import disguises, find_in_folder
 from tests.support.points import DIMENSION, point, query, scope, terms, unit
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -388,11 +388,7 @@ async def test_payloads_of_who_searches_are_read_before_they_are_found(tmp_path:
     await index.upsert([*hers, *his])
     await index.search([query(unit(1), scope(OWNER, CHAT), limit=1)])
     kept = index._payloads
-
-    async def all_hers() -> bool:
-        return len(kept.get(each.id.int for each in hers)) == len(hers)
-
-    await until(all_hers)
+    await until_true(lambda: len(kept.get(each.id.int for each in hers)) == len(hers))
     assert not kept.get(each.id.int for each in his)
 
     changed = replace(hers[7], payload=msgspec.structs.replace(hers[7].payload, words=999))

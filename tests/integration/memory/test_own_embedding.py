@@ -1,8 +1,10 @@
-"""An embedding model of an account's own: its texts move there and back, and nobody else's do."""
+"""Tests of an account's own embedding model: moves, provider faults, and a lost collection."""
 
 from __future__ import annotations
 
 import base64
+import shutil
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -13,19 +15,23 @@ from sqlalchemy import select
 from backend.database.engine import Database
 from backend.memory.indexing.outbox import REINDEX
 from backend.memory.models import IndexState
-from backend.operations.maintenance import reindex_user
-from tests.fakes.openai_server import API_KEY, error
+from backend.operations.maintenance import reindex_everybody, reindex_user
+from tests.fakes.openai_server import API_KEY, OWN_DIMENSION, OpenAIServer, embedded, error
+from tests.fakes.scripted_server import Answer, Break, Gate, Request
 from tests.support.memory import (
     API,
     Moody,
+    context_of,
     embedding,
     give_up,
     jobs_left,
     reconcile,
     remembering,
     search,
+    set_chat,
     settled,
     stored_rows,
+    take_turn,
     tell,
 )
 from tests.support.own_models import (
@@ -46,7 +52,7 @@ from tests.support.own_models import (
     status,
     told,
 )
-from tests.support.server import PASSWORD, Account, ok, problem
+from tests.support.server import PASSWORD, Account, Running, ok, problem
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -353,3 +359,283 @@ async def test_reindexing_outside_of_the_server_follows_the_account_s_choice(
             assert (state.collection, state.state, state.is_chosen) == (OWN, "ready", True)
     finally:
         await database.dispose()
+
+
+WORDS = "searched by words only: the embedding model did not respond"
+BARRED = "sk-another-another-another"
+
+
+class Changeable(OpenAIServer):
+    """Gives vectors of any length, takes one key, and may be silent."""
+
+    length = OWN_DIMENSION
+    key = API_KEY
+    silence: Gate | None = None
+
+    def usual(self, request: Request) -> Answer:
+        if self.silence:
+            return Answer(events=[self.silence, Break()])
+        if request.headers["authorization"] != f"Bearer {self.key}":
+            return error(401, code="invalid_api_key")
+        body = {**request.body, "dimensions": self.length}
+        return embedded(Request(request.method, request.path, {}, {}, body))
+
+
+@pytest.fixture
+async def changeable() -> AsyncGenerator[Changeable]:
+    async with Changeable() as model:
+        yield model
+
+
+async def long_chat(server: Running, account: Account, model: OpenAIServer) -> tuple[str, str]:
+    """A chat whose first line no history holds; its id, and the path of the model's provider."""
+    rain = [f"It rains on roof {n}." for n in range(30)]
+    chat, path = await moved(server, account, model, [FACT, *rain])
+    await set_chat(account, chat, budgets={"history": 100})
+    assert await notes(account) == []
+    return chat, path
+
+
+async def ask(account: Account, words: str) -> list[str]:
+    """What there is to say about a search that finds the fact."""
+    answer = ok(await account.client.get(f"{API}/search", params={"q": words}))
+    assert FACT in str(answer["items"])
+    said: list[str] = answer["notes"]
+    return said
+
+
+async def are_all_there(server: Running, account: Account) -> bool:
+    """Every line has its vector."""
+    ids = await lines(server, UUID(account.user["id"]))
+    return set(await (await own_index(server)).dense_vectors(ids)) == set(ids)
+
+
+@pytest.mark.parametrize("fault", ["revoked", "silent"])
+async def test_a_turn_streams_while_the_key_is_refused_or_nothing_is_answered_until_it_is_mended(
+    database_url: str, tmp_path: Path, changeable: Changeable, fault: str
+) -> None:
+    settings: dict[str, Any] = {"embedder": "none"}
+    if fault == "silent":
+        settings["embedding_timeout_seconds"] = 0.3
+    async with (
+        remembering(database_url, tmp_path, **settings) as server,
+        server.account("Ada") as ada,
+    ):
+        (chat, path), silence = await long_chat(server, ada, changeable), Gate()
+        asked = len(changeable.requests)
+        if fault == "silent":
+            changeable.silence = silence
+        else:
+            changeable.key = BARRED
+        reply = await take_turn(ada, chat, text="Where is the astrolabe, under which bell?")
+        assert (await context_of(ada, reply))["notes"] == [WORDS]
+        assert "own_model_unavailable" in await problems(ada)
+        if fault == "revoked":
+            await until(lambda: delayed(ada))
+        for number in range(4):
+            assert await ask(ada, f"Is the chapel's bell of {number} tons?") == [WORDS]
+        # After three failures in a row it is left alone for a moment.
+        assert len(changeable.requests) - asked <= 8
+
+        if fault == "silent":
+            changeable.silence = None
+            silence.opened.set()
+        else:
+            ok(await ada.client.patch(path, json={"api_key": BARRED}))
+        await retried(server, ada)
+        assert await are_all_there(server, ada)
+        if fault == "revoked":
+            assert (await ask(ada, "Which chapel has a bell?"), await problems(ada)) == ([], [])
+
+
+async def test_a_turn_asks_for_one_vector_and_a_model_is_measured_once(
+    database_url: str, tmp_path: Path, changeable: Changeable
+) -> None:
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.account("Ada") as ada,
+    ):
+        chat, _ = await long_chat(server, ada, changeable)
+        asked = len(changeable.requests)
+        line = "Where is the astrolabe, under which bell?"
+        await take_turn(ada, chat, text=line)
+        await settled(server)
+        texts = [each.body["input"] for each in changeable.requests[asked:]]
+        # The query; then the line and the reply, as what is indexed. Each is one request.
+        assert [some for some in texts if some == [line]] == [[line]]
+        assert len(texts) <= 3
+        ok(await ada.client.delete(f"{API}/sessions/current"), 204)
+        async with server.signed_in("Ada") as again:
+            asked = len(changeable.requests)
+            assert await ask(again, "Which chapel has a bell?") == []
+            assert len(changeable.requests) == asked + 1
+
+
+@pytest.mark.parametrize(("before", "after"), [(256, 384), (200, 100)])
+async def test_vectors_of_another_length_are_never_compared_and_a_rebuild_takes_them_up(
+    database_url: str, tmp_path: Path, changeable: Changeable, before: int, after: int
+) -> None:
+    changeable.length = before
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.account("Ada") as ada,
+    ):
+        chat, _ = await long_chat(server, ada, changeable)
+    changeable.length = after
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.signed_in("Ada") as ada,
+    ):
+        assert await notes(ada) == [WORDS]
+        assert await problems(ada) == ["own_model_unavailable"]
+        await tell(server, ada, chat, ["A gannet dives."], indexed=False)
+        await until(lambda: delayed(ada))
+
+        # As it was before, it fills in what is missing.
+        changeable.length = before
+        await retried(server, ada)
+        assert (await notes(ada), await problems(ada)) == ([], [])
+        assert await are_all_there(server, ada)
+
+    changeable.length = after
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.signed_in("Ada") as ada,
+    ):
+        assert await notes(ada) == [WORDS]
+        asked = len(changeable.requests)
+        ok(await ada.client.post(f"{API}/memory/rebuild"), 202)
+        await settled(server)
+        assert FACT in str([each.body for each in changeable.requests[asked:]])
+        assert (await notes(ada), await problems(ada)) == ([], [])
+        assert (await status(ada))["model"]["dimension"] == (384 if after == 384 else 256)
+        assert await jobs_left(server) == []
+
+
+def folder_of_own(data: Path) -> Path:
+    """That of the collection."""
+    (path,) = (data / "index").glob(f"{OWN}.[0-9]*")
+    return path
+
+
+@pytest.mark.parametrize("loss", ["deleted", "damaged"])
+async def test_a_start_makes_and_fills_again_what_was_lost_and_disturbs_no_other_user(
+    database_url: str, tmp_path: Path, mine: Moody, loss: str
+) -> None:
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.account("Ada") as ada,
+        server.account("Ben") as ben,
+    ):
+        for account in (ada, ben):
+            chat = str((await account.new_chat())["id"])
+            await tell(server, account, chat, [FACT, "I see."])
+        await provide(ada, mine)
+        await choose(ada, "mine/words")
+        await settled(server)
+        stored = await stored_rows(server, UUID(ada.user["id"]))
+    path = folder_of_own(tmp_path)
+    if loss == "deleted":
+        shutil.rmtree(path)
+        found = await told(server.parts.settings)
+        said = f"accounts with their own model: 1; lost: {OWN}"
+        assert (found.state, found.detail) == ("fault", said)
+    else:
+        (path / "edge_config.json").write_text("{")
+    async with remembering(database_url, tmp_path, embedder="none") as server:
+        async with server.signed_in("Ben") as ben:
+            assert (await notes(ben), (await status(ben))["move"]) == ([], None)
+            assert await problems(ben) == ["no_model"]
+        async with server.signed_in("Ada") as ada:
+            ok(await ada.client.get(f"{API}/me"))
+            await settled(server)
+            assert (await notes(ada), await problems(ada)) == ([], [])
+            assert await rows_in(await own_index(server), ada) == stored
+    assert (await told(server.parts.settings)).state == "ok"
+
+
+async def test_what_was_lost_is_filled_again_though_the_model_does_not_answer(
+    database_url: str, tmp_path: Path, mine: Moody
+) -> None:
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.account("Ada") as ada,
+    ):
+        await moved(server, ada, mine, [FACT, "I see."])
+        stored = await stored_rows(server, UUID(ada.user["id"]))
+    shutil.rmtree(folder_of_own(tmp_path))
+    mine.refusal = error(500)
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.signed_in("Ada") as ada,
+    ):
+        ok(await ada.client.get(f"{API}/me"))
+        await settled(server)
+        assert await rows_in(await own_index(server), ada) == stored
+        assert await notes(ada) == ["searched by words only: the embedding model did not respond"]
+        mine.refusal = None
+        assert (await notes(ada), await problems(ada)) == ([], [])
+
+
+async def test_what_an_older_copy_of_it_lacks_is_indexed_after_the_night_s_comparison(
+    database_url: str, tmp_path: Path, mine: Moody
+) -> None:
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.account("Ada") as ada,
+    ):
+        chat, _ = await moved(server, ada, mine, [FACT, "I see."])
+    shutil.copytree(folder_of_own(tmp_path), tmp_path / "copy")
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.signed_in("Ada") as ada,
+    ):
+        await tell(server, ada, chat, ["A gannet dives."])
+        assert (await search(ada, "gannet"))[0]["text"] == "A gannet dives."
+    there = folder_of_own(tmp_path)
+    shutil.rmtree(there)
+    shutil.copytree(tmp_path / "copy", there)
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.signed_in("Ada") as ada,
+    ):
+        assert await notes(ada) == []
+        await reconcile(server)
+        await settled(server)
+        assert (await search(ada, "gannet"))[0]["text"] == "A gannet dives."
+        stored = await stored_rows(server, UUID(ada.user["id"]))
+        assert await rows_in(await own_index(server), ada) == stored
+
+
+@pytest.mark.parametrize("whose", ["Ada", None])
+async def test_reindexing_outside_of_the_server_fills_what_was_lost(
+    database_url: str, tmp_path: Path, mine: Moody, whose: str | None
+) -> None:
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.account("Ada") as ada,
+    ):
+        ok(await ada.client.patch(f"{API}/me", json={"key_mode": "managed"}))
+        await moved(server, ada, mine, [FACT])
+    settings = server.parts.settings
+    settings.resolved_root_key_file.write_bytes(base64.b64encode(b"r" * 32))  # as `ROOT`
+    shutil.rmtree(folder_of_own(tmp_path))
+    database = Database(settings.resolved_database_url)
+    try:
+        if whose is None:
+            said = await reindex_everybody(database, settings, quietly)
+            assert said == "1 of 1 accounts are indexed."
+        else:
+            said = await reindex_user(
+                database, settings, name=whose, password=PASSWORD, report=quietly
+            )
+            assert said == f"The index {OWN} has 2 points of Ada."
+    finally:
+        await database.dispose()
+    async with (
+        remembering(database_url, tmp_path, embedder="none") as server,
+        server.signed_in("Ada") as ada,
+    ):
+        assert (await notes(ada), await problems(ada)) == ([], [])
+        # Its vectors were kept: nobody is asked for them a second time.
+        assert sum(FACT in str(each.body) for each in mine.requests) == 1

@@ -133,7 +133,6 @@ async def test_a_lost_index_is_made_again_as_soon_as_there_is_a_key(
 
 
 @pytest.mark.every_database
-@pytest.mark.every_database
 async def test_points_that_work_under_way_puts_back_after_a_deletion_go_as_well(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,17 +1,21 @@
-"""What users store is counted by triggers: whatever happens, the ledger is what the tables hold."""
+"""Tests of the storage ledger and of `/me/usage`."""
 
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from pathlib import Path
-from uuid import UUID
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import func, insert, literal, select, text, update
 
 from backend.chats.models import Message
+from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
+from backend.quotas.definitions import QUOTAS
 from backend.quotas.ledgers import (
     MIN_ROWS_TO_FOLD,
     count_stored_bytes,
@@ -23,10 +27,11 @@ from backend.quotas.models import StorageLedger
 from backend.vault.sealing import OVERHEAD
 from tests.integration.characters.pictures import picture
 from tests.integration.turns.seeding import seed
+from tests.support.chronicling import last_run, opt_in
 from tests.support.memory import new_book, new_entry, settled
-from tests.support.server import Account, Running, ok
+from tests.support.server import Account, Running, ok, problem, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
+pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
 CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
@@ -54,6 +59,7 @@ async def agree(server: Running, ada: Account) -> int:
     return found
 
 
+@pytest.mark.every_database
 async def test_every_table_of_texts_is_counted_by_all_of_its_sealed_columns(
     database: Database,
 ) -> None:
@@ -75,6 +81,7 @@ async def test_every_table_of_texts_is_counted_by_all_of_its_sealed_columns(
             assert column.name in told, f"{name}.{column.name} is not counted"
 
 
+@pytest.mark.every_database
 async def test_playing_and_importing_and_deleting_are_counted(
     server: Running, ada: Account, chat: str
 ) -> None:
@@ -119,6 +126,7 @@ async def test_playing_and_importing_and_deleting_are_counted(
         assert await agree(server, ada) < before
 
 
+@pytest.mark.every_database
 async def test_a_text_counts_as_many_bytes_as_its_sealed_form_and_its_row(
     server: Running, ada: Account, chat: str
 ) -> None:
@@ -132,6 +140,7 @@ async def test_a_text_counts_as_many_bytes_as_its_sealed_form_and_its_row(
     assert await agree(server, ada) == before + grown
 
 
+@pytest.mark.every_database
 async def test_parallel_writes_of_one_account_neither_wait_nor_get_lost(
     server: Running, ada: Account
 ) -> None:
@@ -141,6 +150,7 @@ async def test_parallel_writes_of_one_account_neither_wait_nor_get_lost(
     assert await agree(server, ada) > before
 
 
+@pytest.mark.every_database
 async def test_many_lines_are_folded_into_one_and_the_sum_stays(
     server: Running, ada: Account, chat: str
 ) -> None:
@@ -156,6 +166,7 @@ async def test_many_lines_are_folded_into_one_and_the_sum_stays(
     assert await agree(server, ada) == before
 
 
+@pytest.mark.every_database
 async def test_a_ledger_that_has_drifted_is_mended_and_a_right_one_left_alone(
     server: Running, ada: Account, chat: str
 ) -> None:
@@ -166,3 +177,67 @@ async def test_a_ledger_that_has_drifted_is_mended_and_a_right_one_left_alone(
         await session.execute(insert(StorageLedger).values(user_id=user_id, bytes=-777))
     assert await recount(server.parts.database, user_id) == 777
     assert await agree(server, ada) == before
+
+
+async def usage(account: Account, path: str = "me/usage") -> dict[str, dict[str, Any]]:
+    items = ok(await account.client.get(f"{API}/{path}"))["items"]
+    return {each["quota"]: each for each in items}
+
+
+async def test_an_account_sees_every_quota_with_what_it_uses(
+    server: Running, ada: Account, chat: str
+) -> None:
+    before = await usage(ada)
+    assert list(before) == [quota.name for quota in QUOTAS]
+    await new_entry(ada, await new_book(ada), keys=["inn"], content="An inn.")
+    [usage_event] = [
+        event.data for event in await ada.turn(chat, text="Hello.") if event.name == "usage"
+    ]
+    await settled(server)
+    after = await usage(ada)
+    settings = server.parts.settings
+    for quota in QUOTAS:
+        told = after[quota.name]
+        assert told["unit"] == quota.unit
+        assert told["limit"] == (quota.get_limit(settings) or None)
+    grown = {name: after[name]["used"] - before[name]["used"] for name in after}
+    assert grown["stored_bytes"] > 1000
+    assert (grown["chats"], grown["lorebook_entries"], after["chats"]["used"]) == (0, 1, 1)
+    spent = usage_event["prompt_tokens"] + usage_event["completion_tokens"]
+    assert grown["tokens_per_day"] == spent
+    assert datetime.fromisoformat(after["tokens_per_day"]["frees_at"]) > now()
+    assert after["stored_bytes"]["frees_at"] is None
+
+
+async def test_what_the_agent_takes_counts_as_tokens_of_the_day(
+    server: Running, ada: Account, chat: str
+) -> None:
+    await opt_in(ada, chat)
+    [usage_event] = [
+        event.data for event in await ada.turn(chat, text="Hello.") if event.name == "usage"
+    ]
+    run = await last_run(ada, chat)
+    await settled(server)
+    spent = usage_event["prompt_tokens"] + usage_event["completion_tokens"]
+    spent += run["prompt_tokens"] + run["completion_tokens"]
+    assert (await usage(ada))["tokens_per_day"]["used"] == spent
+
+
+async def test_administrators_see_the_numbers_of_each_account_and_others_do_not(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with (
+        running(database_url, tmp_path) as server,
+        server.account("Ada") as boss,
+        server.account("Ben") as ben,
+    ):
+        await ben.new_chat(title="Of nobody's business")
+        path = f"admin/users/{ben.user['id']}/usage"
+        problem(await ben.client.get(f"{API}/{path}"), 403, "forbidden")
+        told, own = await usage(boss, path), await usage(ben)
+        for name in ("stored_bytes", "chats", "lorebook_entries"):
+            assert told[name] == own[name]
+        assert told["chats"]["used"] == 1
+        assert set(told["chats"]) == {"quota", "used", "limit", "unit", "frees_at"}
+        missing = await boss.client.get(f"{API}/admin/users/{uuid4()}/usage")
+        problem(missing, 404, "user-not-found")

@@ -25,12 +25,12 @@ from tests.support.chronicling import opt_in
 from tests.support.memory import new_book, new_entry
 from tests.support.models import asking, held_back
 from tests.support.server import Account, Running, ok, problem, running, text_of
+from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
 CARD = (Path(__file__).parents[2] / "fixtures" / "cards" / "syn_v3.charx").read_bytes()
-
 Serve = Callable[..., contextlib.AbstractAsyncContextManager[tuple[Running, Account]]]
 
 
@@ -244,8 +244,7 @@ async def test_streams_at_once_are_limited_and_a_turn_is_not_begun_without_one(
             assert await ada.messages(second) == []
             gate.opened.set()
             assert [event async for event in events][-1].name == "turn.completed"
-        while server.parts.quotas.streams.used(UUID(ada.user["id"])):
-            await asyncio.sleep(0.01)
+        await until_true(lambda: not server.parts.quotas.streams.used(UUID(ada.user["id"])))
         assert (await ada.turn(second, **line))[-1].name == "turn.completed"
 
 
@@ -312,8 +311,7 @@ async def test_one_upload_at_a_time_and_the_next_one_waits_for_it(serve: Serve) 
         slow = asyncio.create_task(
             ada.client.post(path, content=trickle(body[:10], body[10:], let_go), headers=headers)
         )
-        while not uploads.used(user_id):
-            await asyncio.sleep(0.01)
+        await until_true(lambda: uploads.used(user_id))
         others = [
             asyncio.create_task(ada.client.post(path, content=body, headers=headers))
             for _ in range(3)
@@ -346,8 +344,7 @@ async def test_an_upload_that_waits_too_long_is_refused_before_its_body_is_read(
                 headers={**headers, "idempotency-key": "once"},
             )
         )
-        while not uploads.used(user_id):
-            await asyncio.sleep(0.01)
+        await until_true(lambda: uploads.used(user_id))
         late = await ada.client.post(
             path, content=body, headers={**headers, "idempotency-key": "twice"}
         )
@@ -365,12 +362,12 @@ async def test_an_upload_that_breaks_off_gives_its_place_back(serve: Serve) -> N
         path = f"{API}/characters/import"
         content = trickle(body[:10], body[10:], asyncio.Event())
         slow = asyncio.create_task(ada.client.post(path, content=content, headers=headers))
-        while not quotas.uploads.used(user_id):
-            await asyncio.sleep(0.01)
+        await until_true(lambda: quotas.uploads.used(user_id))
         assert quotas.upload_bytes.used(user_id) > len(CARD)
         slow.cancel()
-        while quotas.uploads.used(user_id) or quotas.upload_bytes.used(user_id):
-            await asyncio.sleep(0.01)
+        await until_true(
+            lambda: not (quotas.uploads.used(user_id) or quotas.upload_bytes.used(user_id))
+        )
         ok(await ada.client.post(path, content=body, headers=headers), 201)
 
 
@@ -386,8 +383,7 @@ async def test_bytes_of_bodies_at_once_are_limited_before_they_are_read(serve: S
         slow = asyncio.create_task(
             ada.client.post(path, content=trickle(body[:9], body[9:], let_go), headers=announced)
         )
-        while not held.used(user_id):
-            await asyncio.sleep(0.01)
+        await until_true(lambda: held.used(user_id))
         assert held.used(user_id) == len(body)
         late = refused(await ada.client.post(path, content=body, headers=headers), "upload_bytes")
         assert (late["used"], late["unit"]) == (len(body), "bytes")

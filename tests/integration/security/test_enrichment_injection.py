@@ -54,7 +54,6 @@ WORK = {
 }
 """Tables of what works behind the reply: of this account, or of nobody."""
 RUNS = {"enrichment_runs", "enrichment_marks"}
-
 _TAG = re.compile(r"<\s*[/!?|]?\s*[^\W\d]|<\|")
 _MACRO = re.compile(r"\{\{|\}\}|<(?:user|char|bot)>", re.IGNORECASE)
 _SECTION = re.compile(r"<\s*/?\s*(?:long_term_memory|lorebook_entries)", re.IGNORECASE)

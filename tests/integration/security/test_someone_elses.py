@@ -38,7 +38,6 @@ pytestmark = pytest.mark.anyio
 
 API = "/api/v1"
 TITLE = "The lighthouse"
-
 CHRONICLE = b'{"format": "talekeeper-chronicle", "version": 1, "name": "Mine", "events": []}'
 
 BODIES: dict[str, dict[str, Any]] = {

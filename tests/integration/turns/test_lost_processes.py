@@ -19,7 +19,7 @@ from backend.jobs.queue import NewJob
 from backend.quotas.ledgers import RECOUNT_KIND
 from backend.turns.models import Turn
 from tests.e2e.test_crash import browser
-from tests.integration.jobs.test_work_command import ROOT_KEY
+from tests.integration.jobs.test_worker_processes import ROOT_KEY
 from tests.integration.turns.following import check_tree, follow, take_words, turn_under_way
 from tests.support.process import Served, serving
 from tests.support.server import Running, running, text_of
