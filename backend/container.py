@@ -148,7 +148,7 @@ class Services:
         self.provider_tests = ProviderTests(database, self.providers, user_models)
 
         participants = Participants(RequestCaches())
-        open_keys = OpenKeys(participants)
+        self.open_keys = open_keys = OpenKeys(participants)
         open_keys.on_arrival(queue.wake)
         self.somebody_is_here = asyncio.Event()
         open_keys.on_arrival(self.somebody_is_here.set)

@@ -170,6 +170,11 @@ class Worker:
         ]
 
     @property
+    def job_count(self) -> int:
+        """The number of claimed jobs that are neither stored nor put back."""
+        return len(self._jobs)
+
+    @property
     def is_busy(self) -> bool:
         """True until every job of this worker is stored or put back."""
         return bool(self._jobs)
@@ -196,12 +201,20 @@ class Worker:
         except Exception as error:  # their leases will expire
             log.warning("job.release_failed", exc_info=error)
 
+    async def kill(self) -> None:
+        """Cancel all tasks and put nothing back, as if the process had ended."""
+        tasks = [*self._tasks, *(job.task for job in self._jobs.values() if job.task)]
+        self._tasks, self._jobs = [], {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
     async def _work(self) -> None:
         with self._queue.listen(self._wake):
             while not self._is_closing:
                 self._wake.clear()
                 try:
-                    is_more = await self._turn_over()
+                    is_more = await self.run_once()
                 except Exception as error:  # the next round tries again
                     log.warning("job.claim_failed", exc_info=error)
                     await asyncio.sleep(PAUSE_SECONDS)
@@ -211,7 +224,7 @@ class Worker:
                         async with asyncio.timeout(self._poll):
                             await self._wake.wait()
 
-    async def _turn_over(self) -> bool:
+    async def run_once(self) -> bool:
         """End jobs without effects and claim new ones in one transaction.
 
         Returns True if there may be more jobs.

@@ -234,6 +234,11 @@ class SessionWatch:
         self._ended: set[UUID] = set()
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def stream_count(self) -> int:
+        """The number of open streams."""
+        return self._streams.total()
+
     @contextlib.contextmanager
     def watching(self, slot_id: UUID) -> Generator[None]:
         self._streams[slot_id] += 1

@@ -58,7 +58,7 @@ async def test_a_disabled_account_is_out_at_once_with_its_keys_and_streams(
                 asyncio.create_task(person.turn(chat, text="Tell me."))
                 for person, chat in zip(people, chats, strict=True)
             ]
-            await until_true(lambda: server.parts.watch._streams.total() >= len(streams))
+            await until_true(lambda: server.parts.watch.stream_count >= len(streams))
             path = f"{USERS}/{ben.user['id']}"
             ok(await ada.client.patch(path, json={"is_disabled": True}))
             for events in await asyncio.gather(*streams):

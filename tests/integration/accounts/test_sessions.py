@@ -149,7 +149,7 @@ async def test_streams_close_when_their_session_ends_and_the_turn_goes_on(
             await until_true(lambda: server.parts.turns.runs.get(UUID(turn_id)) is not None)
             clients = (phone.client, laptop.client, tablet.client, script)
             others = [asyncio.create_task(follow(client, turn_id)) for client in clients]
-            await until_true(lambda: server.parts.watch._streams.total() >= len(clients) + 1)
+            await until_true(lambda: server.parts.watch.stream_count >= len(clients) + 1)
 
             current = next(each for each in await sessions_of(phone) if each["is_current"])
             ok(await ada.client.delete(f"{SESSIONS}/{current['id']}"), 204)

@@ -377,7 +377,7 @@ async def test_a_job_that_was_given_the_old_key_too_late_waits_for_its_user(
                 NewJob("read", old.user_id),
                 key=parts.queue.grant(old.sealer, "per_job"),
             )
-        parts.worker._kinds = {**parts.worker._kinds, "read": JobKind(reader)}
+        parts.kinds["read"] = JobKind(reader)
         parts.queue.wake()
         ok(await ada.client.get(ME))
         await until_no_jobs(either)

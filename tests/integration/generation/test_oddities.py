@@ -37,7 +37,7 @@ from backend.generation.model import (
 )
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
-from backend.generation.servers.abilities import ServerAbilities
+from backend.generation.servers.abilities import ModelAbilities, ServerAbilities
 from backend.generation.thoughts import ThoughtTags
 from backend.generation.tools.streams import answer_with_tools, stream_with_tools, tool_support
 from tests.fakes.oddities.oddity import Oddity, Result
@@ -240,25 +240,29 @@ async def test_the_shape_is_learned_from_the_first_refusal(
     assert value is not None
 
 
-async def test_a_shape_is_not_learned_from_a_request_that_fails_in_all_of_them() -> None:
-    learned: list[ServerAbilities] = []
-    async with StrictServer(lambda _: "roles must alternate") as server:
-        registry = ModelRegistry(openai=server.config(on_learned=learned.append))
-        model = registry.get(MODEL_ID)
-        with pytest.raises(ModelRequestError):
-            await heard(model, Prompt(TALE))
+@asynccontextmanager
+async def strict(
+    template: Any, *, status: int = 400, **config: Any
+) -> AsyncGenerator[tuple[StrictServer, ChatModel]]:
+    """Yield a server with this chat template, and its model."""
+    async with StrictServer(template, status=status) as server:
+        registry = ModelRegistry(openai=server.config(**config))
+        yield server, registry.get(MODEL_ID)
         await registry.aclose()
 
+
+async def test_a_shape_is_not_learned_from_a_request_that_fails_in_all_of_them() -> None:
+    learned: list[ServerAbilities] = []
+    async with strict(lambda _: "roles must alternate", on_learned=learned.append) as (_, model):
+        with pytest.raises(ModelRequestError):
+            await heard(model, Prompt(TALE))
     assert learned == []
     assert model.spec.shape == "lenient"
 
 
 async def test_an_error_in_the_first_event_of_a_stream_is_a_refusal_too() -> None:
-    async with StrictServer(gemma_2, status=200) as server:
-        registry = ModelRegistry(openai=server.config())
-        pieces = await heard(registry.get(MODEL_ID), Prompt(TALE))
-        await registry.aclose()
-
+    async with strict(gemma_2, status=200) as (_, model):
+        pieces = await heard(model, Prompt(TALE))
     assert pieces[0] == SentRequest(shape="no_system")
 
 
@@ -266,46 +270,31 @@ async def test_rounds_of_tools_are_sent_as_text_if_the_template_refuses_their_me
     tool = Tool("roll", "Roll dice.", {"type": "object"})
     call = ToolCall("1", "roll", {"dice": 2})
     prompt = Prompt(TALE, [ToolRound([call], [{"sum": 7}])])
-    async with StrictServer(gemma_2) as server:
-        registry = ModelRegistry(openai=server.config())
-        stream = stream_with_tools(registry.get(MODEL_ID), prompt, [tool], Sampling())
-        pieces = [piece async for piece in stream]
-        await registry.aclose()
-
+    async with strict(gemma_2) as (server, model):
+        pieces = [piece async for piece in stream_with_tools(model, prompt, [tool], Sampling())]
         assert "7" in server.accepted[-1]["content"]
     assert SentRequest(shape="no_system") in pieces
 
 
 async def test_a_continued_reply_and_its_beginning_are_one_message() -> None:
     prompt = Prompt([*TALE[:5], PromptMessage("assistant", "He opens")])
-    async with StrictServer(gemma_2) as server:
-        registry = ModelRegistry(openai=server.config())
-        await heard(registry.get(MODEL_ID), prompt, Sampling(start_reply_with="the door"))
-        await registry.aclose()
-
+    async with strict(gemma_2) as (server, model):
+        await heard(model, prompt, Sampling(start_reply_with="the door"))
         assert server.accepted[-1] == {"role": "assistant", "content": "He opens\n\nthe door"}
 
 
 async def test_the_shape_that_a_user_sets_is_sent_at_once() -> None:
-    async with StrictServer(gemma_2) as server:
-        abilities = ServerAbilities().with_model(
-            MODEL, ServerAbilities().of(MODEL).__class__(shape="no_system")
-        )
-        registry = ModelRegistry(openai=server.config(abilities=abilities))
-        await heard(registry.get(MODEL_ID), Prompt(TALE))
-        await registry.aclose()
-
+    abilities = ServerAbilities(models={MODEL: ModelAbilities(shape="no_system")})
+    async with strict(gemma_2, abilities=abilities) as (server, model):
+        await heard(model, Prompt(TALE))
         assert server.refusals == 0
 
 
 async def test_another_error_is_not_taken_for_a_refused_shape() -> None:
-    async with StrictServer(qwen) as server:
+    async with strict(qwen) as (server, model):
         server.script(error(500, message="CUDA out of memory"))
-        registry = ModelRegistry(openai=server.config())
         with pytest.raises(Exception, match="500"):
-            await heard(registry.get(MODEL_ID), Prompt(TALE))
-        await registry.aclose()
-
+            await heard(model, Prompt(TALE))
         assert len(server.requests) == 1
 
 

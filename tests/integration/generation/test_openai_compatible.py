@@ -85,13 +85,6 @@ async def test_the_prompt_arrives_as_it_was_put_together(openai: Vendor) -> None
     }
 
 
-async def test_a_server_without_a_key_is_sent_none(openai: Vendor) -> None:
-    model = openai.connect(api_key=None)
-
-    assert [piece async for piece in model.stream(PROMPT, PLAIN)]
-    assert "authorization" not in openai.server.requests[0].headers
-
-
 async def test_reasoning_and_cached_tokens_are_counted(openai: Vendor) -> None:
     openai.server.script(reply("No.", used=usage(1200, 100, reasoning=60, cached=1000)))
 
@@ -111,7 +104,6 @@ async def test_a_prompt_that_the_filter_refuses_is_blocked(openai: Vendor) -> No
 
 async def test_a_prompt_that_is_too_long_is_said_to_be(openai: Vendor) -> None:
     openai.server.script(error(400, code="context_length_exceeded"))
-
     with pytest.raises(ModelContextOverflowError):
         await listen(openai)
 

@@ -32,6 +32,8 @@ from tests.integration.jobs.working import (
     one,
     put,
     state_of,
+    wait_for_job,
+    wait_until_alone,
 )
 from tests.support.clock import Clock
 from tests.support.logs import caught_logs
@@ -82,11 +84,7 @@ async def test_what_fails_is_tried_again_later_and_dies_after_eight_attempts(
         assert job.wrapped_key is not None
         waits.append((job.run_after - clock.at).total_seconds())
         clock.at = job.run_after
-
-    async def is_dead() -> bool:
-        return await state_of(database, job_id) == "dead"
-
-    await until(is_dead)
+    await wait_for_job(database, job_id, state="dead")
     assert waits == [2.5, 7.5, 22.5, 67.5, 202.5, 607.5, 1800]
     job = await one(database, job_id)
     assert (job.attempts, job.error, job.lease_owner) == (8, "unavailable", None)
@@ -159,11 +157,7 @@ async def test_a_dead_job_holds_its_lane_up_no_longer(
 
     await put(queue, "note", user_id=ada.id, lane=lane)
     workshop.worker({"note": kind_of(handle)})
-
-    async def is_alone() -> bool:
-        return [job.id for job in await jobs(queue.database)] == [dead]
-
-    await until(is_alone)
+    await wait_until_alone(queue.database, dead)
 
 
 async def test_a_worker_that_slept_past_its_lease_changes_nothing(
@@ -183,18 +177,10 @@ async def test_a_worker_that_slept_past_its_lease_changes_nothing(
 
     job_id = await put(queue, "note", user_id=ada.id)
     workshop.worker({"note": kind_of(handle)})
-
-    async def runs() -> bool:
-        return await state_of(database, job_id) == "running"
-
-    await until(runs)
+    await wait_for_job(database, job_id, state="running")
     await lapse(database, job_id)
     workshop.worker({"note": kind_of(handle)})
-
-    async def claimed_again() -> bool:
-        return (await one(database, job_id)).fence == 2
-
-    await until(claimed_again)
+    await wait_for_job(database, job_id, fence=2)
     gates[0].set()
     await until_true(lambda: outcomes == ["claim 1 lost"])
     assert await notes(database) == {}
@@ -225,7 +211,7 @@ async def test_a_heartbeat_stops_what_is_no_longer_this_workers(
     async with database.write() as session:
         await session.delete(await session.get_one(Job, job_id))
     await worker.renew()
-    await until_true(lambda: len(worker._jobs) == 1)
+    await until_true(lambda: worker.job_count == 1)
     assert ended == ["interrupted"]
     after = await one(database, other)
     assert before.lease_until is not None
@@ -317,22 +303,9 @@ async def test_a_job_that_is_lost_in_its_last_attempt_begins_it_again(
 
 async def lost_by(worker: Worker, database: Database, job_id: UUID | None, fence: int) -> None:
     """Wait until a job runs, then lose its worker as a kill does: nothing is put back."""
-
-    async def runs() -> bool:
-        return (await one(database, job_id)).fence == fence
-
-    await until(runs)
-    await vanish(worker)
+    await wait_for_job(database, job_id, fence=fence)
+    await worker.kill()
     await lapse(database, job_id)
-
-
-async def vanish(worker: Worker) -> None:
-    """End a worker's tasks and nothing else."""
-    tasks = [*worker._tasks, *(job.task for job in worker._jobs.values() if job.task)]
-    worker._tasks, worker._jobs = [], {}
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
 
 
 async def hang(_: RunningJob) -> None:
@@ -349,11 +322,7 @@ async def test_a_job_that_is_lost_alone_as_well_dies_and_is_retried_by_hand(
         for fence in (1, 2, 3, 4):
             await lost_by(workshop.worker({"note": kind_of(hang)}), database, job_id, fence)
         workshop.worker({"note": kind_of(hang)})
-
-        async def is_dead() -> bool:
-            return await state_of(database, job_id) == "dead"
-
-        await until(is_dead)
+        await wait_for_job(database, job_id, state="dead")
     view = await service.get(ada.id, job_id)
     assert (view.error, view.attempts) == ("job-worker-lost", 1)
     assert view.detail == "Its worker stopped 4 times while it ran. Retry the job manually."
@@ -383,7 +352,7 @@ async def test_a_job_waits_longer_each_time_that_its_process_is_lost(
     worker = workshop.worker({"note": kind_of(hang)}, start=False, poll=0.0, clock=clock)
     for seconds in (wait - 1, wait + 1):
         clock.at = begun + timedelta(seconds=seconds)
-        await worker._turn_over()
+        await worker.run_once()
         is_claimed = (await one(queue.database, job_id)).lease_owner == worker.id
         assert is_claimed == (seconds >= wait)
 
@@ -448,28 +417,14 @@ async def test_a_process_that_ends_before_a_job_runs_alone_is_not_lost_by_it(
     database = queue.database
     other = await put(queue, "note", user_id=ada.id)
     worker = workshop.worker({"note": kind_of(hang), "suspect": kind_of(hang)})
-
-    async def runs() -> bool:
-        return await state_of(database, other) == "running"
-
-    await until(runs)
+    await wait_for_job(database, other, state="running")
     job_id = await put_lost(queue, ada, leases_lost=3, fence=3)
-
-    async def makes_room() -> bool:
-        job = await one(database, job_id)
-        return (job.fence, job.state) == (4, "queued")
-
-    await until(makes_room)
-    await vanish(worker)
+    await wait_for_job(database, job_id, fence=4, state="queued")
+    await worker.kill()
     assert (await one(database, job_id)).leases_lost == 3
     await lapse(database, other)
     again = workshop.worker({"suspect": kind_of(hang)})
-
-    async def runs_alone() -> bool:
-        job = await one(database, job_id)
-        return (job.state, job.lease_owner, job.leases_lost) == ("running", again.id, 3)
-
-    await until(runs_alone)
+    await wait_for_job(database, job_id, state="running", lease_owner=again.id, leases_lost=3)
 
 
 async def test_a_job_that_could_not_be_put_back_is_claimed_when_its_lease_runs_out(
@@ -494,7 +449,7 @@ async def test_a_job_that_could_not_be_put_back_is_claimed_when_its_lease_runs_o
 
     monkeypatch.setattr(claims, "put_back", refuse)
     fails.set()
-    await until_true(lambda: len(worker._jobs) == 1)
+    await until_true(lambda: worker.job_count == 1)
     monkeypatch.undo()
     before = {job.id: job.lease_until for job in await jobs(database)}
     await worker.renew()
@@ -509,11 +464,7 @@ async def test_a_worker_that_is_stopped_in_order_loses_no_lease(
     job_id = await put(queue, "note", user_id=ada.id)
     for fence in range(1, 6):
         worker = workshop.worker({"note": kind_of(hang)})
-
-        async def runs(fence: int = fence) -> bool:
-            return (await one(database, job_id)).fence == fence
-
-        await until(runs)
+        await wait_for_job(database, job_id, fence=fence)
         await worker.aclose()
     job = await one(database, job_id)
     assert (job.state, job.attempts, job.leases_lost) == ("queued", 0, 0)
@@ -536,12 +487,7 @@ async def test_a_worker_that_is_heard_of_begins_the_count_again(
     for fence in (1, 2):
         await lost_by(workshop.worker({"note": kind_of(hang)}), database, job_id, fence)
     workshop.worker({"note": kind_of(report)}, draw=lambda: 1.0)
-
-    async def begins_again() -> bool:
-        job = await one(database, job_id)
-        return job.fence == 3 and job.leases_lost == 0
-
-    await until(begins_again)
+    await wait_for_job(database, job_id, fence=3, leases_lost=0)
     assert await state_of(database, job_id) == ("queued" if reports == "failure" else "running")
 
 
@@ -573,15 +519,12 @@ async def test_jobs_beside_one_that_brings_workers_down_do_not_die_with_it(
         await asyncio.sleep(0.05)
         if await state_of(database, killer) == "dead":
             break
-        await vanish(worker)
+        await worker.kill()
         for job in await jobs(database):
             if job.state == "running":
                 await lapse(database, job.id)
-
-    async def only_the_killer_is_left() -> bool:
-        return [(job.id, job.state) for job in await jobs(database)] == [(killer, "dead")]
-
-    await until(only_the_killer_is_left)
+    await wait_for_job(database, killer, state="dead")
+    await wait_until_alone(database, killer)
     assert others
 
 
@@ -603,11 +546,7 @@ async def test_long_work_goes_on_from_its_checkpoint(
 
     job_id = await put(queue, "note", user_id=ada.id, payload={"from": 0})
     workshop.worker({"note": kind_of(handle, keep=True)}, draw=lambda: 0.0)
-
-    async def is_done() -> bool:
-        return await state_of(database, job_id) == "done"
-
-    await until(is_done)
+    await wait_for_job(database, job_id, state="done")
     assert begun == [0, 2]
     assert await notes(database) == {b"0": 1, b"1": 1, b"2": 2, b"3": 2}
     job = await one(database, job_id)

@@ -13,7 +13,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.models import LoginFailures
 from backend.database.base import get_table, new_id, now, upsert
-from backend.database.engine import Database
 from backend.jobs import worker as slots
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
@@ -26,7 +25,8 @@ from tests.integration.jobs.working import (
     kind_of,
     one,
     put,
-    state_of,
+    wait_for_job,
+    wait_until_alone,
 )
 from tests.support.logs import caught_logs
 from tests.support.waiting import until, until_true
@@ -137,11 +137,7 @@ async def test_of_jobs_with_one_dedupe_key_one_waits(
         await gate.wait()
 
     workshop.worker({"note": kind_of(handle)}, concurrency=1)
-
-    async def runs() -> bool:
-        return await state_of(database, first) == "running"
-
-    await until(runs)
+    await wait_for_job(database, first, state="running")
     assert await put(queue, "note", user_id=ada.id, dedupe_key="index") is not None
     assert await put(queue, "note", user_id=ada.id, dedupe_key="index") is None
     gate.set()
@@ -234,7 +230,7 @@ async def test_what_is_behind_very_many_jobs_of_a_lane_that_is_held_up_runs_all_
             await queue.enqueue(session, NewJob("note", ada.id, held_up, {"number": number}))
         await queue.enqueue(session, NewJob("note", ada.id, new_id(), {"number": 99}))
     workshop.worker({"note": kind_of(handle)}, concurrency=4)
-    await until(lambda: _any(seen))
+    await until_true(lambda: seen)
     assert seen == [99]
     over.set()
     await until(lambda: is_empty(queue.database))
@@ -256,7 +252,7 @@ async def test_a_job_that_is_due_later_waits_and_so_does_its_lane(
     await put(queue, "note", user_id=ada.id, lane=lane, payload={"number": 2})
     await put(queue, "note", user_id=ada.id, payload={"number": 3})
     workshop.worker({"note": kind_of(handle)})
-    await until(lambda: _any(seen))
+    await until_true(lambda: seen)
     await asyncio.sleep(0.2)
     assert seen == [3]
     async with queue.database.write() as session:
@@ -264,10 +260,6 @@ async def test_a_job_that_is_due_later_waits_and_so_does_its_lane(
         job.run_after = now()
     await until(lambda: is_empty(queue.database))
     assert seen == [3, 1, 2]
-
-
-async def _any(seen: list[int]) -> bool:
-    return bool(seen)
 
 
 async def test_a_kind_that_nobody_knows_is_left_alone(
@@ -278,13 +270,8 @@ async def test_a_kind_that_nobody_knows_is_left_alone(
     strange = await put(queue, "strange", user_id=ada.id)
     await put(queue, "note", user_id=ada.id)
     workshop.worker({"note": kind_of(handle)})
-    database: Database = queue.database
-
-    async def is_left() -> bool:
-        return [job.id for job in await jobs(database)] == [strange]
-
-    await until(is_left)
-    assert (await one(database, strange)).attempts == 0
+    await wait_until_alone(queue.database, strange)
+    assert (await one(queue.database, strange)).attempts == 0
 
 
 async def test_what_is_done_for_nobody_is_done_too(queue: JobQueue, workshop: Workshop) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import func, select, update
 from backend.accounts.keys.open_keys import OpenKeys
 from backend.accounts.models import KeySlot, LoginFailures
 from backend.database.base import now
+from backend.enrichment.outbox import REBUILD
 from backend.jobs.errors import LostLeaseError
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
@@ -64,7 +65,7 @@ async def workshop(server: Running) -> AsyncGenerator[Workshop]:
 async def key_of(server: Running, account: Account) -> JobKey:
     """What a request of theirs grants jobs, in the mode that their account is in."""
     ok(await account.client.get(ME))
-    here = server.parts.sessions._open_keys.get(UUID(account.user["id"]))
+    here = server.parts.open_keys.get(UUID(account.user["id"]))
     assert here is not None
     mode = account.user["key_mode"]
     return server.parts.queue.grant(here.sealer, mode)
@@ -216,7 +217,7 @@ async def test_work_of_a_sealed_account_goes_on_when_its_user_is_seen(
 ) -> None:
     ada.user = ok(await ada.client.patch(ME, json={"key_mode": "sealed"}))
     key, seen = await key_of(server, ada), list[UUID]()
-    keys = server.parts.sessions._open_keys
+    keys = server.parts.open_keys
     keys.drop(UUID(ada.user["id"]))
     job_id = await put_for(server, ada, key=key)
     worker = keyed_worker(server, seen, keys)
@@ -233,7 +234,7 @@ async def test_work_of_a_sealed_account_goes_on_when_its_user_is_seen(
 async def test_a_key_in_memory_goes_with_the_session(
     server: Running, ada: Account, way: str
 ) -> None:
-    keys, user_id = server.parts.sessions._open_keys, UUID(ada.user["id"])
+    keys, user_id = server.parts.open_keys, UUID(ada.user["id"])
     ok(await ada.client.get(ME))
     assert keys.get(user_id) is not None
     if way == "sign-out":
@@ -305,6 +306,26 @@ async def test_a_recovery_ends_every_key_that_was_lent(server: Running, ada: Acc
         assert back["user"]["key_mode"] == "per_job"
         assert ok(await client.get(ME))["key_mode"] == "per_job"
     assert (await wrapped_keys(server), len(await standing_slots(server))) == (0, 0)
+
+
+@pytest.mark.every_database
+async def test_stopping_a_job_ends_its_stream(server: Running, ada: Account) -> None:
+    events = list[Event]()
+    later = now() + timedelta(hours=1)
+    job_id = await put_for(server, ada, REBUILD, run_after=later)
+    path = f"{JOBS}/{job_id}"
+    await change(server, job_id, payload='{"counts": {"events": 2}, "chat_id": "x"}')
+    following = asyncio.create_task(follow(ada, job_id, events))
+    await until_true(lambda: events)
+    async with server.account("Ben") as ben:
+        problem(await ben.client.post(f"{path}/stop"), 404, "job-not-found")
+    view = ok(await ada.client.post(f"{path}/stop"), 202)
+    assert (view["state"], view["error"], view["counts"]) == ("done", "stopped", {"events": 2})
+    await following
+    assert [event.name for event in events] == ["state", "done"]
+    assert events[-1].data == ok(await ada.client.get(path)) == view
+    problem(await ada.client.post(f"{path}/stop"), 409, "job-not-stoppable")
+    problem(await ada.client.post(f"{path}/retry"), 409, "job-not-retryable")
 
 
 @pytest.mark.every_database

@@ -26,7 +26,7 @@ from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.worker import Worker
 from backend.vault.root import RootKeys
 from tests.integration.jobs import worker_process
-from tests.integration.jobs.working import Person, is_empty, jobs, one
+from tests.integration.jobs.working import Person, is_empty, one, wait_for_job, wait_until_alone
 from tests.support.lost_processes import took_over
 from tests.support.process import TALEKEEPER, Process, environment, run_command, started
 from tests.support.thorough import rounds
@@ -79,11 +79,8 @@ async def test_a_job_that_freezes_its_process_is_given_up_after_four_of_them(
         with working(database_url) as (_, output):
             assert await asyncio.to_thread(output.readline) == "freezes\n"
     with working(database_url):
-
-        async def only_it_is_left() -> bool:
-            return [(job.id, job.state) for job in await jobs(database)] == [(job_id, "dead")]
-
-        await until(only_it_is_left)
+        await wait_for_job(database, job_id, state="dead")
+        await wait_until_alone(database, job_id)
     assert (await one(database, job_id)).error == "job-worker-lost"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.worker import Worker
 from backend.vault.root import RootKeys
 from backend.vault.sealing import Sealer
+from tests.support.waiting import until
 
 ROOT = RootKeys({1: b"r" * 32})
 
@@ -109,14 +109,6 @@ def kind_of(handler: Callable[[RunningJob], Awaitable[None]], **options: Any) ->
     return JobKind(handler, **settings)
 
 
-async def until(found: Callable[[], Awaitable[Any]], *, seconds: float = 30) -> Any:
-    """Ask again and again until the answer is true."""
-    async with asyncio.timeout(seconds):
-        while not (answer := await found()):
-            await asyncio.sleep(0.01)
-    return answer
-
-
 async def put(queue: JobQueue, kind: str, **fields: Any) -> UUID | None:
     """Enqueue a job in a transaction of its own."""
     key = fields.pop("key", None)
@@ -138,6 +130,25 @@ async def one(database: Database, job_id: UUID | None) -> Job:
 async def is_empty(database: Database) -> bool:
     async with database.read() as session:
         return not await session.scalar(select(func.count()).select_from(Job))
+
+
+async def wait_for_job(database: Database, job_id: UUID | None, **values: object) -> None:
+    """Wait until the columns of a job have these values."""
+
+    async def has_values() -> bool:
+        job = await one(database, job_id)
+        return all(getattr(job, name) == value for name, value in values.items())
+
+    await until(has_values)
+
+
+async def wait_until_alone(database: Database, job_id: UUID | None) -> None:
+    """Wait until this job is the only one."""
+
+    async def is_alone() -> bool:
+        return [job.id for job in await jobs(database)] == [job_id]
+
+    await until(is_alone)
 
 
 async def state_of(database: Database, job_id: UUID | None) -> str | None:

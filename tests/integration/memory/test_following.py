@@ -246,7 +246,7 @@ async def test_the_line_of_a_turn_that_failed_is_remembered(
     for _ in range(3):  # some failures are tried again by the vendor's own library
         model.script(error(500, message="broken"))
     events = await ada.turn(chat, text="The heron sleeps in the bell tower.")
-    model._answers.clear()
+    model.unscript()
     assert events[-1].name == "turn.failed"
     await settled(server)
     found = await texts_found(ada, "heron tower", chat_id=chat, sources="message")

@@ -405,7 +405,7 @@ class Player:
             problem = ok(turn)["problem"]
             # The first account administers, and reads the provider's own words.
             assert answer.status == 200 or WORD in problem["provider_message"]
-            self.model._answers.clear()
+            self.model.unscript()
 
     async def change_messages(self, chat: str) -> None:
         lines = await self.account.messages(chat)
