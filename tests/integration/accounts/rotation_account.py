@@ -168,3 +168,20 @@ def _plain(table: Table, number: int) -> dict[str, Any]:
 
 def _sealed_of(sealed: SealedTable, row: dict[str, Any]) -> dict[str, Any]:
     return {column.name: row[column.name] for column in sealed.columns}
+
+
+class PowerCutError(Exception):
+    """The power fails during a rotation."""
+
+
+class Progress:
+    """A record of reported progress that can raise `PowerCutError` at one step."""
+
+    def __init__(self, *, cut_at: int | None = None) -> None:
+        self.steps: list[tuple[int, int]] = []
+        self._cut_at = cut_at
+
+    def __call__(self, done: int, total: int) -> None:
+        if len(self.steps) == self._cut_at:
+            raise PowerCutError
+        self.steps.append((done, total))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import random
 from datetime import timedelta
@@ -12,7 +11,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from PIL import Image
 from sqlalchemy import Table, delete, select, text, update
 
 from backend.accounts.keys.sealed_tables import find_model_tables
@@ -32,6 +30,7 @@ from backend.memory.models import Embedding
 from backend.quotas.models import StorageLedger
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
+from tests.integration.characters.pictures import picture
 from tests.support.chronicling import last_run, new_event, opt_in, sum_up
 from tests.support.memory import forgotten, settled
 from tests.support.models import asking, held_back
@@ -59,12 +58,6 @@ async def rows(server: Running) -> dict[str, set[tuple[Any, ...]]]:
             for name, table in Base.metadata.tables.items()
             if name not in NOBODYS
         }
-
-
-def picture() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8), "teal").save(file, "PNG")
-    return file.getvalue()
 
 
 async def write_lore(account: Account, chat_id: str, character_id: str) -> None:
@@ -119,7 +112,9 @@ async def live(account: Account) -> str:
     persona = ok(await client.post("/api/v1/personas", json={"name": "Wanderer"}), 201)
     for path in (f"characters/{character['id']}", f"personas/{persona['id']}"):
         put = await client.put(
-            f"/api/v1/{path}/avatar", content=picture(), headers={"content-type": "image/png"}
+            f"/api/v1/{path}/avatar",
+            content=picture(width=8, height=8),
+            headers={"content-type": "image/png"},
         )
         assert put.status_code == 204, put.text
     cards = Path(__file__).parents[2] / "fixtures" / "cards"

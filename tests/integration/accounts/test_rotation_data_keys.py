@@ -36,29 +36,18 @@ from backend.database.engine import Database
 from backend.database.types import Id
 from backend.vault.root import RootKeys
 from backend.vault.sealing import Column, SealBrokenError, Sealer, key_number
-from tests.integration.accounts.rotation_account import MODELS, Account, sign_up
+from tests.integration.accounts.rotation_account import (
+    MODELS,
+    Account,
+    PowerCutError,
+    Progress,
+    sign_up,
+)
 
 pytestmark = pytest.mark.anyio
 
 ROOT = RootKeys({1: b"r" * 32})
 AT_ONCE = timedelta(0)
-
-
-class PowerCutError(Exception):
-    """The rotation ends here."""
-
-
-class Progress:
-    """What was reported; a power cut at the step that is named."""
-
-    def __init__(self, *, cut_at: int | None = None) -> None:
-        self.steps: list[tuple[int, int]] = []
-        self._cut_at = cut_at
-
-    def __call__(self, done: int, total: int) -> None:
-        if len(self.steps) == self._cut_at:
-            raise PowerCutError
-        self.steps.append((done, total))
 
 
 @pytest.fixture

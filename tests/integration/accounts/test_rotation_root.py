@@ -35,7 +35,15 @@ from backend.vault.root import (
 )
 from backend.vault.sealing import key_number
 from tests.integration.accounts import rotation_process
-from tests.integration.accounts.rotation_account import PASSWORD, Account, accounts, log_in, sign_up
+from tests.integration.accounts.rotation_account import (
+    PASSWORD,
+    Account,
+    PowerCutError,
+    Progress,
+    accounts,
+    log_in,
+    sign_up,
+)
 from tests.support.process import started
 from tests.support.thorough import rounds
 
@@ -44,23 +52,6 @@ pytestmark = pytest.mark.anyio
 NAMES = ("Edith", "Agnes", "Ida")
 OLD, NEW = (base64.b64encode(bytes([each]) * 32).decode() for each in (1, 2))
 BOTH = f"2:{NEW},1:{OLD}"
-
-
-class PowerCutError(Exception):
-    """The rotation ends here."""
-
-
-class Progress:
-    """What was reported; a power cut at the step that is named."""
-
-    def __init__(self, *, cut_at: int | None = None) -> None:
-        self.steps: list[tuple[int, int]] = []
-        self._cut_at = cut_at
-
-    def __call__(self, done: int, total: int) -> None:
-        if len(self.steps) == self._cut_at:
-            raise PowerCutError
-        self.steps.append((done, total))
 
 
 @pytest.fixture
@@ -95,6 +86,14 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
+async def rotate(
+    database: Database, path: Path, progress: Progress | None = None
+) -> RootKeyRotation:
+    """Rotate the root key in a file."""
+    report = progress or Progress()
+    return await rotate_root_key(database, path=path, value=None, report=report)
+
+
 async def populate(database: Database, root: RootKeys) -> list[Account]:
     return [await sign_up(database, name, root) for name in NAMES]
 
@@ -122,7 +121,7 @@ async def test_afterwards_everything_is_under_the_new_key_alone(
     before = load_root_keys(path)
     people = await populate(database, before)
 
-    result = await rotate_root_key(database, path=path, value=None, report=Progress())
+    result = await rotate(database, path)
 
     assert result == RootKeyRotation(version=2, rewrapped=7, dropped=(1,))
     assert load_root_keys(path).versions == [2]
@@ -136,7 +135,7 @@ async def test_afterwards_everything_is_under_the_new_key_alone(
 async def test_names_are_found_and_read_as_before(database: Database, path: Path) -> None:
     before = await load_instance_keys(database, load_root_keys(path))
 
-    await rotate_root_key(database, path=path, value=None, report=Progress())
+    await rotate(database, path)
 
     after = await load_instance_keys(database, load_root_keys(path))
     assert after.hash_name("Edith") == before.hash_name("Edith")
@@ -147,7 +146,7 @@ async def test_it_can_be_done_again_and_again(database: Database, path: Path) ->
     people = await populate(database, load_root_keys(path))
 
     for version in (2, 3, 4):
-        result = await rotate_root_key(database, path=path, value=None, report=Progress())
+        result = await rotate(database, path)
         assert (result.version, result.dropped) == (version, (version - 1,))
 
     await assert_everybody_comes_in(database, people, load_root_keys(path))
@@ -170,7 +169,7 @@ async def test_a_session_that_does_not_open_is_ended_and_holds_nothing_up(
                 )
             )
 
-    await rotate_root_key(database, path=path, value=None, report=Progress())
+    await rotate(database, path)
 
     async with database.read() as session:
         kinds = set(await session.scalars(select(KeySlot.kind)))
@@ -183,7 +182,7 @@ async def test_an_installation_without_accounts_can_be_rotated(
 ) -> None:
     progress = Progress()
 
-    result = await rotate_root_key(database, path=path, value=None, report=progress)
+    result = await rotate(database, path, progress)
 
     assert result == RootKeyRotation(version=2, rewrapped=0, dropped=(1,))
     assert progress.steps == [(0, 0)]
@@ -195,7 +194,7 @@ async def test_progress_is_told_batch_by_batch(
     await populate(database, load_root_keys(path))
     progress = Progress()
 
-    await rotate_root_key(database, path=path, value=None, report=progress)
+    await rotate(database, path, progress)
 
     assert progress.steps == [(0, 7), *((done, 7) for done in range(2, 8))]
 
@@ -239,11 +238,11 @@ async def test_a_file_that_cannot_be_written_is_the_operators_to_change(
 ) -> None:
     people = await populate(database, load_root_keys(path))
     with pytest.raises(RootKeyError, match=r"can't be written.*2:new,1:present"):
-        await rotate_root_key(database, path=path, value=None, report=Progress())
+        await rotate(database, path)
     assert load_root_keys(path).versions == [1]
 
     write(path, f"2:{NEW}\n{read(path)}")
-    result = await rotate_root_key(database, path=path, value=None, report=Progress())
+    result = await rotate(database, path)
 
     assert result == RootKeyRotation(version=2, rewrapped=7, removable=(1,))
     assert load_root_keys(path).versions == [1, 2]
@@ -256,12 +255,12 @@ async def test_a_rotation_that_was_cut_off_is_finished_with_the_same_key(
 ) -> None:
     people = await populate(database, load_root_keys(path))
     with pytest.raises(PowerCutError):
-        await rotate_root_key(database, path=path, value=None, report=Progress(cut_at=cut_at))
+        await rotate(database, path, Progress(cut_at=cut_at))
     unfinished = load_root_keys(path)
     assert unfinished.versions == [1, 2]
     await assert_everybody_comes_in(database, people, unfinished)
 
-    result = await rotate_root_key(database, path=path, value=None, report=Progress())
+    result = await rotate(database, path)
 
     assert (result.version, result.dropped) == (2, (1,))
     await assert_everybody_comes_in(database, people, load_root_keys(path))
@@ -277,9 +276,9 @@ async def test_a_power_cut_before_the_old_key_is_dropped_adds_no_third(
     with monkeypatch.context() as patch:
         patch.setattr(rotation, "drop_old_root_keys", cut)
         with pytest.raises(PowerCutError):
-            await rotate_root_key(database, path=path, value=None, report=Progress())
+            await rotate(database, path)
 
-    result = await rotate_root_key(database, path=path, value=None, report=Progress())
+    result = await rotate(database, path)
 
     assert result == RootKeyRotation(version=2, rewrapped=0, dropped=(1,))
     await assert_everybody_comes_in(database, people, load_root_keys(path))
@@ -291,7 +290,7 @@ async def test_people_who_come_while_it_is_unfinished_are_under_the_new_key(
     await populate(database, load_root_keys(path))
     newcomer = await sign_up(database, "Maud", add_root_key(path))
 
-    result = await rotate_root_key(database, path=path, value=None, report=Progress())
+    result = await rotate(database, path)
 
     assert result == RootKeyRotation(version=2, rewrapped=7, dropped=(1,))
     await assert_everybody_comes_in(database, [newcomer], load_root_keys(path))
@@ -307,7 +306,7 @@ async def test_with_another_installations_key_nothing_is_touched(
     text = read(foreign)
 
     with pytest.raises(RootKeyError, match="this is a different key"):
-        await rotate_root_key(database, path=foreign, value=None, report=Progress())
+        await rotate(database, foreign)
 
     assert read(foreign) == text
     assert await versions(database) == {1}
@@ -318,12 +317,12 @@ async def test_with_an_older_copy_of_the_file_nothing_is_touched(
 ) -> None:
     copy = read(path)
     people = await populate(database, load_root_keys(path))
-    await rotate_root_key(database, path=path, value=None, report=Progress())
+    await rotate(database, path)
     right = read(path)
     write(path, copy)
 
     with pytest.raises(RootKeyError, match="version 2 is missing"):
-        await rotate_root_key(database, path=path, value=None, report=Progress())
+        await rotate(database, path)
 
     assert read(path) == copy
     await assert_everybody_comes_in(database, people, parse_root_keys(right))
@@ -339,7 +338,7 @@ async def test_with_a_slot_under_a_version_that_is_lost_nothing_is_touched(
         await session.execute(update(KeySlot).where(*mine).values(root_version=7))
 
     with pytest.raises(RootKeyError, match="version 7 is missing"):
-        await rotate_root_key(database, path=path, value=None, report=Progress())
+        await rotate(database, path)
 
     assert load_root_keys(path).versions == [1]
 
@@ -354,7 +353,7 @@ async def test_a_slot_that_does_not_open_is_named_and_the_old_key_stays(
         await session.execute(update(KeySlot).where(*mine).values(wrapped=b"x" * 88))
 
     with pytest.raises(RootKeyError, match=str(agnes.user_id)):
-        await rotate_root_key(database, path=path, value=None, report=Progress())
+        await rotate(database, path)
 
     assert load_root_keys(path).versions == [1, 2]
     await assert_everybody_comes_in(database, [edith, ida], load_root_keys(path))
@@ -398,10 +397,6 @@ async def run_and_kill(random: Random, *arguments: str) -> int:
         return process.wait()
 
 
-def ignore(_done: int, _total: int) -> None:
-    pass
-
-
 @pytest.mark.slow
 async def test_a_data_key_rotation_survives_being_killed(
     database: Database, database_url: str, tmp_path: Path
@@ -425,7 +420,7 @@ async def test_a_data_key_rotation_survives_being_killed(
     while kept:  # a killed process's locks are gone when PostgreSQL notices
         kept = (
             await rotate_data_key(
-                database, account.user_id, account.user_key, ignore, grace=timedelta(0)
+                database, account.user_id, account.user_key, Progress(), grace=timedelta(0)
             )
         ).kept
     assert await account.texts() == texts
@@ -480,7 +475,7 @@ async def test_a_root_key_rotation_survives_being_killed(
             assert await log_in(database, name, load_root_keys(path)) == people[name].user_key
 
     assert -signal.SIGKILL in statuses
-    result = await rotate_root_key(database, path=path, value=None, report=ignore)
+    result = await rotate(database, path)
     assert load_root_keys(path).versions == [result.version]
     async with database.read() as session:
         versions = {

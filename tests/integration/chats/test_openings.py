@@ -50,31 +50,37 @@ async def swipes(ada: Account, chat: dict[str, Any]) -> list[dict[str, Any]]:
         query["after"] = page["next"]
 
 
-async def test_a_small_card_whose_greetings_grow_to_megabytes_opens_no_chat(ada: Account) -> None:
-    greeting = "{{description}}" * 4
-    card = await imported(
-        ada, description="x" * 199_000, first_mes=greeting, alternate_greetings=[greeting] * 39
-    )
-    body = await refused(ada, card["character"]["id"], "message-too-long")
-    assert (body["greeting"], body["length"], body["limit"]) == (1, 796_000, LONGEST)
-
-
-async def test_greetings_that_each_are_short_enough_are_bounded_together(ada: Account) -> None:
-    greeting = "{{description}}{{description}}"
-    card = await imported(
-        ada, description="x" * 45_000, first_mes=greeting, alternate_greetings=[greeting] * 39
-    )
-    body = await refused(ada, card["character"]["id"], "opening-too-long")
-    assert (body["greeting"], body["limit"]) == (12, MAX_OPENING)
-
-
-async def test_greetings_whose_macros_come_to_nothing_are_bounded_together(ada: Account) -> None:
-    greeting = "{{if {{description}}}}Hello.{{/if}}"
-    card = await imported(
-        ada, description="x" * 150_000, first_mes=greeting, alternate_greetings=[greeting] * 39
-    )
-    body = await refused(ada, card["character"]["id"], "macro-limit")
-    assert (body["limit"], body["scope"]) == ("characters", "request")
+@pytest.mark.parametrize(
+    ("greeting", "length", "slug", "told"),
+    [
+        (
+            "{{description}}" * 4,
+            199_000,
+            "message-too-long",
+            {"greeting": 1, "length": 796_000, "limit": LONGEST},
+        ),
+        (
+            "{{description}}" * 2,
+            45_000,
+            "opening-too-long",
+            {"greeting": 12, "limit": MAX_OPENING},
+        ),
+        (
+            "{{if {{description}}}}Hello.{{/if}}",
+            150_000,
+            "macro-limit",
+            {"limit": "characters", "scope": "request"},
+        ),
+    ],
+    ids=["one is too long", "all are too long", "the macros are too long"],
+)
+async def test_greetings_that_macros_make_too_long_open_no_chat(
+    ada: Account, greeting: str, length: int, slug: str, told: dict[str, Any]
+) -> None:
+    greetings = {"first_mes": greeting, "alternate_greetings": [greeting] * 39}
+    card = await imported(ada, description="x" * length, **greetings)
+    body = await refused(ada, card["character"]["id"], slug)
+    assert {name: body[name] for name in told} == told
 
 
 @pytest.mark.every_database

@@ -26,10 +26,7 @@ from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, error, reply
 from tests.fakes.scripted_server import Answer, Gate
 from tests.support.models import asking, held_back
 from tests.support.server import ROOT, Account, Running, ok, problem, running, text_of
-from tests.support.shared import server
 from tests.support.waiting import until_true
-
-__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +16,10 @@ from tests.fakes.scripted_server import Answer
 from tests.integration.llm.test_providers import PROVIDERS, add
 from tests.support.heartbeat import PROMISED, heartbeat
 from tests.support.models import asking
-from tests.support.server import Account, Running, ok, problem, running
-from tests.support.shared import server
+from tests.support.server import Account, ok, running
 from tests.support.waiting import until
 
-__all__ = ["server"]
-
 pytestmark = pytest.mark.anyio
-
-_names = count(1)
-
-
-@pytest.fixture
-async def ada(server: Running) -> AsyncGenerator[Account]:
-    async with server.account(f"Ada {next(_names)}") as ada:
-        yield ada
 
 
 async def listing(account: Account, made: dict[str, Any], **query: Any) -> dict[str, Any]:
@@ -114,16 +101,6 @@ async def test_anthropic_lists_its_models_by_their_titles(ada: Account) -> None:
         assert (request.path, request.query["limit"]) == ("/v1/models", "1000")
         assert request.headers["x-api-key"] == key
         assert request.headers["anthropic-version"]
-
-
-async def test_a_list_is_the_owners_alone(
-    server: Running, ada: Account, model: OpenAIServer
-) -> None:
-    made = await add(ada, model)
-    async with server.account(f"Ben {next(_names)}") as ben:
-        answer = await ben.client.get(f"{PROVIDERS}/{made['id']}/models")
-        problem(answer, 404, "provider-not-found")
-    assert model.requests == []
 
 
 async def test_a_model_that_writes_no_text_does_not_reply_where_nobody_chose(

@@ -16,9 +16,6 @@ from tests.fakes.strict_server import StrictServer, gemma_2, mistral, qwen
 from tests.integration.llm.test_providers import PROVIDERS, add, models, provider
 from tests.support.logs import caught_logs
 from tests.support.server import Account, Running, ok, problem
-from tests.support.shared import server
-
-__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 

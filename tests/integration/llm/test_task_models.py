@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -21,23 +20,13 @@ from tests.integration.turns.seeding import seed
 from tests.support.chronicling import opt_in
 from tests.support.memory import API
 from tests.support.server import Account, Running, ok, problem, running
-from tests.support.shared import server
 from tests.support.studying import Vendor, studying, vendor
 from tests.support.waiting import until
-
-__all__ = ["server"]
 
 pytestmark = pytest.mark.anyio
 
 SETTINGS = "/api/v1/me/settings"
 NO_JSON = [reply("no JSON")] * 4
-_names = count(1)
-
-
-@pytest.fixture
-async def ada(server: Running) -> AsyncGenerator[Account]:
-    async with server.account(f"Ada {next(_names)}") as ada:
-        yield ada
 
 
 @pytest.fixture

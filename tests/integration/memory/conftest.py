@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.fakes.openai_server import OpenAIServer
-from tests.support.memory import Moody, embedding, remembering
+from tests.support.memory import Moody, Start, embedding, remembering
 from tests.support.models import asking
 from tests.support.server import Running
 from tests.support.shared import ada, chat, shared_url
@@ -39,6 +41,12 @@ async def server(
     folder = tmp_path_factory.mktemp("data")
     async with remembering(shared_url, folder, **asking(model), **embedding(vectors)) as server:
         yield server
+
+
+@pytest.fixture
+def start(database_url: str, tmp_path: Path) -> Start:
+    """Start a Talekeeper with these settings. Each start has the same database and folder."""
+    return partial(remembering, database_url, tmp_path)
 
 
 @pytest.fixture

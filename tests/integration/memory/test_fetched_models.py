@@ -10,7 +10,7 @@ import pytest
 
 from backend.memory.embedding.catalogue import fetch_model, list_models
 from tests.fakes.hub_server import HubServer
-from tests.support.memory import API, MODEL_FOLDER, remembering, search, settled, tell
+from tests.support.memory import API, MODEL_FOLDER, Start, search, settled, tell
 from tests.support.server import Account, Running, ok, problem
 from tests.support.waiting import until
 
@@ -32,9 +32,9 @@ async def hub() -> AsyncGenerator[HubServer]:
 
 
 @pytest.fixture
-async def server(database_url: str, tmp_path: Path, hub: HubServer) -> AsyncGenerator[Running]:
+async def server(start: Start, hub: HubServer) -> AsyncGenerator[Running]:
     values = {"HF_ENDPOINT": hub.url, "registration": "open"}
-    async with remembering(database_url, tmp_path, **values) as server:
+    async with start(**values) as server:
         yield server
 
 

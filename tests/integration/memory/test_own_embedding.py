@@ -21,12 +21,12 @@ from tests.fakes.scripted_server import Answer, Break, Gate, Request
 from tests.support.memory import (
     API,
     Moody,
+    Start,
     context_of,
     embedding,
     give_up,
     jobs_left,
     reconcile,
-    remembering,
     search,
     set_chat,
     settled,
@@ -60,10 +60,10 @@ pytestmark = pytest.mark.anyio
 
 @pytest.mark.every_database
 async def test_only_their_texts_move_to_the_account_s_model_and_back(
-    database_url: str, tmp_path: Path, usual: Moody, mine: Moody
+    start: Start, usual: Moody, mine: Moody
 ) -> None:
     async with (
-        remembering(database_url, tmp_path, **embedding(usual)) as server,
+        start(**embedding(usual)) as server,
         server.account("Ada") as ada,
         server.account("Ben") as ben,
     ):
@@ -116,10 +116,10 @@ async def test_only_their_texts_move_to_the_account_s_model_and_back(
 
 @pytest.mark.every_database
 async def test_a_model_that_does_not_answer_leaves_words_and_says_so(
-    database_url: str, tmp_path: Path, usual: Moody, mine: Moody
+    start: Start, usual: Moody, mine: Moody
 ) -> None:
     async with (
-        remembering(database_url, tmp_path, **embedding(usual)) as server,
+        start(**embedding(usual)) as server,
         server.account("Ada") as ada,
     ):
         chat = str((await ada.new_chat())["id"])
@@ -164,10 +164,10 @@ async def test_a_model_that_does_not_answer_leaves_words_and_says_so(
 
 @pytest.mark.every_database
 async def test_a_move_that_gave_up_is_forgotten_once_the_texts_are_where_they_belong(
-    database_url: str, tmp_path: Path, usual: Moody, mine: Moody
+    start: Start, usual: Moody, mine: Moody
 ) -> None:
     async with (
-        remembering(database_url, tmp_path, **embedding(usual)) as server,
+        start(**embedding(usual)) as server,
         server.account("Ada") as ada,
     ):
         await tell(server, ada, str((await ada.new_chat())["id"]), [FACT, "I see."])
@@ -186,10 +186,10 @@ async def test_a_move_that_gave_up_is_forgotten_once_the_texts_are_where_they_be
 
 @pytest.mark.every_database
 async def test_vectors_of_another_server_are_never_compared_though_its_model_has_that_name(
-    database_url: str, tmp_path: Path, usual: Moody, mine: Moody
+    start: Start, usual: Moody, mine: Moody
 ) -> None:
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.account("Ada") as ada,
     ):
         chat = str((await ada.new_chat())["id"])
@@ -222,10 +222,10 @@ async def delayed(account: Account) -> bool:
 
 
 async def test_nothing_that_can_t_embed_is_taken_and_a_chat_has_no_such_model(
-    database_url: str, tmp_path: Path, mine: Moody
+    start: Start, mine: Moody
 ) -> None:
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.account("Ada") as ada,
         server.account("Ben") as ben,
     ):
@@ -247,14 +247,14 @@ async def test_nothing_that_can_t_embed_is_taken_and_a_chat_has_no_such_model(
 
 
 async def test_an_account_s_end_and_a_start_reach_every_collection(
-    database_url: str, tmp_path: Path, mine: Moody
+    start: Start, mine: Moody
 ) -> None:
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.account("Ada") as ada,
     ):
         await moved(server, ada, mine, [FACT])
-    async with remembering(database_url, tmp_path, embedder="none") as server:
+    async with start(embedder="none") as server:
         async with server.signed_in("Ada") as ada:
             assert await notes(ada) == []
             assert (await status(ada))["move"] is None
@@ -267,18 +267,16 @@ async def test_an_account_s_end_and_a_start_reach_every_collection(
             assert not list(await session.scalars(select(IndexState)))
 
 
-async def test_where_providers_may_be_holds_for_embeddings(
-    database_url: str, tmp_path: Path, mine: Moody
-) -> None:
+async def test_where_providers_may_be_holds_for_embeddings(start: Start, mine: Moody) -> None:
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.account("Ada") as ada,
     ):
         await moved(server, ada, mine, [FACT])
     asked = len(mine.requests)
     barred: dict[str, Any] = {"embedder": "none", "provider_networks": ("10.0.0.0/8",)}
     async with (
-        remembering(database_url, tmp_path, **barred) as server,
+        start(**barred) as server,
         server.signed_in("Ada") as ada,
     ):
         assert await notes(ada) == ["searched by words only: the embedding model did not respond"]
@@ -286,10 +284,8 @@ async def test_where_providers_may_be_holds_for_embeddings(
 
 
 @pytest.mark.parametrize("mode", ["managed", "per_job", "sealed"])
-async def test_its_key_is_used_as_the_key_mode_allows(
-    database_url: str, tmp_path: Path, mine: Moody, mode: str
-) -> None:
-    async with remembering(database_url, tmp_path, embedder="none") as server:
+async def test_its_key_is_used_as_the_key_mode_allows(start: Start, mine: Moody, mode: str) -> None:
+    async with start(embedder="none") as server:
         async with server.account("Ada") as ada:
             ok(await ada.client.patch(f"{API}/me", json={"key_mode": mode}))
             chat = str((await ada.new_chat())["id"])
@@ -320,10 +316,10 @@ async def test_its_key_is_used_as_the_key_mode_allows(
 
 
 async def test_the_doctor_counts_accounts_that_embed_by_themselves(
-    database_url: str, tmp_path: Path, mine: Moody
+    start: Start, mine: Moody
 ) -> None:
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.account("Ada") as ada,
     ):
         settings = server.parts.settings
@@ -338,10 +334,10 @@ async def test_the_doctor_counts_accounts_that_embed_by_themselves(
 
 
 async def test_reindexing_outside_of_the_server_follows_the_account_s_choice(
-    database_url: str, tmp_path: Path, mine: Moody
+    start: Start, mine: Moody
 ) -> None:
     async with (
-        remembering(database_url, tmp_path, embedder="none", job_workers=0) as server,
+        start(embedder="none", job_workers=0) as server,
         server.account("Ada") as ada,
     ):
         chat = str((await ada.new_chat())["id"])
@@ -412,13 +408,13 @@ async def are_all_there(server: Running, account: Account) -> bool:
 
 @pytest.mark.parametrize("fault", ["revoked", "silent"])
 async def test_a_turn_streams_while_the_key_is_refused_or_nothing_is_answered_until_it_is_mended(
-    database_url: str, tmp_path: Path, changeable: Changeable, fault: str
+    start: Start, changeable: Changeable, fault: str
 ) -> None:
     settings: dict[str, Any] = {"embedder": "none"}
     if fault == "silent":
         settings["embedding_timeout_seconds"] = 0.3
     async with (
-        remembering(database_url, tmp_path, **settings) as server,
+        start(**settings) as server,
         server.account("Ada") as ada,
     ):
         (chat, path), silence = await long_chat(server, ada, changeable), Gate()
@@ -449,10 +445,10 @@ async def test_a_turn_streams_while_the_key_is_refused_or_nothing_is_answered_un
 
 
 async def test_a_turn_asks_for_one_vector_and_a_model_is_measured_once(
-    database_url: str, tmp_path: Path, changeable: Changeable
+    start: Start, changeable: Changeable
 ) -> None:
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.account("Ada") as ada,
     ):
         chat, _ = await long_chat(server, ada, changeable)
@@ -473,17 +469,17 @@ async def test_a_turn_asks_for_one_vector_and_a_model_is_measured_once(
 
 @pytest.mark.parametrize(("before", "after"), [(256, 384), (200, 100)])
 async def test_vectors_of_another_length_are_never_compared_and_a_rebuild_takes_them_up(
-    database_url: str, tmp_path: Path, changeable: Changeable, before: int, after: int
+    start: Start, changeable: Changeable, before: int, after: int
 ) -> None:
     changeable.length = before
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.account("Ada") as ada,
     ):
         chat, _ = await long_chat(server, ada, changeable)
     changeable.length = after
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.signed_in("Ada") as ada,
     ):
         assert await notes(ada) == [WORDS]
@@ -499,7 +495,7 @@ async def test_vectors_of_another_length_are_never_compared_and_a_rebuild_takes_
 
     changeable.length = after
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.signed_in("Ada") as ada,
     ):
         assert await notes(ada) == [WORDS]
@@ -520,10 +516,10 @@ def folder_of_own(data: Path) -> Path:
 
 @pytest.mark.parametrize("loss", ["deleted", "damaged"])
 async def test_a_start_makes_and_fills_again_what_was_lost_and_disturbs_no_other_user(
-    database_url: str, tmp_path: Path, mine: Moody, loss: str
+    start: Start, tmp_path: Path, mine: Moody, loss: str
 ) -> None:
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.account("Ada") as ada,
         server.account("Ben") as ben,
     ):
@@ -542,7 +538,7 @@ async def test_a_start_makes_and_fills_again_what_was_lost_and_disturbs_no_other
         assert (found.state, found.detail) == ("fault", said)
     else:
         (path / "edge_config.json").write_text("{")
-    async with remembering(database_url, tmp_path, embedder="none") as server:
+    async with start(embedder="none") as server:
         async with server.signed_in("Ben") as ben:
             assert (await notes(ben), (await status(ben))["move"]) == ([], None)
             assert await problems(ben) == ["no_model"]
@@ -555,10 +551,10 @@ async def test_a_start_makes_and_fills_again_what_was_lost_and_disturbs_no_other
 
 
 async def test_what_was_lost_is_filled_again_though_the_model_does_not_answer(
-    database_url: str, tmp_path: Path, mine: Moody
+    start: Start, tmp_path: Path, mine: Moody
 ) -> None:
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.account("Ada") as ada,
     ):
         await moved(server, ada, mine, [FACT, "I see."])
@@ -566,7 +562,7 @@ async def test_what_was_lost_is_filled_again_though_the_model_does_not_answer(
     shutil.rmtree(folder_of_own(tmp_path))
     mine.refusal = error(500)
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.signed_in("Ada") as ada,
     ):
         ok(await ada.client.get(f"{API}/me"))
@@ -578,16 +574,16 @@ async def test_what_was_lost_is_filled_again_though_the_model_does_not_answer(
 
 
 async def test_what_an_older_copy_of_it_lacks_is_indexed_after_the_night_s_comparison(
-    database_url: str, tmp_path: Path, mine: Moody
+    start: Start, tmp_path: Path, mine: Moody
 ) -> None:
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.account("Ada") as ada,
     ):
         chat, _ = await moved(server, ada, mine, [FACT, "I see."])
     shutil.copytree(folder_of_own(tmp_path), tmp_path / "copy")
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.signed_in("Ada") as ada,
     ):
         await tell(server, ada, chat, ["A gannet dives."])
@@ -596,7 +592,7 @@ async def test_what_an_older_copy_of_it_lacks_is_indexed_after_the_night_s_compa
     shutil.rmtree(there)
     shutil.copytree(tmp_path / "copy", there)
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.signed_in("Ada") as ada,
     ):
         assert await notes(ada) == []
@@ -609,10 +605,10 @@ async def test_what_an_older_copy_of_it_lacks_is_indexed_after_the_night_s_compa
 
 @pytest.mark.parametrize("whose", ["Ada", None])
 async def test_reindexing_outside_of_the_server_fills_what_was_lost(
-    database_url: str, tmp_path: Path, mine: Moody, whose: str | None
+    start: Start, tmp_path: Path, mine: Moody, whose: str | None
 ) -> None:
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.account("Ada") as ada,
     ):
         ok(await ada.client.patch(f"{API}/me", json={"key_mode": "managed"}))
@@ -633,7 +629,7 @@ async def test_reindexing_outside_of_the_server_fills_what_was_lost(
     finally:
         await database.dispose()
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.signed_in("Ada") as ada,
     ):
         assert (await notes(ada), await problems(ada)) == ([], [])

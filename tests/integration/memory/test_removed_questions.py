@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -20,7 +19,7 @@ from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
 from backend.memory.index.protocol import Payload, Point, Sparse, point_id
 from tests.integration.turns.seeding import identity_of
-from tests.support.memory import API, points_of, remembering, settled, tell, texts_found
+from tests.support.memory import API, Start, points_of, settled, tell, texts_found
 from tests.support.server import Running, ok
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
@@ -88,10 +87,8 @@ async def store_questions(server: Running, account: Any, chat_id: UUID, message_
         await parts.queue.enqueue(session, job)
 
 
-async def test_an_upgrade_leaves_nothing_of_the_questions(
-    database_url: str, tmp_path: Path
-) -> None:
-    async with remembering(database_url, tmp_path) as server, server.account() as ada:
+async def test_an_upgrade_leaves_nothing_of_the_questions(start: Start) -> None:
+    async with start() as server, server.account() as ada:
         chat = (await ada.new_chat())["id"]
         said, _ = await tell(server, ada, chat, [LINE, "Gone!"])
         index = server.parts.memory.collections.current

@@ -26,12 +26,12 @@ from backend.vault.sealing import Sealer
 from scripts.bench.retrieval.search import OneIndex, UncachedEmbedder
 from tests.fakes.openai_server import OpenAIServer, error
 from tests.support.memory import (
+    Start,
     embedding,
     link,
     new_book,
     preview,
     reasons,
-    remembering,
     settled,
 )
 from tests.support.points import DIMENSION, point, unit
@@ -56,12 +56,12 @@ ENTRIES = (
 
 @pytest.mark.parametrize("common", [0.0, COMMON])
 async def test_what_is_near_and_what_is_not_are_told_apart_whatever_the_model(
-    database_url: str, tmp_path: Path, common: float
+    start: Start, common: float
 ) -> None:
     async with OpenAIServer() as vectors:
         vectors.common = common
         async with (
-            remembering(database_url, tmp_path, **embedding(vectors)) as server,
+            start(**embedding(vectors)) as server,
             server.account("Ada") as ada,
         ):
             chat = str((await ada.new_chat())["id"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +19,7 @@ from tests.fakes.scripted_server import Answer, Break, Gate
 from tests.support.memory import (
     API,
     Moody,
+    Start,
     context_of,
     embedding,
     give_up,
@@ -28,7 +28,6 @@ from tests.support.memory import (
     points_of,
     reconcile,
     remembered,
-    remembering,
     rows_of,
     search,
     set_chat,
@@ -47,12 +46,10 @@ FACT = "The captain buried the astrolabe under the chapel bell."
 
 
 @pytest.mark.every_database
-async def test_the_status_tells_what_is_indexed_what_waits_and_what_is_wrong(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_the_status_tells_what_is_indexed_what_waits_and_what_is_wrong(start: Start) -> None:
     async with (
         Moody() as vectors,
-        remembering(database_url, tmp_path, **embedding(vectors)) as server,
+        start(**embedding(vectors)) as server,
         server.account("Ada") as ada,
         server.account("Bob") as bob,
     ):
@@ -103,10 +100,10 @@ async def test_the_status_tells_what_is_indexed_what_waits_and_what_is_wrong(
 
 
 @pytest.mark.every_database
-async def test_a_rebuild_does_again_what_gave_up(database_url: str, tmp_path: Path) -> None:
+async def test_a_rebuild_does_again_what_gave_up(start: Start) -> None:
     async with (
         Moody() as vectors,
-        remembering(database_url, tmp_path, **embedding(vectors)) as server,
+        start(**embedding(vectors)) as server,
         server.account("Ada") as ada,
     ):
         vectors.refusal = error(500)
@@ -123,11 +120,9 @@ async def test_a_rebuild_does_again_what_gave_up(database_url: str, tmp_path: Pa
 
 
 @pytest.mark.every_database
-async def test_a_rebuild_makes_points_again_that_look_as_they_should(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_a_rebuild_makes_points_again_that_look_as_they_should(start: Start) -> None:
     async with (
-        remembering(database_url, tmp_path) as server,
+        start() as server,
         server.account("Ada") as ada,
     ):
         chat = str((await ada.new_chat())["id"])
@@ -167,12 +162,12 @@ def rows(found: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.every_database
 async def test_texts_move_to_another_model_s_collection_and_are_found_all_the_while(
-    database_url: str, tmp_path: Path
+    start: Start,
 ) -> None:
     async with Moody() as vectors:
         old_model = embedding(vectors, name="small", dimension=64)
         async with (
-            remembering(database_url, tmp_path, **old_model) as server,
+            start(**old_model) as server,
             server.account("Ada") as ada,
         ):
             chat = str((await ada.new_chat())["id"])
@@ -183,7 +178,7 @@ async def test_texts_move_to_another_model_s_collection_and_are_found_all_the_wh
         vectors.refusal = error(500)
         new_model = embedding(vectors, name="large", dimension=128)
         async with (
-            remembering(database_url, tmp_path, **new_model) as server,
+            start(**new_model) as server,
             server.signed_in("Ada") as ada,
         ):
             collections = server.parts.memory.collections
@@ -253,13 +248,11 @@ async def part_of(account: Account, name: str) -> dict[str, Any]:
     "refusal", [error(500), Answer(events=[Gate(), Break()])], ids=["error", "silence"]
 )
 async def test_without_its_embedder_memory_goes_by_words_and_catches_up_later(
-    database_url: str, tmp_path: Path, refusal: Answer
+    start: Start, refusal: Answer
 ) -> None:
     async with (
         Moody() as vectors,
-        remembering(
-            database_url, tmp_path, **embedding(vectors), embedding_timeout_seconds=0.3
-        ) as server,
+        start(**embedding(vectors), embedding_timeout_seconds=0.3) as server,
         server.account("Ada") as ada,
     ):
         index = server.parts.memory.collections.current
@@ -303,11 +296,11 @@ async def test_without_its_embedder_memory_goes_by_words_and_catches_up_later(
 
 @pytest.mark.every_database
 async def test_where_vectors_of_what_was_found_do_not_come_it_is_told_all_the_same(
-    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
         Moody() as vectors,
-        remembering(database_url, tmp_path, **embedding(vectors)) as server,
+        start(**embedding(vectors)) as server,
         server.account("Ada") as ada,
     ):
         chat = str((await ada.new_chat())["id"])
@@ -324,10 +317,10 @@ async def unavailable(*_: object) -> dict[UUID, Floats]:
 
 @pytest.mark.every_database
 async def test_without_its_index_a_turn_goes_on_and_what_was_said_is_indexed_later(
-    database_url: str, tmp_path: Path
+    start: Start,
 ) -> None:
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.account("Ada") as ada,
     ):
         chat = str((await ada.new_chat())["id"])
@@ -351,7 +344,7 @@ async def test_without_its_index_a_turn_goes_on_and_what_was_said_is_indexed_lat
         assert job["error"] == "index-unavailable"
 
     async with (
-        remembering(database_url, tmp_path, embedder="none") as server,
+        start(embedder="none") as server,
         server.signed_in("Ada") as ada,
     ):
         await ada.client.post(f"{API}/jobs/{job['id']}/retry")
@@ -399,9 +392,9 @@ async def is_found(server: Running, account: Account) -> bool:
 
 @pytest.mark.every_database
 async def test_texts_move_to_its_collection_and_back(
-    database_url: str, tmp_path: Path, embedding_model: OpenAIServer
+    start: Start, embedding_model: OpenAIServer
 ) -> None:
-    async with remembering(database_url, tmp_path) as server, server.account("Ada") as ada:
+    async with start() as server, server.account("Ada") as ada:
         chat = str((await ada.new_chat())["id"])
         await tell(server, ada, chat, [FACT, "I see.", "A gannet dives."])
         path, embedding_model.common = await add(ada, embedding_model), 0.5
@@ -424,18 +417,16 @@ async def test_texts_move_to_its_collection_and_back(
         assert await is_found(server, ada)
 
 
-async def test_a_start_goes_on_with_it_and_does_not_wait_for_one_that_is_down(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_a_start_goes_on_with_it_and_does_not_wait_for_one_that_is_down(start: Start) -> None:
     async with OpenAIServer() as embedding_model:
-        async with remembering(database_url, tmp_path) as server, server.account("Ada") as ada:
+        async with start() as server, server.account("Ada") as ada:
             await add(ada, embedding_model)
-        async with remembering(database_url, tmp_path) as server:
+        async with start() as server:
             embedder = server.parts.memory.embedder
             assert embedder is not None
             assert embedder.spec.model == "words"
-        async with remembering(database_url, tmp_path, embedder="none") as server:
+        async with start(embedder="none") as server:
             await server.parts.memory.follow_model()
             assert server.parts.memory.embedder is None  # the settings say so
-    async with remembering(database_url, tmp_path) as server:
+    async with start() as server:
         assert server.parts.memory.embedder is None

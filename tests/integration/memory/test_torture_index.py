@@ -14,7 +14,7 @@ from scripts.torture.installation import Installation
 from scripts.torture.model import TaggedModel
 from scripts.torture.store_checks import check_index
 from tests.fakes.qdrant_engine import QdrantEngine
-from tests.support.memory import remembering, tell
+from tests.support.memory import Start, tell
 from tests.support.server import Running
 
 pytestmark = pytest.mark.anyio
@@ -40,12 +40,10 @@ def on_server(qdrant: QdrantEngine) -> dict[str, str]:
 
 
 @pytest.fixture
-async def server(
-    database_url: str, tmp_path: Path, on_server: dict[str, str]
-) -> AsyncGenerator[Running]:
+async def server(start: Start, on_server: dict[str, str]) -> AsyncGenerator[Running]:
     """A Talekeeper with a chat, whose lines are in the index."""
     async with (
-        remembering(database_url, tmp_path, embedder="none", **on_server) as running,
+        start(embedder="none", **on_server) as running,
         running.account("Ada") as ada,
     ):
         chat = await ada.new_chat()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -13,7 +12,6 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from PIL import Image
 from sqlalchemy import select, update
 
 from backend.campaigns.ledger.changes import Operations
@@ -24,6 +22,7 @@ from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
 from backend.operations.openapi import operation_id
 from tests.integration.campaigns.drafting import compact
+from tests.integration.characters.pictures import picture
 from tests.integration.turns.seeding import identity_of
 from tests.support.chronicling import last_run, new_event, opt_in, rebuild, sum_up
 from tests.support.factors import add_passkey
@@ -71,12 +70,6 @@ BODIES: dict[str, dict[str, Any]] = {
     "takeTurn": {"json": {"text": "Let me in."}},
 }
 """What to send where an empty object is not enough to be heard."""
-
-
-def picture() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8), "teal").save(file, "PNG")
-    return file.getvalue()
 
 
 @dataclass(frozen=True)
@@ -193,7 +186,9 @@ async def fill(server: Running, owner: Account, administrator: Account) -> Belon
     persona = ok(await client.post(f"{API}/personas", json={"name": "Wanderer"}), 201)
     for path in (f"characters/{character['id']}", f"personas/{persona['id']}"):
         headers = {"content-type": "image/png"}
-        put = await client.put(f"{API}/{path}/avatar", content=picture(), headers=headers)
+        put = await client.put(
+            f"{API}/{path}/avatar", content=picture(width=8, height=8), headers=headers
+        )
         assert put.status_code == 204
     preset = ok(await client.post(f"{API}/presets", json={"name": "Lamplight"}), 201)
     chat = await owner.new_chat(
