@@ -129,10 +129,7 @@ async def test_the_rest_of_a_body_is_not_taken_for_ever_after_its_answer(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("backend.server.LINGER_SECONDS", 0.5)
-    async with (
-        running(sqlite_url, tmp_path) as server,
-        connected(server) as (reader, writer),
-    ):
+    async with running(sqlite_url, tmp_path) as server, connected(server) as (reader, writer):
         writer.write(POST + b"Content-Length: 900000\r\n\r\n")
         over = asyncio.create_task(to_the_end(reader))
         while not over.done():

@@ -82,9 +82,7 @@ async def test_who_reads_sees_one_moment_and_waits_for_no_writer(database: Datab
     assert await number(database, b"key") == 100
 
 
-async def test_others_get_their_turn_between_the_parts_of_a_long_result(
-    database: Database,
-) -> None:
+async def test_others_get_their_turn_between_the_parts_of_a_long_result(database: Database) -> None:
     turns: list[int] = []
 
     async def wait() -> None:
@@ -112,9 +110,7 @@ async def test_a_transaction_that_fails_leaves_nothing(database: Database) -> No
     assert await count(database) == 0
 
 
-async def test_an_error_of_the_database_does_not_quote_what_was_written(
-    database: Database,
-) -> None:
+async def test_an_error_of_the_database_does_not_quote_what_was_written(database: Database) -> None:
     for row in (
         lambda: LoginFailures(key=CANARY, failures=1, last_at=now()),
         lambda: Invitation(created_by=new_id(), lookup=CANARY, expires_at=now()),

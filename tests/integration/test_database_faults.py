@@ -114,9 +114,7 @@ async def test_a_socket_that_is_gone_is_unavailability(tmp_path: Path) -> None:
 
 
 @pytest.mark.postgres
-async def test_of_two_writers_that_wait_for_each_other_one_may_try_again(
-    postgres_url: str,
-) -> None:
+async def test_of_two_writers_that_wait_for_each_other_one_may_try_again(postgres_url: str) -> None:
     database = Database(postgres_url)
     keys = (b"one", b"two")
     async with database.write() as session:
@@ -326,9 +324,7 @@ async def test_a_file_that_cannot_be_opened_is_unavailability_and_leaves_no_thre
     await database.dispose()
 
 
-async def test_a_full_disk_is_unavailability_and_leaves_nothing_half_done(
-    sqlite_url: str,
-) -> None:
+async def test_a_full_disk_is_unavailability_and_leaves_nothing_half_done(sqlite_url: str) -> None:
     database = Database(sqlite_url)
     async with database.write() as session:
         await session.execute(text("PRAGMA max_page_count = 1"))  # that is: none that are new
@@ -340,9 +336,7 @@ async def test_a_full_disk_is_unavailability_and_leaves_nothing_half_done(
     await database.dispose()
 
 
-async def test_a_file_that_is_no_database_is_not_taken_for_one_that_is_busy(
-    tmp_path: Path,
-) -> None:
+async def test_a_file_that_is_no_database_is_not_taken_for_one_that_is_busy(tmp_path: Path) -> None:
     file = tmp_path / "talekeeper.sqlite3"
     file.write_bytes(b"Once upon a time. " * 1000)
     database = Database(f"sqlite+aiosqlite:///{file}")

@@ -103,9 +103,7 @@ async def test_the_last_administrator_stays_one(server: Running, ada: Account) -
         problem(await ada.client.get(USERS), 403, "forbidden")
 
 
-async def test_two_administrators_who_dismiss_each_other_at_once_leave_one(
-    either: Running,
-) -> None:
+async def test_two_administrators_who_dismiss_each_other_at_once_leave_one(either: Running) -> None:
     async with either.account("Ada") as ada, either.account("Ben") as ben:
         paths = [f"{USERS}/{each.user['id']}" for each in (ada, ben)]
         ok(await ada.client.patch(paths[1], json={"is_administrator": True}))

@@ -314,11 +314,7 @@ async def test_a_key_mode_that_other_hands_set_locks_the_account_until_it_is_put
     ok(await ada.client.patch(ME, json={"key_mode": "sealed"}))
     await tamper(server, User, key_mode="per_job")
     async with server.program(made["token"]) as script, server.browser() as client:
-        recovery = {
-            "username": "Ada",
-            "recovery_code": ada.recovery_code,
-            "new_password": NEW,
-        }
+        recovery = {"username": "Ada", "recovery_code": ada.recovery_code, "new_password": NEW}
         for answer in (
             await ada.client.get(ME),
             await ada.client.patch(ME, json={"key_mode": "per_job"}),

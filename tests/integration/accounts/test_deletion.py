@@ -15,12 +15,7 @@ from sqlalchemy import Table, delete, select, text, update
 
 from backend.accounts.keys.sealed_tables import find_model_tables
 from backend.accounts.models import DataKey, IdempotentRequest, KeySlot
-from backend.campaigns.models import (
-    CampaignMark,
-    CampaignProposal,
-    ChangeSource,
-    ProposalSource,
-)
+from backend.campaigns.models import CampaignMark, CampaignProposal, ChangeSource, ProposalSource
 from backend.database import write_ahead_log
 from backend.database.base import Base, new_id, now
 from backend.database.engine import Database
@@ -308,10 +303,8 @@ async def test_a_deleted_account_leaves_neither_keys_nor_texts_in_the_files(
     blobs = [*await read_keys(server, ada), *await texts_of(server, ada)]
     assert len(blobs) > 8
     assert len(sightings(tmp_path, blobs)) == len(blobs)
-
     gone = await ada.client.request("DELETE", ME, json={"password": PASSWORD})
     assert gone.status_code == 204
-
     assert sightings(tmp_path, blobs) == []
 
 
@@ -320,9 +313,7 @@ async def test_a_switch_to_sealed_leaves_no_jobs_key_in_the_files(
 ) -> None:
     wrapped = await later_job(server, ada)
     assert lies_in(tmp_path, wrapped)
-
     ok(await ada.client.patch(ME, json={"key_mode": "sealed"}))
-
     assert lies_in(tmp_path, wrapped) == []
 
 

@@ -33,9 +33,7 @@ async def ada(database_url: str, tmp_path: Path) -> AsyncIterator[Account]:
         yield account
 
 
-async def test_a_write_that_is_sent_again_is_answered_as_before_and_done_once(
-    ada: Account,
-) -> None:
+async def test_a_write_that_is_sent_again_is_answered_as_before_and_done_once(ada: Account) -> None:
     first = await ada.client.post("/api/v1/chats", json={"title": "One"}, headers=KEY)
     again = await ada.client.post("/api/v1/chats", json={"title": "One"}, headers=KEY)
     assert ok(again, 201) == ok(first, 201)
@@ -100,10 +98,7 @@ async def test_another_file_under_the_same_key_is_refused(ada: Account) -> None:
 
 async def test_keys_belong_to_accounts(ada: Account, database_url: str, tmp_path: Path) -> None:
     ok(await ada.client.post("/api/v1/chats", json={"title": "Hers"}, headers=KEY), 201)
-    async with (
-        running(database_url, tmp_path / "other") as server,
-        server.account("bob") as bob,
-    ):
+    async with running(database_url, tmp_path / "other") as server, server.account("bob") as bob:
         made = ok(await bob.client.post("/api/v1/chats", json={"title": "His"}, headers=KEY), 201)
     assert made["title"] == "His"
 
@@ -170,11 +165,7 @@ async def give_up(server: Running) -> None:
     [("/api/v1/characters", CARD, "character"), ("/api/v1/lorebooks", BOOK, "lorebook")],
 )
 async def test_an_import_that_was_not_answered_is_answered_with_what_it_made(
-    stored_ada: Account,
-    dying: pytest.MonkeyPatch,
-    path: str,
-    file: dict[str, Any],
-    member: str,
+    stored_ada: Account, dying: pytest.MonkeyPatch, path: str, file: dict[str, Any], member: str
 ) -> None:
     first = ok(await import_file(stored_ada, path, file), 201)
     dying.undo()

@@ -115,10 +115,7 @@ async def test_exports_are_listed_and_those_of_an_hour_are_counted_in_one_entry(
         token = ok(await ada.client.post("/api/v1/api-keys", json={"label": "s"}), 201)["token"]
         character = (await ada.new_character())["id"]
         book = ok(await ada.client.post("/api/v1/lorebooks", json={"name": "Tides"}), 201)["id"]
-        paths = (
-            f"/api/v1/characters/{character}/export",
-            f"/api/v1/lorebooks/{book}/export",
-        )
+        paths = (f"/api/v1/characters/{character}/export", f"/api/v1/lorebooks/{book}/export")
         for path in paths:
             answers = await asyncio.gather(*(ada.client.get(path) for _ in range(3)))
             assert {answer.status_code for answer in answers} == {200}

@@ -89,7 +89,6 @@ def test_the_columns_that_texts_are_sealed_for_are_those_that_rotation_finds() -
         value for module in MODELS for value in vars(module).values() if isinstance(value, Column)
     }
     found = {sealed.place(each) for sealed in find_model_tables() for each in sealed.columns}
-
     assert named == found
 
 
@@ -128,9 +127,7 @@ def test_what_is_binary_and_not_called_sealed_is_known_to_hold_no_text() -> None
 
 async def test_every_text_comes_under_the_new_key_and_the_old_key_goes(account: Account) -> None:
     texts = await account.texts()
-
     rotation = await rotate(account)
-
     assert rotation.number == 2
     assert (rotation.damaged, rotation.kept) == (0, ())
     assert await account.key_numbers() == [2]
@@ -156,9 +153,7 @@ async def test_other_accounts_are_left_alone(account: Account) -> None:
     other = await sign_up(account.database, "Agnes", ROOT)
     await other.fill()
     blobs = await other.blobs()
-
     await rotate(account)
-
     assert await other.blobs() == blobs
     assert await other.key_numbers() == [1]
 
@@ -166,11 +161,9 @@ async def test_other_accounts_are_left_alone(account: Account) -> None:
 async def test_an_account_without_texts_gets_a_new_key_too(database: Database) -> None:
     account = await sign_up(database, "Edith", ROOT)
     progress = Progress()
-
     rotation = await rotate_data_key(
         database, account.user_id, account.user_key, progress, grace=AT_ONCE
     )
-
     assert rotation == DataKeyRotation(number=2, resealed=0, damaged=0, kept=())
     assert progress.steps == [(0, 0)]
     assert await account.key_numbers() == [2]
@@ -180,9 +173,7 @@ async def test_progress_is_told_from_nothing_to_everything(account: Account) -> 
     rows = sum([len(await account.rows(sealed)) for sealed in find_model_tables()])
     # The password and the recovery slot hold no text.
     total, progress = rows - 2, Progress()
-
     await rotate_data_key(account.database, account.user_id, account.user_key, progress)
-
     assert progress.steps[0] == (0, total)
     assert progress.steps[-1] == (total, total)
     assert all(one[0] <= next_one[0] for one, next_one in pairwise(progress.steps))
@@ -195,10 +186,8 @@ async def test_the_old_key_stays_for_as_long_as_a_running_turn_may_still_write_w
     rotation = await rotate(account, grace=timedelta(days=1))
     assert rotation.kept == (1,)
     assert await account.key_numbers() == [1, 2]
-
     await edit(account, await a_message(account), in_a_running_turn, "A late reply")
     again = await rotate(account, grace=AT_ONCE)
-
     assert (again.number, again.resealed, again.kept) == (2, 1, ())
     assert await account.key_numbers() == [2]
     assert "A late reply" in (await account.texts()).values()
@@ -226,9 +215,7 @@ async def test_a_rotation_that_was_cut_off_is_finished_with_the_same_key(
 
 async def test_an_unfinished_rotation_is_finished_before_another_begins(account: Account) -> None:
     await rotate(account, grace=timedelta(days=1))
-
     again = await rotate(account, grace=timedelta(days=1))
-
     assert (again.number, again.resealed) == (2, 0)
     assert await account.key_numbers() == [1, 2]
 
@@ -239,9 +226,7 @@ async def test_a_key_that_is_due_is_made_even_while_a_rotation_is_unfinished(
     texts = await account.texts()
     await rotate(account, grace=timedelta(days=1))
     await request_new_data_keys(account.database)
-
     rotation = await rotate(account)
-
     assert rotation.number == 3
     assert await account.key_numbers() == [3]
     assert await account.texts() == texts
@@ -275,9 +260,7 @@ async def test_a_text_that_was_moved_here_from_another_row_stays_unreadable(
     async with account.database.write() as session:
         rows = {each: await session.get_one(Message, each) for each in (one, other)}
         rows[one].sealed_content = rows[other].sealed_content
-
     rotation = await rotate(account)
-
     assert rotation.damaged == 1
     with pytest.raises(SealBrokenError):
         await account.texts()
@@ -285,10 +268,8 @@ async def test_a_text_that_was_moved_here_from_another_row_stays_unreadable(
 
 async def test_with_a_wrong_user_key_nothing_happens(account: Account) -> None:
     before = await account.blobs()
-
     with pytest.raises(SealBrokenError):
         await rotate_data_key(account.database, account.user_id, b"x" * 32, Progress())
-
     assert await account.blobs() == before
     assert await account.key_numbers() == [1]
 
@@ -304,10 +285,8 @@ async def test_a_table_that_no_model_describes_stops_the_rotation_before_it_begi
     kind = "BLOB" if account.database.is_sqlite else "BYTEA"
     async with account.database.write() as session:
         await session.execute(text(f"CREATE TABLE notes (id INTEGER, sealed_note {kind})"))
-
     with pytest.raises(RuntimeError, match=r"notes\.sealed_note"):
         await rotate(account)
-
     assert await account.key_numbers() == [1]
 
 
@@ -402,24 +381,18 @@ sizes = st.lists(st.integers(0, 2 * BATCH_BYTES), max_size=3 * BATCH_ROWS)
 @given(sizes)
 def test_batches_leave_out_nothing_and_are_never_too_heavy(sizes: list[int]) -> None:
     page = [(UUID(int=number), size) for number, size in enumerate(sizes)]
-
     found = list(split_batches(page))
-
     assert [each for ids in found for each in ids] == [each for each, _ in page]
     for ids in found:
         assert 1 <= len(ids) <= BATCH_ROWS
         assert len(ids) == 1 or sum(sizes[each.int] for each in ids) <= BATCH_BYTES
 
 
-async def test_a_key_that_is_due_is_made_at_the_next_log_in_and_only_once(
-    account: Account,
-) -> None:
+async def test_a_key_that_is_due_is_made_at_the_next_log_in_and_only_once(account: Account) -> None:
     texts = await account.texts()
     assert await request_new_data_keys(account.database) == 1
     assert await request_new_data_keys(account.database) == 0
-
     made = await asyncio.gather(*(arrive(account) for _ in range(4)))
-
     assert sorted(made) == [False, False, False, True]
     assert await account.key_numbers() == [1, 2]
     assert await account.texts() == texts
@@ -434,20 +407,16 @@ async def test_without_need_no_key_is_made_at_a_log_in(account: Account) -> None
 
 async def test_a_wrong_user_key_is_never_given_a_new_data_key(account: Account) -> None:
     await request_new_data_keys(account.database)
-
     with pytest.raises(SealBrokenError):
         await arrive(replace(account, user_key=b"x" * 32))
-
     assert await account.key_numbers() == [1]
     assert await arrive(account) is True
 
 
 async def test_every_account_is_due_until_it_has_logged_in(database: Database) -> None:
     edith, agnes = [await sign_up(database, name, ROOT) for name in ("Edith", "Agnes")]
-
     assert await request_new_data_keys(database) == 2
     await arrive(edith)
-
     query = select(User.id).where(User.new_data_key_due)
     async with database.read() as session:
         assert list(await session.scalars(query)) == [agnes.user_id]

@@ -26,13 +26,7 @@ from backend.accounts.keys.rotation import (
 from backend.accounts.keys.slots import refuse_older_root
 from backend.accounts.models import InstanceKey, KeySlot
 from backend.database.engine import Database
-from backend.vault.root import (
-    RootKeyError,
-    RootKeys,
-    add_root_key,
-    load_root_keys,
-    parse_root_keys,
-)
+from backend.vault.root import RootKeyError, RootKeys, add_root_key, load_root_keys, parse_root_keys
 from backend.vault.sealing import key_number
 from tests.integration.accounts import rotation_process
 from tests.integration.accounts.rotation_account import (
@@ -120,9 +114,7 @@ async def test_afterwards_everything_is_under_the_new_key_alone(
 ) -> None:
     before = load_root_keys(path)
     people = await populate(database, before)
-
     result = await rotate(database, path)
-
     assert result == RootKeyRotation(version=2, rewrapped=7, dropped=(1,))
     assert load_root_keys(path).versions == [2]
     assert await versions(database) == {2}
@@ -134,9 +126,7 @@ async def test_afterwards_everything_is_under_the_new_key_alone(
 @pytest.mark.every_database
 async def test_names_are_found_and_read_as_before(database: Database, path: Path) -> None:
     before = await load_instance_keys(database, load_root_keys(path))
-
     await rotate(database, path)
-
     after = await load_instance_keys(database, load_root_keys(path))
     assert after.hash_name("Edith") == before.hash_name("Edith")
     assert after.csrf_secret == before.csrf_secret
@@ -144,11 +134,9 @@ async def test_names_are_found_and_read_as_before(database: Database, path: Path
 
 async def test_it_can_be_done_again_and_again(database: Database, path: Path) -> None:
     people = await populate(database, load_root_keys(path))
-
     for version in (2, 3, 4):
         result = await rotate(database, path)
         assert (result.version, result.dropped) == (version, (version - 1,))
-
     await assert_everybody_comes_in(database, people, load_root_keys(path))
 
 
@@ -181,9 +169,7 @@ async def test_an_installation_without_accounts_can_be_rotated(
     database: Database, path: Path
 ) -> None:
     progress = Progress()
-
     result = await rotate(database, path, progress)
-
     assert result == RootKeyRotation(version=2, rewrapped=0, dropped=(1,))
     assert progress.steps == [(0, 0)]
 
@@ -193,9 +179,7 @@ async def test_progress_is_told_batch_by_batch(
 ) -> None:
     await populate(database, load_root_keys(path))
     progress = Progress()
-
     await rotate(database, path, progress)
-
     assert progress.steps == [(0, 7), *((done, 7) for done in range(2, 8))]
 
 
@@ -204,9 +188,7 @@ async def test_with_the_setting_nothing_is_written_and_the_old_key_can_go(
 ) -> None:
     path = tmp_path / "root.key"
     people = await populate(database, parse_root_keys(OLD))
-
     result = await rotate_root_key(database, path=path, value=BOTH, report=Progress())
-
     assert result == RootKeyRotation(version=2, rewrapped=7, removable=(1,))
     assert not path.exists()
     await assert_everybody_comes_in(database, people, parse_root_keys(f"2:{NEW}"))
@@ -216,9 +198,7 @@ async def test_the_setting_may_still_name_both_when_it_is_done_already(
     database: Database, path: Path
 ) -> None:
     await populate(database, parse_root_keys(BOTH))
-
     result = await rotate_root_key(database, path=path, value=BOTH, report=Progress())
-
     assert result == RootKeyRotation(version=2, rewrapped=0, removable=(1,))
 
 
@@ -226,10 +206,8 @@ async def test_with_one_key_in_the_setting_it_says_what_to_set(
     database: Database, path: Path
 ) -> None:
     await populate(database, parse_root_keys(OLD))
-
     with pytest.raises(RootKeyError, match="2:new,1:present") as caught:
         await rotate_root_key(database, path=path, value=f"1:{OLD}", report=Progress())
-
     assert OLD not in str(caught.value)
 
 
@@ -240,10 +218,8 @@ async def test_a_file_that_cannot_be_written_is_the_operators_to_change(
     with pytest.raises(RootKeyError, match=r"can't be written.*2:new,1:present"):
         await rotate(database, path)
     assert load_root_keys(path).versions == [1]
-
     write(path, f"2:{NEW}\n{read(path)}")
     result = await rotate(database, path)
-
     assert result == RootKeyRotation(version=2, rewrapped=7, removable=(1,))
     assert load_root_keys(path).versions == [1, 2]
     await assert_everybody_comes_in(database, people, parse_root_keys(f"2:{NEW}"))
@@ -259,9 +235,7 @@ async def test_a_rotation_that_was_cut_off_is_finished_with_the_same_key(
     unfinished = load_root_keys(path)
     assert unfinished.versions == [1, 2]
     await assert_everybody_comes_in(database, people, unfinished)
-
     result = await rotate(database, path)
-
     assert (result.version, result.dropped) == (2, (1,))
     await assert_everybody_comes_in(database, people, load_root_keys(path))
 
@@ -289,9 +263,7 @@ async def test_people_who_come_while_it_is_unfinished_are_under_the_new_key(
 ) -> None:
     await populate(database, load_root_keys(path))
     newcomer = await sign_up(database, "Maud", add_root_key(path))
-
     result = await rotate(database, path)
-
     assert result == RootKeyRotation(version=2, rewrapped=7, dropped=(1,))
     await assert_everybody_comes_in(database, [newcomer], load_root_keys(path))
 
@@ -304,10 +276,8 @@ async def test_with_another_installations_key_nothing_is_touched(
     foreign = tmp_path / "foreign.key"
     load_root_keys(foreign, create=True)
     text = read(foreign)
-
     with pytest.raises(RootKeyError, match="this is a different key"):
         await rotate(database, foreign)
-
     assert read(foreign) == text
     assert await versions(database) == {1}
 
@@ -320,10 +290,8 @@ async def test_with_an_older_copy_of_the_file_nothing_is_touched(
     await rotate(database, path)
     right = read(path)
     write(path, copy)
-
     with pytest.raises(RootKeyError, match="version 2 is missing"):
         await rotate(database, path)
-
     assert read(path) == copy
     await assert_everybody_comes_in(database, people, parse_root_keys(right))
 
@@ -336,10 +304,8 @@ async def test_with_a_slot_under_a_version_that_is_lost_nothing_is_touched(
     mine = (KeySlot.user_id == agnes.user_id, KeySlot.kind == "password")
     async with database.write() as session:
         await session.execute(update(KeySlot).where(*mine).values(root_version=7))
-
     with pytest.raises(RootKeyError, match="version 7 is missing"):
         await rotate(database, path)
-
     assert load_root_keys(path).versions == [1]
 
 
@@ -351,10 +317,8 @@ async def test_a_slot_that_does_not_open_is_named_and_the_old_key_stays(
     mine = (KeySlot.user_id == agnes.user_id, KeySlot.kind == "password")
     async with database.write() as session:
         await session.execute(update(KeySlot).where(*mine).values(wrapped=b"x" * 88))
-
     with pytest.raises(RootKeyError, match=str(agnes.user_id)):
         await rotate(database, path)
-
     assert load_root_keys(path).versions == [1, 2]
     await assert_everybody_comes_in(database, [edith, ida], load_root_keys(path))
 

@@ -61,11 +61,7 @@ async def change_mode(account: Account) -> None:
     ok(await account.client.patch(ME, json={"key_mode": "sealed"}))
 
 
-ACTS: dict[str, Act] = {
-    "rotate": rotate,
-    "password": change_password,
-    "mode": change_mode,
-}
+ACTS: dict[str, Act] = {"rotate": rotate, "password": change_password, "mode": change_mode}
 
 
 def token_of(account: Account) -> str:
@@ -258,9 +254,7 @@ async def test_of_a_whole_older_copy_of_the_account_the_old_password_opens_nothi
 
 
 @pytest.mark.every_database
-async def test_a_data_key_that_came_with_the_user_key_cannot_be_taken_away(
-    either: Running,
-) -> None:
+async def test_a_data_key_that_came_with_the_user_key_cannot_be_taken_away(either: Running) -> None:
     async with either.account("Ada") as ada:
         await rotate(ada)
         async with either.parts.database.write() as session:
@@ -352,9 +346,7 @@ async def test_jobs_that_carry_the_old_key_are_done_with_the_new_one(either: Run
         old = await identity_of(either, ada)
         async with parts.database.write() as session:
             await parts.queue.enqueue(
-                session,
-                NewJob("read", old.user_id),
-                key=parts.queue.grant(old.sealer, "per_job"),
+                session, NewJob("read", old.user_id), key=parts.queue.grant(old.sealer, "per_job")
             )
         await rotate(ada)
         # A worker of another process, which has no keys of users who are here.
@@ -373,9 +365,7 @@ async def test_a_job_that_was_given_the_old_key_too_late_waits_for_its_user(
         await rotate(ada)
         async with parts.database.write() as session:
             job_id = await parts.queue.enqueue(
-                session,
-                NewJob("read", old.user_id),
-                key=parts.queue.grant(old.sealer, "per_job"),
+                session, NewJob("read", old.user_id), key=parts.queue.grant(old.sealer, "per_job")
             )
         parts.kinds["read"] = JobKind(reader)
         parts.queue.wake()
@@ -519,7 +509,7 @@ async def test_of_two_changes_at_once_one_holds_and_the_account_stays_whole(
             *(
                 change(person.client, PASSWORD, new)
                 for person, new in zip((ada, other), wanted, strict=True)
-            ),
+            )
         )
         statuses = [answer.status_code for answer in answers]
         assert sorted(statuses) == [204, 409]
@@ -531,8 +521,7 @@ async def test_of_two_changes_at_once_one_holds_and_the_account_stays_whole(
 async def test_a_change_of_the_key_mode_at_the_same_time_breaks_nothing(either: Running) -> None:
     async with either.account("Ada") as ada:
         answers = await at_once(
-            change(ada.client, PASSWORD, NEW),
-            ada.client.patch(ME, json={"key_mode": "sealed"}),
+            change(ada.client, PASSWORD, NEW), ada.client.patch(ME, json={"key_mode": "sealed"})
         )
         changed, switched = (answer.is_success for answer in answers)
         assert changed or switched

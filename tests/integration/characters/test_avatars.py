@@ -62,7 +62,6 @@ async def test_a_picture_comes_in_a_form_too(ada: Person, holder: str) -> None:
         data={"remark": "not looked at"},
         files={"file": ("me.png", picture(width=40, height=60), "text/html")},
     )
-
     assert sent.status_code == 204
     assert opened((await ada.get(f"{holder}/avatar")).content).size == (40, 60)
 
@@ -71,7 +70,6 @@ async def test_views_and_lists_say_whether_there_is_a_picture(ada: Person, holde
     before = (body(await ada.get(holder))["has_avatar"], (await listed(ada, holder))["has_avatar"])
     await ada.put(f"{holder}/avatar", content=picture(), headers=PNG)
     after = (body(await ada.get(holder))["has_avatar"], (await listed(ada, holder))["has_avatar"])
-
     assert (before, after) == ((False, False), (True, True))
     patched = body(await ada.patch(holder, json={"name": "Magdalena"}))
     assert patched["has_avatar"] is True
@@ -98,7 +96,6 @@ async def test_a_new_picture_takes_the_place_of_the_old_one(
 ) -> None:
     for color in ("teal", "red"):
         await ada.put(f"{holder}/avatar", content=picture(color=color), headers=PNG)
-
     assert (await count_rows(database))["avatars"] == 1
     red, green, blue = opened((await ada.get(f"{holder}/avatar")).content).getpixel((5, 5)) or ()  # type: ignore[misc]  # Pillow types pixels of any mode
     assert red > 200 > green + blue
@@ -110,17 +107,13 @@ async def test_of_pictures_set_at_the_same_time_one_is_left(
     personas, owner = PersonaService(database, CpuPool()), identities["ada"]
     persona_id = (await personas.create(owner, PersonaFields(name="Ada"))).id
     pictures = [picture(color=color) for color in ("teal", "red", "white")]
-
     await asyncio.gather(*(personas.avatars.replace(owner, persona_id, data) for data in pictures))
-
     assert (await count_rows(database))["avatars"] == 1
 
 
 async def test_a_deleted_picture_is_gone(ada: Person, database: Database, holder: str) -> None:
     await ada.put(f"{holder}/avatar", content=picture(), headers=PNG)
-
     assert (await ada.delete(f"{holder}/avatar")).status_code == 204
-
     problem(await ada.get(f"{holder}/avatar"), 404, "avatar-not-found")
     problem(await ada.delete(f"{holder}/avatar"), 404, "avatar-not-found")
     assert (await count_rows(database))["avatars"] == 0
@@ -130,9 +123,7 @@ async def test_a_picture_goes_with_whom_it_shows(
     ada: Person, database: Database, holder: str
 ) -> None:
     await ada.put(f"{holder}/avatar", content=picture(), headers=PNG)
-
     await ada.delete(holder)
-
     assert (await count_rows(database))["avatars"] == 0
 
 
@@ -157,11 +148,9 @@ async def test_a_picture_that_is_refused_leaves_the_old_one(
 ) -> None:
     await ada.put(f"{holder}/avatar", content=picture(), headers=PNG)
     before = await ada.get(f"{holder}/avatar")
-
     answer = await ada.put(
         f"{holder}/avatar", content=content, headers={"Content-Type": media_type}
     )
-
     problem(answer, status, slug)
     assert (await ada.get(f"{holder}/avatar")).content == before.content
 
@@ -174,7 +163,6 @@ async def test_there_are_two_sizes(ada: Person, holder: str) -> None:
 @ON_SQLITE_ALONE
 async def test_the_documentation_says_how_to_send_a_picture(app: Litestar) -> None:
     paths: dict[str, Any] = app.openapi_schema.to_schema()["paths"]
-
     for path in ("/characters/{character_id}/avatar", "/personas/{persona_id}/avatar"):
         content: dict[str, Any] = paths[path]["put"]["requestBody"]["content"]
         assert content.keys() == {"multipart/form-data", *IMAGE_TYPES}

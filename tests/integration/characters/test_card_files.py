@@ -57,7 +57,6 @@ async def exported(person: Person, character_id: str, query: str) -> bytes:
 @pytest.mark.parametrize("name", CARD_FIXTURES)
 async def test_a_card_file_becomes_a_character(ada: Person, name: str) -> None:
     imported = await ada.import_card((CARDS / name).read_bytes())
-
     character = imported["character"]
     assert (imported["lorebook"] is None) is (character["character_book"] is None)
     assert body(await ada.get(f"/characters/{character['id']}")) == character
@@ -73,16 +72,13 @@ async def test_what_is_exported_imports_back_to_the_same_card(
     ada: Person, name: str, query: str
 ) -> None:
     first = (await ada.import_card((CARDS / name).read_bytes()))["character"]
-
     again = (await ada.import_card(await exported(ada, first["id"], query)))["character"]
-
     assert card_of(again) == card_of(first)
     assert again["id"] != first["id"]
 
 
 async def test_an_embedded_lorebook_is_shown_with_the_card(ada: Person) -> None:
     imported = await ada.import_card(JSON_CARD)
-
     character, lorebook = imported["character"], imported["lorebook"]
     assert character["character_book"] == json.loads(JSON_CARD)["data"]["character_book"]
     assert lorebook["id"] == character["lorebook_id"]
@@ -110,9 +106,7 @@ async def test_what_is_not_known_comes_back_on_export_even_after_an_edit(ada: Pe
     imported = await ada.import_card(json.dumps(card).encode())
     path = f"/characters/{imported['character']['id']}"
     await ada.patch(path, json={"name": "Renamed"})
-
     back = json.loads((await ada.get(f"{path}/export?format=json")).content)
-
     assert back["data"]["name"] == "Renamed"
     assert back["data"]["vendor_field"] == {"kept": [1, None]}
     assert back["beside"] == 10**40
@@ -137,9 +131,7 @@ async def test_a_png_carries_both_versions_and_the_picture(ada: Person) -> None:
 
 async def test_a_character_without_a_picture_is_exported_with_a_placeholder(ada: Person) -> None:
     made = await ada.make(name="Magda")
-
     file = await exported(ada, made["id"], "format=png")
-
     assert opened(file).format == "PNG"
     assert card_of((await ada.import_card(file))["character"]) == card_of(made)
 
@@ -147,9 +139,7 @@ async def test_a_character_without_a_picture_is_exported_with_a_placeholder(ada:
 @pytest.mark.parametrize(("spec", "name"), [("v2", "chara_card_v2"), ("v3", "chara_card_v3")])
 async def test_a_json_card_is_of_the_version_asked_for(ada: Person, spec: str, name: str) -> None:
     made = await ada.make(name="Magda")
-
     answer = await ada.get(f"/characters/{made['id']}/export?format=json&spec={spec}")
-
     assert answer.headers["content-type"] == "application/json"
     assert answer.json()["spec"] == name
 
@@ -174,9 +164,7 @@ async def test_a_file_is_named_after_the_character_wherever_it_is_saved(
     ada: Person, name: str, plain: str, full: str
 ) -> None:
     made = await ada.make(name=name)
-
     answer = await ada.get(f"/characters/{made['id']}/export?format=json")
-
     kind, ascii_name, extended = answer.headers["content-disposition"].split("; ")
     assert kind == "attachment"
     assert ascii_name == f'filename="{plain}.json"'
@@ -234,9 +222,7 @@ async def test_an_archive_comes_back_with_its_files_and_the_picture(ada: Person)
 @ON_SQLITE_ALONE
 async def test_a_picture_is_the_main_icon_of_an_archive(ada: Person) -> None:
     first = (await ada.import_card(PNG_CARD))["character"]
-
     again = (await ada.import_card(await exported(ada, first["id"], "format=charx")))["character"]
-
     icon = {"type": "icon", "uri": f"embeded://{ICON}", "name": "main", "ext": "png"}
     assert card_of(again) == {**card_of(first), "assets": [icon]}
     assert again["has_avatar"] is True
@@ -245,9 +231,7 @@ async def test_a_picture_is_the_main_icon_of_an_archive(ada: Person) -> None:
 @ON_SQLITE_ALONE
 async def test_a_character_that_came_from_no_archive_is_exported_as_one(ada: Person) -> None:
     made = await ada.make(name="Magda")
-
     file = await exported(ada, made["id"], "format=charx")
-
     assert list(unpack(file)) == ["card.json"]
     assert card_of((await ada.import_card(file))["character"]) == card_of(made)
 
@@ -258,9 +242,7 @@ async def test_other_files_name_what_an_archive_held_as_the_card_does(
     ada: Person, query: str
 ) -> None:
     first = (await ada.import_card(CHARX_CARD))["character"]
-
     again = (await ada.import_card(await exported(ada, first["id"], query)))["character"]
-
     assert [asset["uri"] for asset in again["assets"]] == [
         f"embeded://{ICON}",
         f"embeded://{HAPPY}",
@@ -270,7 +252,6 @@ async def test_other_files_name_what_an_archive_held_as_the_card_does(
 
 async def test_a_card_whose_picture_is_broken_is_imported_with_a_warning(ada: Person) -> None:
     imported = await ada.import_card(without_picture(PNG_CARD))
-
     assert imported["character"]["name"] == "RIGHT_ccv3"
     assert imported["character"]["has_avatar"] is False
     reason = "The picture is damaged, or is not a PNG, JPEG, WebP or GIF."
@@ -296,11 +277,7 @@ HOSTILE: dict[str, tuple[bytes, int, str]] = {
     "very deep json": (nested(100_000), 422, "card-limit"),
     "binary": (bytes(range(256)), 422, "unreadable-card"),
     "lorebook": ((CARDS / "syn_lorebook_v3.json").read_bytes(), 422, "unreadable-card"),
-    "group": (
-        (FOREIGN / "st_group.json").read_bytes(),
-        422,
-        "unreadable-card",
-    ),
+    "group": ((FOREIGN / "st_group.json").read_bytes(), 422, "unreadable-card"),
     "several lines": (
         b'{"user_name": "U", "character_name": "C"}\n{"mes": "x"}',
         422,
@@ -344,9 +321,7 @@ async def test_a_file_that_is_refused_leaves_nothing_behind(
 ) -> None:
     data, status, slug = HOSTILE[name]
     before = await count_rows(database)
-
     refusal = problem(await ada.upload(data), status, slug)
-
     assert refusal["detail"]
     assert await count_rows(database) == before
 
@@ -357,9 +332,7 @@ async def test_an_import_that_fails_half_way_leaves_nothing_behind(
     async with database.write() as session:
         await session.execute(text("DROP TABLE avatars"))
     before = await count_rows(database)
-
     answer = await ada.upload(CHARX_CARD)
-
     assert answer.status_code >= 500
     assert await count_rows(database) == before
 
@@ -393,9 +366,7 @@ async def test_a_card_comes_as_one_file_in_a_form(
     ada: Person, database: Database, options: dict[str, Any], status: int, slug: str
 ) -> None:
     before = await count_rows(database)
-
     problem(await ada.post("/characters/import", **options), status, slug)
-
     assert await count_rows(database) == before
 
 

@@ -57,7 +57,6 @@ async def names(person: Person, query: str = "") -> list[str]:
 async def test_a_character_holds_every_field_of_its_card(ada: Person) -> None:
     made = await ada.make(**FULL_CARD)
     answer = await ada.get(f"/characters/{made['id']}")
-
     assert body(answer) == made
     assert card_of(made) == FULL_CARD
     assert (made["revision"], made["has_avatar"]) == (1, False)
@@ -66,7 +65,6 @@ async def test_a_character_holds_every_field_of_its_card(ada: Person) -> None:
 
 async def test_only_a_name_is_needed(ada: Person) -> None:
     made = await ada.make(name="Magda")
-
     assert made["tags"] == []
     assert made["character_book"] is None
 
@@ -92,9 +90,7 @@ async def test_what_no_import_would_take_can_not_be_typed_in(
         for _ in range(64):
             members["extensions"]["deep"] = [members["extensions"]["deep"]]
     before = await count_rows(database)
-
     answer = await ada.post("/characters", json=members)
-
     problem(answer, 422, slug)
     assert words in answer.text
     assert await count_rows(database) == before
@@ -147,9 +143,7 @@ async def test_a_patch_that_is_refused_changes_nothing(
     ada: Person, patch: dict[str, Any], slug: str
 ) -> None:
     made = await ada.make(**FULL_CARD)
-
     problem(await ada.patch(f"/characters/{made['id']}", json=patch), 422, slug)
-
     assert body(await ada.get(f"/characters/{made['id']}")) == made
 
 
@@ -158,9 +152,7 @@ async def test_a_write_upon_a_revision_that_is_gone_is_refused(ada: Person, meth
     path = f"/characters/{(await ada.make(name='Magda'))['id']}"
     changed = body(await ada.patch(path, json={"creator": "ada"}, headers={"If-Match": '"1"'}))
     late = {"json": {"creator": "ben"}} if method == "PATCH" else {}
-
     answer = await ada.ask(method, path, headers={"If-Match": '"1"'}, **late)
-
     assert problem(answer, 412, "revision-mismatch")["revision"] == 2
     assert body(await ada.get(path)) == changed
     again = await ada.ask(method, path, headers={"If-Match": '"0", "2"'}, **late)
@@ -174,11 +166,9 @@ async def test_changes_at_the_same_time_are_all_kept(
     characters, owner = character_service(database), identities["ada"]
     made = await characters.create(owner, Card(name="Magda"))
     fields = ("nickname", "creator", "scenario", "personality", "system_prompt")
-
     await asyncio.gather(
         *(characters.patch(owner, made.id, {field: field}, if_match=None) for field in fields)
     )
-
     changed = await characters.get(owner, made.id)
     assert [getattr(changed, field) for field in fields] == list(fields)
     assert changed.revision == 1 + len(fields)
@@ -188,9 +178,7 @@ async def test_a_deleted_character_leaves_nothing(ada: Person, database: Databas
     before = await count_rows(database)
     made = await ada.make(name="Magda")
     assert await count_rows(database) != before
-
     assert (await ada.delete(f"/characters/{made['id']}")).status_code == 204
-
     problem(await ada.get(f"/characters/{made['id']}"), 404, "character-not-found")
     assert await count_rows(database) == before
 
@@ -199,22 +187,18 @@ async def test_pages_go_from_the_newest_to_the_oldest(ada: Person, ben: Person) 
     for name in ("one", "two", "three", "four", "five"):
         await ada.make(name=name)
     await ben.make(name="ben's own")
-
     pages: list[list[str]] = []
     after: str | None = ""
     while after is not None:
         page = body(await ada.get(f"/characters?limit=2{after and f'&after={after}'}"))
         pages.append([item["name"] for item in page["items"]])
         after = page["next"]
-
     assert pages == [["five", "four"], ["three", "two"], ["one"]]
 
 
 async def test_a_list_shows_what_is_needed_to_choose(ada: Person) -> None:
     made = await ada.make(**FULL_CARD)
-
     (item,) = body(await ada.get("/characters"))["items"]
-
     shown = ("id", "name", "nickname", "tags", "creator", "has_avatar", "revision")
     assert item == {name: made[name] for name in (*shown, "created_at", "updated_at")}
 
@@ -240,9 +224,7 @@ async def test_a_search_looks_for_each_word_in_names_creators_and_tags(
     await ada.make(name="Magda", tags=["sea", "storm"])
     await ada.make(name="Jan", nickname="Skipper", tags=["sea"], creator="dry-land")
     await ada.make(name="Élodie", tags=["Straße"], description="sea, magda, skipper")
-
     page = body(await ada.get("/characters", params={"search": search}))
-
     assert [item["name"] for item in page["items"]] == found
     assert page["next"] is None
 

@@ -52,12 +52,10 @@ async def make(database: Database, owner: Identity, name: str) -> UUID:
 @pytest.mark.every_database
 async def test_a_card_is_read_whole(database: Database, ada_identity: Identity) -> None:
     character_id = await make(database, ada_identity, "Magda")
-
     async with database.read() as session:
         card = await get_card(
             session, character_id, owner_id=ada_identity.user_id, sealer=ada_identity.sealer
         )
-
     assert card == Card(name="Magda", extensions={"depth_prompt": {"prompt": "Terse."}})
 
 
@@ -66,7 +64,6 @@ async def test_someone_else_s_card_does_not_exist(
     database: Database, ada_identity: Identity, ben_identity: Identity
 ) -> None:
     character_id = await make(database, ada_identity, "Magda")
-
     async with database.read() as session:
         for missing in (character_id, uuid4()):
             with pytest.raises(CharacterNotFoundError):
@@ -177,9 +174,7 @@ async def test_what_was_moved_to_another_row_does_not_open(ada: Person, database
         source = await session.get_one(Character, UUID(magda["id"]))
         target = await session.get_one(Character, UUID(jan["id"]))
         target.sealed_card = source.sealed_card
-
     answer = await ada.get(f"/characters/{jan['id']}")
-
     assert answer.status_code == SealBrokenError.status
     assert "Magda" not in answer.text
     assert card_of(body(await ada.get(f"/characters/{magda['id']}"))) == card_of(magda)

@@ -72,9 +72,7 @@ def archive(card: dict[str, Any], **files: bytes) -> bytes:
 async def test_a_png_comes_back_byte_for_byte(ada: Person, name: str, database: Database) -> None:
     data = (CARDS / name).read_bytes()
     path = await imported(ada, data)
-
     assert await exported(ada, path, "format=png") == data
-
     async with database.read() as session:
         file = (await session.scalars(select(CardFile))).one()
     assert data not in file.sealed_data
@@ -108,9 +106,7 @@ async def test_a_changed_lorebook_is_in_both_texts_of_a_png(ada: Person) -> None
     path = await imported(ada, BOTH)
     book = {"name": "New", "entries": [{"keys": ["reef"], "content": "Sharp."}]}
     await ada.patch(path, json={"character_book": book})
-
     after = texts_of(await exported(ada, path, "format=png"))
-
     for card in after.values():
         (entry,) = card["data"]["character_book"]["entries"]
         assert (entry["keys"], entry["content"]) == (["reef"], "Sharp.")
@@ -137,9 +133,7 @@ async def test_with_a_new_picture_nothing_of_the_former_goes_out(ada: Person) ->
 async def test_without_its_picture_a_card_gets_a_placeholder(ada: Person) -> None:
     path = await imported(ada, BOTH)
     await ada.delete(f"{path}/avatar")
-
     changed = await exported(ada, path, "format=png")
-
     assert opened(changed).size == (512, 512)
     assert texts_of(changed).keys() == texts_of(BOTH).keys()
 
@@ -197,9 +191,7 @@ async def test_a_card_comes_back_with_every_field_as_it_was(ada: Person, name: s
     files = {"card.json": data} if name.endswith("json") else unpack(data)
     before = json.loads(files.pop("card.json"))
     query = "format=json" if name.endswith("json") else "format=charx"
-
     back = await exported(ada, path, query)
-
     after = {"card.json": back} if name.endswith("json") else unpack(back)
     assert json.loads(after.pop("card.json")) == before
     assert after == files

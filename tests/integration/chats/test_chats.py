@@ -263,9 +263,7 @@ async def test_a_change_of_a_chat_that_makes_no_sense_changes_nothing(ada: Accou
 
 
 @pytest.mark.every_database
-async def test_of_two_who_change_a_chat_at_once_the_second_hears_of_the_first(
-    ada: Account,
-) -> None:
+async def test_of_two_who_change_a_chat_at_once_the_second_hears_of_the_first(ada: Account) -> None:
     chat = await ada.new_chat(title="One")
     url = f"/api/v1/chats/{chat['id']}"
     tag = (await ada.client.get(url)).headers["etag"]
@@ -294,13 +292,7 @@ async def test_when_those_who_took_part_are_deleted_the_chat_stays_readable(ada:
     assert (left["character_ids"], left["persona_id"]) == ([], None)
     await ada.turn(chat, text="Is anybody left?")
     after = await ada.messages(chat)
-    assert [line["author"] for line in after] == [
-        "Mara",
-        "Captain",
-        "Bobo",
-        ada.name,
-        "Narrator",
-    ]
+    assert [line["author"] for line in after] == ["Mara", "Captain", "Bobo", ada.name, "Narrator"]
     assert ok(await ada.client.get(f"/api/v1/messages/{after[2]['id']}/context"))["prompt"]
 
 

@@ -59,12 +59,7 @@ async def swipes(ada: Account, chat: dict[str, Any]) -> list[dict[str, Any]]:
             "message-too-long",
             {"greeting": 1, "length": 796_000, "limit": LONGEST},
         ),
-        (
-            "{{description}}" * 2,
-            45_000,
-            "opening-too-long",
-            {"greeting": 12, "limit": MAX_OPENING},
-        ),
+        ("{{description}}" * 2, 45_000, "opening-too-long", {"greeting": 12, "limit": MAX_OPENING}),
         (
             "{{if {{description}}}}Hello.{{/if}}",
             150_000,

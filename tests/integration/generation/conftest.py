@@ -63,10 +63,7 @@ async def connecting(
 @pytest.fixture
 async def gemini() -> AsyncGenerator[Vendor]:
     fake = gemini_server
-    async with (
-        GeminiServer() as server,
-        connecting(server, "gemini", fake.MODEL_ID) as connect,
-    ):
+    async with GeminiServer() as server, connecting(server, "gemini", fake.MODEL_ID) as connect:
         yield Vendor(
             server=server,
             key=fake.API_KEY,
@@ -83,10 +80,7 @@ async def gemini() -> AsyncGenerator[Vendor]:
 @pytest.fixture
 async def openai() -> AsyncGenerator[Vendor]:
     fake = openai_server
-    async with (
-        OpenAIServer() as server,
-        connecting(server, "openai", fake.MODEL_ID) as connect,
-    ):
+    async with OpenAIServer() as server, connecting(server, "openai", fake.MODEL_ID) as connect:
         yield Vendor(
             server=server,
             key=fake.API_KEY,

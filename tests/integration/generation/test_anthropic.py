@@ -69,9 +69,7 @@ def sent(anthropic: Vendor) -> Any:
 
 async def test_a_reply_begins_as_it_was_told_to(anthropic: Vendor) -> None:
     anthropic.server.script(reply(" the sea", " is rough."))
-
     pieces = await listen(anthropic, sampling=Sampling(start_reply_with="Oswin says: "))
-
     said = "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
     assert said == "Oswin says: the sea is rough."
     last = sent(anthropic)["messages"][-1]
@@ -98,21 +96,16 @@ async def test_a_beginning_that_the_model_refuses_is_left_out_from_then_on(
 
 async def test_a_budget_for_thinking_stays_below_the_limit_of_tokens(anthropic: Vendor) -> None:
     await listen(anthropic, sampling=Sampling(thinking_budget=200_000))
-
     assert sent(anthropic)["max_tokens"] == 64_000
     assert sent(anthropic)["thinking"] == {"type": "enabled", "budget_tokens": 64_000 - 8_192}
 
 
-async def test_a_model_that_takes_no_budget_thinks_as_much_as_it_wants(
-    anthropic: Vendor,
-) -> None:
+async def test_a_model_that_takes_no_budget_thinks_as_much_as_it_wants(anthropic: Vendor) -> None:
     no = '"thinking.type.enabled" is not supported for this model. Use "thinking.type.adaptive".'
     anthropic.server.script(error(400, "invalid_request_error", no))
     model = anthropic.connect()
-
     for _ in range(2):
         _ = [piece async for piece in model.stream(PROMPT, Sampling(thinking_budget=2000))]
-
     assert sent(anthropic)["thinking"] == {"type": "adaptive", "display": "summarized"}
     assert len(anthropic.server.requests) == 3
 
@@ -149,13 +142,11 @@ async def test_the_prompt_arrives_with_marks_where_it_is_stable(anthropic: Vendo
 
 async def test_a_prompt_that_nothing_is_stable_of_has_no_marks(anthropic: Vendor) -> None:
     await listen(anthropic, Prompt(PROMPT.messages))
-
     assert "cache_control" not in json.dumps(sent(anthropic))
 
 
 async def test_a_reply_may_begin_with_words_of_the_user_s(anthropic: Vendor) -> None:
     await listen(anthropic, Prompt([*PROMPT.messages, PromptMessage("assistant", "He says: ")]))
-
     assert sent(anthropic)["messages"][-1] == {
         "role": "assistant",
         "content": [{"type": "text", "text": "He says:"}],
@@ -164,7 +155,6 @@ async def test_a_reply_may_begin_with_words_of_the_user_s(anthropic: Vendor) -> 
 
 async def test_what_was_read_of_the_cache_counts_as_prompt(anthropic: Vendor) -> None:
     anthropic.server.script(reply("Yes.", used=usage(10, 3, read=900, kept=50)))
-
     assert (await listen(anthropic))[-2:] == [
         TokenUsage(prompt_tokens=960, completion_tokens=3, cached_tokens=900),
         Finish("stop"),
@@ -211,9 +201,7 @@ async def test_a_whole_answer_has_its_calls(anthropic: Vendor) -> None:
     ]
     body = {"content": content, "stop_reason": "tool_use", "usage": usage(12, 2)}
     anthropic.server.script(Answer(body=body))
-
     answer = await anthropic.connect().call_tools(PROMPT, [SEARCH], PLAIN)
-
     assert (answer.text, answer.finish) == ("I look.", "tool_calls")
     assert [(call.name, call.arguments) for call in answer.calls] == [("search", {"query": "key"})]
 
@@ -253,14 +241,12 @@ async def test_thinking_has_its_tokens_beside_the_reply_s(
     anthropic: Vendor, sampling: Sampling, thinking: object, tokens: int
 ) -> None:
     await listen(anthropic, sampling=sampling)
-
     assert sent(anthropic).get("thinking") == thinking
     assert sent(anthropic)["max_tokens"] == tokens
 
 
 async def test_a_temperature_above_the_api_s_scale_is_its_highest(anthropic: Vendor) -> None:
     await listen(anthropic, sampling=Sampling(temperature=1.4))
-
     assert sent(anthropic)["temperature"] == 1.0
 
 
@@ -278,18 +264,14 @@ async def test_an_error_within_a_stream_is_known_by_its_type(
     anthropic: Vendor, kind: str, expected: type[ModelError]
 ) -> None:
     anthropic.server.script(Answer(events=[started(), error_body(kind, "I am Oswin")]))
-
     with pytest.raises(expected) as caught:
         await listen(anthropic)
-
     assert kind in caught.value.detail
     assert "Oswin" not in caught.value.detail
 
 
 async def test_a_refusal_is_a_blocked_reply(anthropic: Vendor) -> None:
     anthropic.server.script(reply(finish="refusal"))
-
     with pytest.raises(ModelBlockedError) as caught:
         await listen(anthropic)
-
     assert caught.value.reason == "refusal"

@@ -129,7 +129,6 @@ async def test_servers_that_would_write_on_without_end_are_told_a_length(
 ) -> None:
     await heard(connected.model(max_output_tokens=700))
     await connected.model(max_output_tokens=700).structured(PROMPT, SCHEMA, Sampling())
-
     told = {
         request.body.get("max_tokens")
         for request in connected.server.requests
@@ -165,7 +164,6 @@ async def test_what_the_server_fails_at_is_told_in_our_words(connected: Connecte
     }
     with pytest.raises(ModelError) as caught:
         await heard(connected.model("no-such-model"))
-
     assert isinstance(caught.value, kinds.get(type(connected.server), ModelError))
     assert "no-such-model" not in str(caught.value).replace("openai/no-such-model", "")
 
@@ -212,9 +210,7 @@ async def test_a_route_that_fails_leaves_the_window_unknown(
 ) -> None:
     connected.server.aside["/props"] = answer
     connected.model()
-
     await adapter_of(connected).learn_windows([MODEL])
-
     assert len(connected.server.probes) == 1
     assert connected.learned == []
 
@@ -227,9 +223,7 @@ async def test_a_model_that_is_not_loaded_has_at_most_the_window_it_was_trained_
     connected.server.aside["/api/ps"] = Answer(body={"models": []})
     connected.server.aside["/api/show"] = Answer(body=shown)
     model = connected.model()
-
     await adapter_of(connected).learn_windows([MODEL])
-
     spec = connected.registries[-1].spec(model.spec.id)
     assert (spec.context_window, spec.max_output_tokens) == (2_048, 2_048)
 
@@ -238,7 +232,6 @@ async def test_a_model_that_is_not_loaded_has_at_most_the_window_it_was_trained_
 async def test_where_no_usage_is_reported_the_server_counts(connected: Connected) -> None:
     route = connected.server.counts
     assert route is not None
-
     (counted,) = used(await heard(connected.model()))
     assert counted == TokenUsage(WORDS, 4, thinking_tokens=1)
     assert connected.learned[-1].of(MODEL).counts == route[0]
@@ -259,7 +252,6 @@ async def test_servers_that_report_usage_count_where_they_do_not(
     connected: Connected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(connected.server), "reports_usage", False)
-
     (counted,) = used(await heard(connected.model()))
     assert counted.prompt_tokens == WORDS
 
@@ -270,7 +262,6 @@ async def test_a_server_that_cannot_count_is_not_asked_again(
 ) -> None:
     monkeypatch.setattr(type(connected.server), "counts", None)
     model = connected.model()
-
     assert used(await heard(model)) == []
     assert connected.learned[-1].of(MODEL).counts == ""
     connected.server.requests.clear()
@@ -284,8 +275,6 @@ async def test_a_schema_of_the_user_that_is_refused_is_left_out(
 ) -> None:
     monkeypatch.setattr(type(connected.server), "forms", frozenset({"json_object"}))
     model = connected.model()
-
     pieces = await heard(model, Sampling(json_schema='{"type": "object"}'))
-
     assert pieces[0] == SentRequest(left_out=("json_schema",))
     assert isinstance(pieces[-1], Finish)

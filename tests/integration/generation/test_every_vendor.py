@@ -64,7 +64,6 @@ async def listen(
 
 async def test_a_reply_comes_piece_by_piece_then_its_usage_then_its_end(vendor: Vendor) -> None:
     vendor.server.script(vendor.reply("He", " is", " waiting."))
-
     assert await listen(vendor) == [
         TextPiece("He"),
         TextPiece(" is"),
@@ -79,7 +78,6 @@ async def test_a_piece_is_handed_on_before_the_next_one_is_sent(vendor: Vendor) 
     vendor.server.script(
         Answer(events=[vendor.said("He"), gate, vendor.said(" is."), *vendor.ended])
     )
-
     async with aclosing(vendor.connect().stream(PROMPT, PLAIN)) as pieces:
         assert await anext(pieces) == TextPiece("He")
         gate.opened.set()
@@ -88,10 +86,8 @@ async def test_a_piece_is_handed_on_before_the_next_one_is_sent(vendor: Vendor) 
 
 async def test_closing_the_stream_early_hangs_up_on_the_provider(vendor: Vendor) -> None:
     vendor.server.script(Answer(events=[vendor.said("He"), Silence()]))
-
     async with aclosing(vendor.connect().stream(PROMPT, PLAIN)) as pieces:
         await anext(pieces)
-
     await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=PATIENCE)
 
 
@@ -113,17 +109,14 @@ async def test_cancelling_whoever_listens_hangs_up_on_the_provider(vendor: Vendo
 async def test_a_model_that_falls_silent_amid_the_reply_is_given_up(vendor: Vendor) -> None:
     vendor.server.script(Answer(events=[vendor.said("He"), Silence()]))
     heard: list[Piece] = []
-
     with pytest.raises(ModelTimeoutError):
         await listen(vendor, heard=heard, chunk_timeout=SHORT)
-
     assert heard == [TextPiece("He")]
     await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=PATIENCE)
 
 
 async def test_a_model_that_never_begins_is_given_up(vendor: Vendor) -> None:
     vendor.server.script(Answer(events=[Silence()]))
-
     with pytest.raises(ModelTimeoutError):
         await listen(vendor, chunk_timeout=SHORT)
 
@@ -132,24 +125,19 @@ async def test_a_reply_that_has_ended_is_whole_even_if_the_connection_lingers(
     vendor: Vendor,
 ) -> None:
     vendor.server.script(Answer(events=[vendor.said("He is."), vendor.ended[0], Silence()]))
-
     pieces = await listen(vendor, chunk_timeout=SHORT)
-
     assert (pieces[0], pieces[-1]) == (TextPiece("He is."), Finish("stop"))
 
 
 async def test_a_broken_stream_is_not_asked_for_again(vendor: Vendor) -> None:
     vendor.server.script(Answer(events=[vendor.said("He"), Break()]))
-
     with pytest.raises(ModelInterruptedError):
         await listen(vendor)
-
     assert len(vendor.server.requests) == 1
 
 
 async def test_a_stream_without_an_event_is_asked_for_again_as_a_whole(vendor: Vendor) -> None:
     vendor.server.script(Answer(events=["not json"]), vendor.reply("He is."))
-
     assert (await listen(vendor))[0] == TextPiece("He is.")
     assert len(vendor.server.requests) == 2
     assert not vendor.server.wants_stream(vendor.server.requests[-1])
@@ -160,16 +148,13 @@ async def test_a_stream_without_an_event_gives_the_error_of_the_whole_answer(
     vendor: Vendor, events: list[Event]
 ) -> None:
     vendor.server.script(Answer(events=events), vendor.failed(429, "slow down"))
-
     with pytest.raises(ModelRateLimitError):
         await listen(vendor)
 
 
 async def test_a_tool_call_may_follow_thoughts_in_the_text(vendor: Vendor) -> None:
     vendor.server.script(vendor.reply("Roll.</think>I see."))
-
     answer = await vendor.connect().call_tools(PROMPT, [LOOK], PLAIN)
-
     assert answer.text == "I see."
 
 
@@ -194,10 +179,8 @@ async def test_a_refusal_is_named_by_what_can_be_done_about_it(
     vendor: Vendor, status: int, kind: type[ModelError]
 ) -> None:
     vendor.server.script(vendor.failed(status, "no"))
-
     with pytest.raises(kind) as caught:
         await listen(vendor)
-
     assert type(caught.value) is kind
     assert str(status) in caught.value.detail
     assert len(vendor.server.requests) == 1, "a refused request is not tried again unasked"
@@ -207,10 +190,8 @@ async def test_a_redirect_is_not_followed_with_the_key(vendor: Vendor) -> None:
     vendor.server.script(
         Answer(status=307, headers={"location": f"{vendor.server.url}/elsewhere"}, body={})
     )
-
     with pytest.raises(ModelUnavailableError):
         await listen(vendor)
-
     assert len(vendor.server.requests) == 1
 
 
@@ -218,10 +199,8 @@ async def test_a_redirect_is_not_followed_with_the_key(vendor: Vendor) -> None:
 async def test_an_error_shows_neither_the_key_nor_the_prompt(vendor: Vendor, status: int) -> None:
     said = PROMPT.messages[0].text
     vendor.server.script(vendor.failed(status, f"Bad key {vendor.key} for prompt {said}"))
-
     with pytest.raises(ModelError) as caught:
         await listen(vendor)
-
     shown = f"{caught.value!r} {caught.value.to_problem()}"
     assert vendor.key not in shown
     assert "ferryman" not in shown
@@ -231,10 +210,8 @@ async def test_an_error_shows_neither_the_key_nor_the_prompt(vendor: Vendor, sta
 async def test_the_owner_of_a_provider_reads_its_words_without_the_key(vendor: Vendor) -> None:
     said = f"Bad key {vendor.key}, and header secret-tenant"
     vendor.server.script(vendor.failed(400, said))
-
     with pytest.raises(ModelError) as caught:
         await listen(vendor, is_own=True, extra_headers={"x-tenant": "secret-tenant"})
-
     words = caught.value.to_problem()["provider_message"]
     assert words == "Bad key [removed], and header [removed]"
 
@@ -242,10 +219,8 @@ async def test_the_owner_of_a_provider_reads_its_words_without_the_key(vendor: V
 async def test_a_pause_that_the_header_asks_for_is_handed_on(vendor: Vendor) -> None:
     refusal = vendor.failed(429, "slow down")
     vendor.server.script(Answer(status=429, headers={"retry-after": "17"}, body=refusal.body))
-
     with pytest.raises(ModelRateLimitError) as caught:
         await listen(vendor)
-
     assert caught.value.retry_after == 17
     assert caught.value.headers == {"Retry-After": "17"}
 
@@ -264,7 +239,6 @@ async def test_a_server_that_is_not_there_is_named_to_its_owner(
         await listen(vendor, base_url=url, is_own=True)
     with pytest.raises(ModelUnavailableError) as shared:
         await listen(vendor, base_url=url)
-
     assert own.value.detail.startswith(detail)
     assert "://" not in str(shared.value.to_problem())
 
@@ -283,7 +257,6 @@ async def test_a_server_without_tls_is_said_to_have_none(vendor: Vendor) -> None
 
 async def test_a_page_of_a_proxy_is_no_answer(vendor: Vendor) -> None:
     vendor.server.script(Answer(status=502, body=b"<html>Bad gateway</html>"))
-
     with pytest.raises(ModelUnavailableError, match="the server behind it did not"):
         await listen(vendor)
 
@@ -291,10 +264,8 @@ async def test_a_page_of_a_proxy_is_no_answer(vendor: Vendor) -> None:
 async def test_a_web_page_is_not_taken_for_a_reply(vendor: Vendor) -> None:
     page = b"<html><title>Please log in</title></html>"
     vendor.server.script(Answer(headers={"content-type": "text/html"}, body=page))
-
     with pytest.raises(ModelWebPageError) as caught:
         await listen(vendor, is_own=True)
-
     assert caught.value.to_problem()["provider_message"] == "Please log in"
 
 
@@ -307,10 +278,8 @@ async def test_a_setting_that_the_model_does_not_take_is_refused_and_not_dropped
         "openai": Sampling(thinking_budget=3),
         "anthropic": Sampling(seed=3),
     }[model.spec.provider]
-
     with pytest.raises(SettingNotTakenError):
         await anext(model.stream(PROMPT, odd))
-
     assert vendor.server.requests == []
 
 
@@ -318,23 +287,19 @@ async def test_a_whole_answer_is_not_waited_for_for_ever(vendor: Vendor) -> None
     model = vendor.connect(answer_timeout=SHORT)
     never = Answer(status=200, headers={"content-length": "1000"}, body=b"{")
     vendor.server.script(never)
-
     with pytest.raises(ModelTimeoutError):
         await model.structured(PROMPT, {"type": "object"}, PLAIN)
 
 
 async def test_an_answer_in_json_is_parsed(vendor: Vendor) -> None:
     vendor.server.script(vendor.reply('{"lines": ["I wait."]}'))
-
     answer = await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
-
     assert answer.value == {"lines": ["I wait."]}
     assert answer.usage == TokenUsage(prompt_tokens=12, completion_tokens=1)
 
 
 async def test_an_answer_that_is_no_json_is_no_answer(vendor: Vendor) -> None:
     vendor.server.script(vendor.reply("Certainly! Here it is."))
-
     with pytest.raises(ModelMalformedAnswerError):
         await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
 
@@ -342,14 +307,12 @@ async def test_an_answer_that_is_no_json_is_no_answer(vendor: Vendor) -> None:
 async def test_an_answer_cut_at_the_limit_is_an_interruption(vendor: Vendor) -> None:
     finish = "MAX_TOKENS" if vendor.connect().spec.provider == "gemini" else "length"
     vendor.server.script(vendor.reply('{"lines": ["I wa', finish=finish))
-
     with pytest.raises(ModelInterruptedError, match="max_output_tokens"):
         await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
 
 
 async def test_an_answer_with_nothing_in_it_is_no_answer(vendor: Vendor) -> None:
     vendor.server.script(Answer(body={}))
-
     with pytest.raises(ModelUnavailableError):
         await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
 
@@ -386,9 +349,7 @@ async def test_a_reply_without_an_end_is_cut_and_hung_up_on(vendor: Vendor, kind
     event = getattr(vendor, kind)("Word. " * 50)
     vendor.server.script(Answer(events=[*[event] * 40, Silence()]))
     prompt = replace(PROMPT, reply_limit=10_000)
-
     heard = [piece async for piece in vendor.connect().stream(prompt, PLAIN)]
-
     *pieces, finish = heard
     assert finish == Finish("length")
     texts = [each.text for each in pieces if isinstance(each, TextPiece | ThinkingPiece)]
@@ -441,12 +402,10 @@ async def test_an_answer_becomes_the_error_that_names_its_cause(vendor: Vendor, 
     # A stream without an event is asked for once more, as a whole.
     requests = 2 if answer.status == 200 and is_text(seen.body) else 1
     vendor.server.script(*[answer] * requests)
-
     with pytest.raises(ModelError) as caught:
         async with aclosing(vendor.connect().stream(PROMPT, Sampling())) as pieces:
             async for _ in pieces:
                 pass
-
     assert type(caught.value) is seen.kind
     assert len(vendor.server.requests) == requests, "no other form of the request is tried"
 
@@ -484,7 +443,6 @@ async def test_the_environment_changes_neither_where_a_prompt_goes_nor_what_goes
     vendor: Vendor,
 ) -> None:
     pieces = [piece async for piece in vendor.connect().stream(GO_ON, Sampling())]
-
     assert TextPiece("The rain") in pieces
     request = vendor.server.requests[0]
     assert vendor.key in " ".join(request.headers.values())
@@ -499,14 +457,12 @@ async def test_the_environment_changes_neither_where_a_prompt_goes_nor_what_goes
 @pytest.mark.usefixtures("strange_environment")
 async def test_a_server_without_a_key_is_not_sent_the_environment_s(openai: Vendor) -> None:
     model = openai.connect(api_key=None)
-
     assert [piece async for piece in model.stream(GO_ON, Sampling())]
     assert "authorization" not in openai.server.requests[0].headers
 
 
 async def test_nothing_about_this_machine_goes_along(vendor: Vendor) -> None:
     assert [piece async for piece in vendor.connect().stream(GO_ON, Sampling())]
-
     assert set(vendor.server.requests[0].headers) <= {
         *("host", "connection", "user-agent", "accept", "accept-encoding"),
         *("content-type", "content-length", "authorization", "x-goog-api-key"),

@@ -138,19 +138,16 @@ async def test_no_sdk_connects_to_a_refused_address_whatever_is_there(vendor: Ve
 
 async def test_an_sdk_connects_where_it_may(vendor: Vendor) -> None:
     model = vendor.connect(network=NetworkPolicy(["loopback"]))
-
     assert [piece async for piece in model.stream(PROMPT, Sampling())]
 
 
 async def test_a_name_that_moves_to_a_refused_address_is_not_followed(listener: Listener) -> None:
     names = NameServer([[GOOD], [BAD]])
     listener.said = OK.replace(b"200 OK\r\n", b"200 OK\r\nconnection: close\r\n")
-
     async with listener.client(names.policy()) as client:
         await client.get(f"http://{NAME}:{listener.port}/")
         with pytest.raises(AddressRefusedError):
             await client.get(f"http://{NAME}:{listener.port}/")
-
     assert names.asked == [NAME, NAME]
     assert listener.reached == [GOOD]
 
@@ -180,11 +177,9 @@ async def test_a_name_of_the_public_internet_is_connected_to_with_tls_alone(
 
 async def test_a_connection_that_is_kept_stays_with_what_was_checked(listener: Listener) -> None:
     names = NameServer([[GOOD], [BAD]])
-
     async with listener.client(names.policy()) as client:
         for _ in range(3):
             await client.get(f"http://{NAME}:{listener.port}/")
-
     assert names.asked == [NAME]
     assert listener.reached == [GOOD]
     assert f"\r\nHost: {NAME}:{listener.port}\r\n" in listener.heads[0]
@@ -196,17 +191,14 @@ async def test_of_a_name_s_addresses_the_allowed_ones_alone_are_connected_to(
 ) -> None:
     async with listener.client(NameServer([addresses]).policy()) as client:
         await client.get(f"http://{NAME}:{listener.port}/")
-
     assert listener.reached == [GOOD]
 
 
 async def test_the_next_address_is_tried_if_one_does_not_answer(listener: Listener) -> None:
     names = NameServer([["127.0.0.3", GOOD]])
     policy = NetworkPolicy(["127.0.0.3", GOOD], resolve=names)
-
     async with listener.client(policy) as client:
         await client.get(f"http://{NAME}:{listener.port}/")
-
     assert listener.reached == [GOOD]
 
 
@@ -227,11 +219,9 @@ async def test_tls_is_by_name(listener: Listener) -> None:
     context.sni_callback = lambda _, name, __: shown.append(name)
     server = await asyncio.start_server(listener.serve, GOOD, 0, ssl=context)
     port = server.sockets[0].getsockname()[1]
-
     async with listener.client(NameServer([[GOOD]]).policy()) as client:
         with pytest.raises(httpx2.ConnectError):  # the server has no certificate at all
             await client.get(f"https://{NAME}:{port}/")
-
     server.close()
     assert shown == [NAME]
 
@@ -243,7 +233,6 @@ async def test_a_url_that_is_odd_is_refused_at_the_request_too(
     async with listener.client(NetworkPolicy(["loopback"])) as client:
         with pytest.raises(AddressRefusedError):
             await client.get(f"{url}:{listener.port}/")
-
     assert not listener.reached
 
 
@@ -251,7 +240,6 @@ async def test_an_answer_that_swells_when_it_is_unpacked_is_dropped(vendor: Vend
     packed = gzip.compress(b" " * (MAX_ANSWER_BYTES + 1))
     headers = {"content-encoding": "gzip", "content-type": "application/json"}
     vendor.server.script(Answer(body=packed, headers=headers))
-
     assert isinstance(await answer(vendor), ModelMalformedAnswerError)
 
 
@@ -269,21 +257,18 @@ async def test_a_packed_answer_is_read(vendor: Vendor) -> None:
 @pytest.mark.parametrize("encoding", ["br", "gzip, gzip", "zstd"])
 async def test_an_answer_packed_in_another_way_is_dropped(vendor: Vendor, encoding: str) -> None:
     vendor.server.script(Answer(body=b"{}", headers={"content-encoding": encoding}))
-
     assert isinstance(await answer(vendor), ModelMalformedAnswerError)
 
 
 @pytest.mark.parametrize("status", [200, 500])
 async def test_an_answer_without_an_end_is_dropped(vendor: Vendor, status: int) -> None:
     vendor.server.script(Answer(status=status, body=b"[" * (MAX_ANSWER_BYTES + 1)))
-
     assert isinstance(await answer(vendor), ModelMalformedAnswerError)
 
 
 async def test_an_event_without_an_end_is_dropped(vendor: Vendor) -> None:
     said = vendor.said("a" * (MAX_EVENT_BYTES + 2**17))
     vendor.server.script(Answer(events=[said, *vendor.ended]))
-
     assert isinstance(await say(vendor), ModelMalformedAnswerError)
 
 
@@ -295,16 +280,13 @@ async def test_events_are_told_apart_however_they_are_cut(listener: Listener) ->
         + body
         + b"0\r\n\r\n"
     )
-
     async with listener.client(NetworkPolicy(["loopback"])) as client:
         response = await client.get(f"http://{GOOD}:{listener.port}/")
-
     assert response.content == event * 5
 
 
 async def test_a_head_without_an_end_is_dropped(vendor: Vendor) -> None:
     vendor.server.script(Answer(headers={"x-long": "a" * 200_000}, body={}))
-
     assert isinstance(await answer(vendor), ModelUnavailableError)
 
 
@@ -312,9 +294,7 @@ async def test_a_head_that_comes_letter_by_letter_is_silence(
     openai: Vendor, listener: Listener
 ) -> None:
     listener.said, listener.pause = OK[:-6] + b"x: " + b"a" * 10_000, 0.01
-
     error = await say(openai, base_url=f"http://{GOOD}:{listener.port}", chunk_timeout=0.1)
-
     assert isinstance(error, ModelTimeoutError)
 
 
@@ -324,7 +304,6 @@ async def test_the_time_to_connect_is_limited_even_where_the_sdk_lifts_the_limit
         make_http_client(connect_timeout=3, headers={}) as client,
     ):
         response = await client.post(openai_server.url, json={}, timeout=None)
-
     limits = response.request.extensions["timeout"]
     assert limits == {"connect": 3, "read": None, "write": None, "pool": None}
     assert isinstance(response, httpx2.Response)
@@ -337,7 +316,6 @@ async def test_cookies_of_the_provider_s_are_not_sent_back() -> None:
     ):
         client.cookies.set("session", "of-another-user")
         await client.post(openai_server.url, json={})
-
     assert "cookie" not in openai_server.requests[0].headers
 
 

@@ -61,13 +61,7 @@ from tests.fakes.openai_server import (
     tool_call,
 )
 from tests.fakes.scripted_server import Answer, Break
-from tests.fakes.strict_server import (
-    StrictServer,
-    gemma_2,
-    llama_cpp_mistral,
-    mistral,
-    qwen,
-)
+from tests.fakes.strict_server import StrictServer, gemma_2, llama_cpp_mistral, mistral, qwen
 from tests.integration.generation.conftest import Vendor
 
 pytestmark = pytest.mark.anyio
@@ -86,10 +80,7 @@ SCHEMA = {"type": "object", "properties": {"who": {"type": "string"}}, "required
 DAMAGE = Tool(
     "damage",
     "Apply damage.",
-    {
-        "type": "object",
-        "properties": {"target": {"type": "string"}, "damage": {"type": "string"}},
-    },
+    {"type": "object", "properties": {"target": {"type": "string"}, "damage": {"type": "string"}}},
 )
 
 
@@ -178,7 +169,6 @@ async def test_calls_are_read_as_they_were_meant(row: Oddity, form: WireFormat) 
         stream = stream_with_tools(connected.model, Prompt(STORY), [DAMAGE], Sampling())
         heard = [piece async for piece in stream]
         answer = await connected.model.call_tools(Prompt(STORY), [DAMAGE], Sampling())
-
     assert sum_up(row, heard, None) == expected(row)
     assert [(call.name, call.arguments) for call in answer.calls] == list(row.result.calls)
 
@@ -187,7 +177,6 @@ async def test_calls_are_read_as_they_were_meant(row: Oddity, form: WireFormat) 
 async def test_a_value_is_read_as_it_was_meant(row: Oddity, form: WireFormat) -> None:
     async with connect(row, form) as connected:
         answer = await connected.model.structured(Prompt(STORY), SCHEMA, Sampling())
-
     assert answer.value == row.result.value
 
 
@@ -345,10 +334,8 @@ async def test_a_reply_that_was_taken_for_thoughts_ends_as_text_and_the_next_beg
     openai.server.script(reply("Hm.</think>Me."), reply("Who ", "else?"), reply("No ", "one."))
     model = openai.connect()
     await heard_of(model)
-
     wrong = await heard_of(model)
     right = await heard_of(model)
-
     assert joined(apply_resets(wrong)) == ("", "Who else?")
     assert right[:-2] == [TextPiece("No "), TextPiece("one.")]
 
@@ -357,7 +344,6 @@ async def test_thoughts_that_the_limit_cut_off_stay_thoughts(openai: Vendor) -> 
     openai.server.script(reply("Hm.</think>Me."), reply("Who ", "else", finish="length"))
     model = openai.connect()
     await heard_of(model)
-
     assert joined(apply_resets(await heard_of(model))) == ("Who else", "")
 
 
@@ -380,20 +366,16 @@ async def test_what_was_held_back_as_a_possible_tag_is_kept_when_the_reply_break
 ) -> None:
     openai.server.script(stream(chunk(content="It is <thi"), Break()))
     pieces: list[Piece] = []
-
     with pytest.raises(ModelInterruptedError):
         async for piece in openai.connect().stream(PROMPT, Sampling()):
             pieces.append(piece)  # noqa: PERF401 - it raises
-
     assert joined(pieces) == ("", "It is <thi")
 
 
 async def test_a_reply_begins_as_it_was_told_to(openai: Vendor) -> None:
     openai.server.script(reply(" who else?"), reply("it is me</think>Oswin."))
-
     said = await listen(openai, Sampling(start_reply_with="Oswin,"), server="vllm")
     thought = await listen(openai, Sampling(start_reply_with="<think>So "), server="mistral")
-
     assert joined(said) == ("", "Oswin, who else?")
     assert joined(thought) == ("So it is me", "Oswin.")
     first, second = (request.body for request in openai.server.requests)
@@ -411,7 +393,6 @@ async def test_a_reply_begins_as_it_was_told_to(openai: Vendor) -> None:
 )
 async def test_an_error_within_a_200_is_an_error(openai: Vendor, body: Any) -> None:
     openai.server.script(Answer(body=body), Answer(body=body), stream(body))
-
     with pytest.raises(ModelRateLimitError):
         await openai.connect().structured(PROMPT, WHO_SCHEMA, Sampling())
     for _ in range(2):
@@ -468,18 +449,14 @@ async def test_calls_are_asked_for_in_the_next_way_where_the_server_has_none(
         FAILED,
         reply('Done.\n```tools\n[{"tool": "finish"}]\n```'),
     )
-
     answer = await answer_with_tools(model, PROMPT, [finish], Sampling(start_reply_with="Hm"))
-
     assert (answer.text.strip(), [call.name for call in answer.calls]) == ("Done.", ["finish"])
     assert tool_support(model) == "fenced"
 
 
 async def test_the_schema_is_told_where_the_request_alone_may_not(openai: Vendor) -> None:
     openai.server.script(REFUSED, told(json.dumps(VALUE)))
-
     await openai.connect().structured(PROMPT, WHO_SCHEMA, Sampling())
-
     first, second = (request.body for request in openai.server.requests)
     assert len(first["messages"]) == 1
     assert second["response_format"] == {"type": "json_object", "schema": WHO_SCHEMA}
@@ -497,7 +474,6 @@ async def test_one_answer_that_is_no_json_does_not_settle_on_a_weaker_way(openai
 
 async def test_a_model_that_writes_no_json_in_any_way_is_told_as_that(openai: Vendor) -> None:
     openai.server.script(*[told("No.")] * 4)
-
     with pytest.raises(ModelWritesNoJsonError, match="did not return JSON"):
         await openai.connect().structured(PROMPT, WHO_SCHEMA, Sampling())
 
@@ -506,7 +482,6 @@ async def test_a_server_that_refuses_everything_is_told_as_that(openai: Vendor) 
     openai.server.script(*[FAILED] * 4)
     with pytest.raises(ModelUnavailableError):
         await openai.connect().structured(PROMPT, WHO_SCHEMA, Sampling())
-
     openai.server.script(*[REFUSED] * 4)
     with pytest.raises(ModelRequestError):
         await openai.connect().structured(PROMPT, WHO_SCHEMA, Sampling())

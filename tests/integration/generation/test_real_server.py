@@ -46,11 +46,7 @@ TOLD = {"model-malformed-answer", "model-writes-no-json", "model-interrupted"}
 """What a run of a model that is too weak for it may end with."""
 
 SHORT = Sampling(max_output_tokens=24, temperature=0.7, seed=1, min_p=0.05, repetition_penalty=1.1)
-SCHEMA = {
-    "type": "object",
-    "properties": {"matters": {"type": "boolean"}},
-    "required": ["matters"],
-}
+SCHEMA = {"type": "object", "properties": {"matters": {"type": "boolean"}}, "required": ["matters"]}
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +109,6 @@ async def test_it_chats_in_a_stream_and_counts_what_it_took(
     model: ChatModel, learned: list[ServerAbilities]
 ) -> None:
     pieces = [piece async for piece in model.stream(PROMPT, SHORT)]
-
     assert "".join(piece.text for piece in pieces if isinstance(piece, TextPiece)).strip()
     assert isinstance(pieces[-1], Finish)
     # It reports no usage in a stream, and has a route that counts.
@@ -126,7 +121,6 @@ async def test_it_chats_in_a_stream_and_counts_what_it_took(
 async def test_it_can_be_stopped_and_answers_again(model: ChatModel) -> None:
     async with aclosing(model.stream(PROMPT, Sampling(max_output_tokens=256))) as pieces:
         assert isinstance(await anext(pieces), TextPiece)
-
     assert [piece async for piece in model.stream(PROMPT, SHORT)]
 
 
@@ -134,16 +128,13 @@ async def test_it_gives_json_in_the_way_that_it_knows(
     model: ChatModel, learned: list[ServerAbilities]
 ) -> None:
     answer = await model.structured(PROMPT, SCHEMA, Sampling(max_output_tokens=64, seed=1))
-
     assert isinstance(answer.value["matters"], bool)
     assert learned[-1].of(MODEL).json == "json_object"
 
 
 async def test_it_can_be_offered_tools(model: ChatModel) -> None:
     finish = Tool(name="finish", description="End the work.", parameters={"type": "object"})
-
     pieces = [piece async for piece in stream_with_tools(model, PROMPT, [finish], SHORT)]
-
     assert isinstance(pieces[-1], Finish)
 
 
@@ -159,10 +150,7 @@ async def test_the_agent_reads_a_chat_to_its_end(
         "default_model": f"openai/{MODEL}",
         "enrichment_model": f"openai/{MODEL}",
     }
-    async with (
-        vendor("openai") as nobody,
-        studying(sqlite_url, tmp_path, nobody, **real) as study,
-    ):
+    async with vendor("openai") as nobody, studying(sqlite_url, tmp_path, nobody, **real) as study:
         await study.settings(sampling={"max_output_tokens": 24})
         events = await study.account.turn(study.chat_id, text="I light the lamp of the harbour.")
         assert events[-1].name == "turn.completed"

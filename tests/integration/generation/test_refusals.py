@@ -70,9 +70,7 @@ async def test_a_refused_setting_is_left_out_named_and_no_longer_accepted(
 async def test_a_value_that_is_refused_is_left_out_once(openai: Vendor) -> None:
     model = openai.connect()
     openai.server.script(WRONG_VALUE, reply("{}"))
-
     await model.structured(PROMPT, {"type": "object"}, Sampling(top_k=40))
-
     assert "top_k" in model.spec.accepts
     assert "top_k" not in openai.server.requests[-1].body
 
@@ -80,10 +78,8 @@ async def test_a_value_that_is_refused_is_left_out_once(openai: Vendor) -> None:
 async def test_a_prompt_that_is_too_long_refuses_no_setting(openai: Vendor) -> None:
     said = "the prompt and max_tokens are more than the unsupported length"
     openai.server.script(error(400, message=said, code="context_length_exceeded"))
-
     with pytest.raises(ModelContextOverflowError):
         await say(openai, Sampling(max_output_tokens=100))
-
     assert len(openai.server.requests) == 1
 
 
@@ -111,10 +107,8 @@ async def test_extra_headers_and_members_go_into_each_request(openai: Vendor) ->
     more = {"extra_headers": {"x-title": "Tale"}, "extra_body": {"provider": {"sort": "price"}}}
     openai.server.script(reply("No."), Answer(body=completion("{}")))
     model = openai.connect(**more)
-
     _ = [piece async for piece in model.stream(PROMPT, Sampling())]
     await model.structured(PROMPT, {"type": "object"}, Sampling())
-
     for request in openai.server.requests:
         assert request.body["provider"] == {"sort": "price"}
         assert request.headers["x-title"] == "Tale"

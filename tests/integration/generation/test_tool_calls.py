@@ -78,9 +78,7 @@ def sent(vendor: Vendor) -> Any:
 
 async def test_a_call_is_one_piece_after_the_text_before_it(vendor: Vendor) -> None:
     vendor.server.script(vendor.called(CALL, text="He ducks."))
-
     said, call, usage, finish = await play(vendor.connect())
-
     assert isinstance(call, ToolCall)
     assert (call.id, call.name, call.arguments, call.problem) == ("call-0", *CALL, "")
     assert (said, finish) == (TextPiece("He ducks."), Finish("tool_calls"))
@@ -91,9 +89,7 @@ async def test_a_call_is_one_piece_after_the_text_before_it(vendor: Vendor) -> N
 async def test_several_calls_come_in_order_and_without_a_word(vendor: Vendor) -> None:
     calls = [("roll", {"dice": number, "why": "“fear”"}) for number in range(3)]
     vendor.server.script(vendor.called(*calls))
-
     pieces = await play(vendor.connect())
-
     assert calls_in(pieces) == calls
     assert len({piece.id for piece in pieces if isinstance(piece, ToolCall)}) == 3
     assert text_in(pieces) == ""
@@ -101,7 +97,6 @@ async def test_several_calls_come_in_order_and_without_a_word(vendor: Vendor) ->
 
 async def test_a_plain_stream_offers_no_tools(vendor: Vendor) -> None:
     pieces = await play(vendor.connect(), tools=0)
-
     assert text_in(pieces) == "The rain has stopped."
     assert pieces[-1] == Finish("stop")
     assert "tools" not in sent(vendor)
@@ -141,11 +136,7 @@ async def test_streamed_calls_go_back_with_their_results(vendor: Vendor) -> None
             {
                 "role": "user",
                 "content": [
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": "call-0",
-                        "content": '{"rolled": 6}',
-                    },
+                    {"type": "tool_result", "tool_use_id": "call-0", "content": '{"rolled": 6}'},
                     {"type": "tool_result", "tool_use_id": "call-1", "content": "nothing"},
                 ],
             },
@@ -172,9 +163,7 @@ def answered(call_id: str, response: dict[str, Any]) -> dict[str, Any]:
 
 async def test_a_call_without_a_name_is_answered_in_words(vendor: Vendor) -> None:
     call = ToolCall("c1", "", {}, problem="broken")
-
     await play(vendor.connect(), ToolRound([call], [{"error": "What was that?"}]))
-
     body = sent(vendor)
     *_, last = body.get("contents") or body["messages"]
     assert last["role"] == "user"
@@ -184,14 +173,12 @@ async def test_a_call_without_a_name_is_answered_in_words(vendor: Vendor) -> Non
 
 async def test_more_calls_than_there_may_be_are_passed_over(vendor: Vendor) -> None:
     vendor.server.script(vendor.called(*[CALL] * (MAX_CALLS + 2)))
-
     assert len(calls_in(await play(vendor.connect()))) == MAX_CALLS
 
 
 async def test_arguments_that_are_too_long_are_a_problem(vendor: Vendor) -> None:
     long = ("roll", {"why": "x" * MAX_ARGUMENTS})
     vendor.server.script(vendor.called(long, **({} if is_gemini(vendor) else {"size": 10_000})))
-
     assert problem_in(await play(vendor.connect())) == TOO_LONG
 
 
@@ -200,14 +187,12 @@ async def test_arguments_that_are_nested_too_deeply_are_a_problem(vendor: Vendor
     for _ in range(100):
         nested = {"a": nested}
     vendor.server.script(vendor.called(("roll", nested)))
-
     assert "nested" in problem_in(await play(vendor.connect()))
 
 
 async def test_a_stream_that_breaks_off_amid_a_call_is_an_interruption(vendor: Vendor) -> None:
     events = vendor.called(CALL).events or ()
     vendor.server.script(Answer(events=[vendor.said("He"), *events[:-3], Break()]))
-
     with pytest.raises(ModelInterruptedError):
         await play(vendor.connect())
 
@@ -215,9 +200,7 @@ async def test_a_stream_that_breaks_off_amid_a_call_is_an_interruption(vendor: V
 async def test_a_text_of_a_schema_streams(vendor: Vendor) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     vendor.server.script(vendor.reply('{"a"', ": 1}"))
-
     pieces = [piece async for piece in vendor.connect().stream(PROMPT, PLAIN, schema=schema)]
-
     assert pieces[:2] == [TextPiece('{"a"'), TextPiece(": 1}")]
     assert '"properties": {"a": {"type": "integer"}}' in json.dumps(sent(vendor))
 
@@ -229,9 +212,7 @@ async def test_calls_are_read_out_of_the_text(
     vendor: Vendor, support: ToolSupport, reply: str
 ) -> None:
     vendor.server.script(vendor.reply(*(reply[at : at + 4] for at in range(0, len(reply), 4))))
-
     pieces = await play(vendor.connect(), support=support)
-
     assert text_in(pieces).strip() == "He ducks."
     assert calls_in(pieces) == [CALL]
     assert [type(piece) for piece in pieces[-3:]] == [ToolCall, TokenUsage, Finish]
@@ -288,11 +269,9 @@ async def test_narration_is_handed_on_before_the_answer_is_complete(vendor: Vend
 @pytest.mark.parametrize("support", ["native", "structured", "fenced"])
 async def test_closing_the_stream_early_hangs_up(vendor: Vendor, support: ToolSupport) -> None:
     vendor.server.script(Answer(events=[vendor.said('{"narration": "He'), Silence()]))
-
     pieces = stream_with_tools(vendor.connect(), PROMPT, [ROLL], PLAIN, support)
     async with aclosing(pieces):
         await anext(pieces)
-
     await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=PATIENCE)
 
 
@@ -308,7 +287,6 @@ async def test_an_answer_with_neither_narration_nor_calls_is_empty(
     vendor: Vendor, support: ToolSupport, reply: str
 ) -> None:
     vendor.server.script(vendor.reply(reply))
-
     with pytest.raises(ModelEmptyReplyError):
         await play(vendor.connect(), support=support)
 
@@ -316,9 +294,7 @@ async def test_an_answer_with_neither_narration_nor_calls_is_empty(
 async def test_a_reply_cut_at_the_limit_says_so(vendor: Vendor) -> None:
     finish = "MAX_TOKENS" if is_gemini(vendor) else "length"
     vendor.server.script(vendor.reply(ANSWER[:-5], finish=finish))
-
     pieces = await play(vendor.connect(), support="structured")
-
     assert text_in(pieces) == "He ducks."
     assert problem_in(pieces)
     assert pieces[-1] == Finish("length")
@@ -346,30 +322,24 @@ async def test_what_a_server_refuses_is_asked_for_in_the_next_way_and_remembered
 async def test_a_request_that_is_refused_in_every_way_is_the_first_refusal(vendor: Vendor) -> None:
     model = vendor.connect()
     vendor.server.script(*(vendor.failed(status, "no") for status in (422, 400, 415)))
-
     with pytest.raises(ModelRequestError, match="422"):
         await play(model)
-
     assert len(vendor.server.requests) == 3
     assert tool_support(model) == "native"
 
 
 async def test_without_tools_a_refusal_is_one(vendor: Vendor) -> None:
     vendor.server.script(vendor.failed(400, "no"))
-
     with pytest.raises(ModelRequestError):
         await play(vendor.connect(), tools=0)
-
     assert len(vendor.server.requests) == 1
 
 
 async def test_a_server_that_fails_has_not_refused_tools(vendor: Vendor) -> None:
     model = vendor.connect()
     vendor.server.script(vendor.failed(503, "later"))
-
     with pytest.raises(ModelUnavailableError):
         await play(model)
-
     assert (len(vendor.server.requests), tool_support(model)) == (1, "native")
 
 
@@ -382,7 +352,6 @@ async def test_llama_cpp_refuses_tools_with_a_status_of_its_own(
     model = openai.connect()
     refusal = openai_server.error(500, message=message, code="500", kind="server_error")
     openai.server.script(refusal, openai.reply(ANSWER))
-
     assert calls_in(await play(model)) == [CALL]
     assert tool_support(model) == "structured"
 
@@ -399,9 +368,7 @@ async def test_a_call_that_gemini_could_not_read_is_a_problem(gemini: Vendor, re
             gemini_server.chunk(finish=reason),
         )
     )
-
     pieces = await play(gemini.connect())
-
     assert reason in problem_in(pieces)
     assert pieces[-1] == Finish("tool_calls")
 
@@ -412,9 +379,7 @@ async def test_a_server_s_own_members_of_a_call_go_back_with_it(openai: Vendor) 
     openai.server.script(stream(chunk(tool_calls=[begun]), chunk("tool_calls"), DONE))
     model = openai.connect()
     calls = [piece for piece in await play(model) if isinstance(piece, ToolCall)]
-
     await play(model, ToolRound(calls, ["six"]))
-
     assert sent(openai)["messages"][2]["tool_calls"] == [tool_call(*CALL, call_id="c1", **extra)]
 
 
@@ -444,9 +409,7 @@ async def test_a_model_that_has_called_and_says_no_more_has_finished(
 ) -> None:
     call = ToolCall("c1", *CALL)
     vendor.server.script(vendor.reply())
-
     pieces = await play(vendor.connect(), ToolRound([call], ["six"], "He ducks."), support=support)
-
     assert pieces == [Finish("stop")]
 
 
@@ -459,18 +422,14 @@ async def test_broken_arguments_are_a_problem_and_go_back_as_none(
     pieces = await play(model)
     assert problem_in(pieces)
     calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
-
     await play(model, ToolRound(calls, [{"error": calls[0].problem}], "He ducks."))
-
     assert sent(openai)["messages"][2]["tool_calls"] == [tool_call("roll", {}, call_id="call-0")]
 
 
 async def test_calls_without_ids_get_one_each(openai: Vendor) -> None:
     fragments = [tool_call(*CALL, call_id="", index=index) for index in range(2)]
     openai.server.script(stream(chunk(tool_calls=fragments), chunk("stop"), DONE))
-
     pieces = await play(openai.connect())
-
     calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
     assert calls_in(pieces) == [CALL, CALL]
     assert len({call.id for call in calls} - {""}) == 2

@@ -174,11 +174,7 @@ async def test_who_has_very_many_jobs_does_not_keep_others_waiting(
 
 
 async def test_jobs_that_a_worker_took_ahead_of_slow_ones_are_done_by_another(
-    queue: JobQueue,
-    workshop: Workshop,
-    ada: Person,
-    ben: Person,
-    monkeypatch: pytest.MonkeyPatch,
+    queue: JobQueue, workshop: Workshop, ada: Person, ben: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that ten are taken ahead also where jobs take ten times as long.
     monkeypatch.setattr(slots, "AHEAD_SECONDS", 10 * slots.AHEAD_SECONDS)

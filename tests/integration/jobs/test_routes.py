@@ -366,10 +366,8 @@ async def test_a_job_that_brought_its_workers_down_says_so_and_begins_again_by_h
 ) -> None:
     job_id = await put_for(server, ada, kind="strange")
     await change(server, job_id, state="dead", error="job-worker-lost", attempts=3, leases_lost=3)
-
     found = ok(await ada.client.get(f"{JOBS}/{job_id}"))
     assert found["detail"] == "Its worker stopped 3 times while it ran. Retry the job manually."
-
     again = ok(await ada.client.post(f"{JOBS}/{job_id}/retry"), 202)
     assert (again["error"], again["detail"], again["attempts"]) == (None, None, 0)
     assert (await one(server.parts.database, UUID(job_id))).leases_lost == 0

@@ -17,14 +17,7 @@ from backend.jobs.errors import JobNotFoundError, JobNotStoppableError, LostLeas
 from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob, find_stoppable_kinds
 from backend.jobs.service import DONE_RETENTION, JobService
-from tests.integration.jobs.working import (
-    Person,
-    Workshop,
-    is_empty,
-    kind_of,
-    one,
-    put,
-)
+from tests.integration.jobs.working import Person, Workshop, is_empty, kind_of, one, put
 from tests.support.waiting import PATIENCE, until_true
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
@@ -52,12 +45,7 @@ async def notes(database: Database) -> set[bytes]:
 
 @pytest.mark.parametrize(("mode", "state"), [("per_job", "queued"), ("sealed", "waiting_key")])
 async def test_what_waits_ends_at_once_and_is_never_begun(
-    queue: JobQueue,
-    service: JobService,
-    workshop: Workshop,
-    ada: Person,
-    mode: KeyMode,
-    state: str,
+    queue: JobQueue, service: JobService, workshop: Workshop, ada: Person, mode: KeyMode, state: str
 ) -> None:
     seen: list[UUID] = []
 

@@ -65,12 +65,7 @@ async def new_person(
         session.add(data_key)
         session.add(
             make_slot(
-                "password",
-                user_id,
-                UserKey(user_key, 0),
-                secret=os.urandom(32),
-                root=root,
-                kdf=b"",
+                "password", user_id, UserKey(user_key, 0), secret=os.urandom(32), root=root, kdf=b""
             )
         )
     return Person(user_id, user_key, open_sealer(user, [data_key], user_key=user_key))

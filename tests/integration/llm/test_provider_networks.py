@@ -86,7 +86,6 @@ async def try_out(ada: Account, base_url: str) -> dict[str, Any]:
 async def test_a_refused_address_is_not_stored(ada: Account, url: str) -> None:
     fields = {"kind": "openai", "api_key": API_KEY, "models": [{"name": MODEL}]}
     refused = await ada.client.post(PROVIDERS, json={**fields, "base_url": url})
-
     problem(refused, 422, REFUSED)
     assert ok(await ada.client.get(PROVIDERS))["items"] == []
 
@@ -96,7 +95,6 @@ async def test_a_name_leads_to_its_allowed_addresses_alone(
 ) -> None:
     names[NAME] = ["127.0.0.2", "::1", "127.0.0.1"]
     told = await take_turn(ada, model.url.replace("127.0.0.1", NAME))
-
     assert told["event"] == "turn.completed"
     assert model.requests[0].headers["host"].startswith(NAME)
 
@@ -108,7 +106,6 @@ async def test_a_refused_name_and_one_that_does_not_exist_get_the_same_answer(
     inner = await take_turn(ada, model.url.replace("127.0.0.1", "inner.example"))
     port = urlsplit(model.url).port
     nothing = await take_turn(ada, f"http://nothing.example:{port}/v1")
-
     assert json.loads(json.dumps(inner).replace("inner.example", "nothing.example")) == nothing
     assert "TALEKEEPER_PROVIDER_NETWORKS" in inner["detail"]
     assert inner["event"] == "turn.failed"
@@ -121,7 +118,6 @@ async def test_trying_a_provider_out_goes_no_further_than_a_turn(
 ) -> None:
     names["inner.example"] = ["127.0.0.2"]
     inner = await try_out(ada, model.url.replace("127.0.0.1", "inner.example"))
-
     assert inner["problem"]["slug"] == REFUSED
     assert [step["ok"] for step in inner["steps"]] == [False, False]
     assert not model.requests
@@ -132,7 +128,6 @@ async def test_trying_a_provider_out_follows_no_redirect(ada: Account, model: Op
         away = Answer(307, headers={"location": f"{elsewhere.url}/models"})
         model.script(away, away)
         tested = await try_out(ada, model.url)
-
     assert not tested["ok"]
     assert len(model.requests) == 2
     assert not elsewhere.requests

@@ -150,7 +150,6 @@ async def test_what_is_stored_tells_nothing_and_opens_for_its_owner_alone(
     ben = await sign_up(database)
     vectors = await embedder.embed_documents(ada, LINES[:1])
     await embedder.embed_documents(ben, LINES[:1])
-
     rows = {row.user_id: row for row in await stored(database)}
     assert rows[ada.user_id].digest != rows[ben.user_id].digest
     plain = vectors[0].astype("<f2").tobytes()
@@ -161,9 +160,7 @@ async def test_two_models_have_vectors_of_their_own(
     database: Database, server: GeminiServer, embedder: CachedEmbedder, ada: Sealer
 ) -> None:
     other = CachedEmbedder(database, GeminiEmbedder(server.config(), dimension=32))
-
     await embedder.embed_documents(ada, LINES[:1])
-
     assert (await other.embed_documents(ada, LINES[:1])).shape == (1, 32)
     assert (await embedder.embed_documents(ada, LINES[:1])).shape == (1, 64)
     assert len(server.requests) == 2
@@ -178,11 +175,9 @@ async def test_what_was_embedded_before_a_failure_is_kept(
     await embedder.embed_documents(ada, texts[:2])
     server.requests.clear()
     server.script(error(429, "RESOURCE_EXHAUSTED", headers={"retry-after": "30"}))
-
     with pytest.raises(EmbedderError) as caught:
         await embedder.embed_documents(ada, texts)
     await embedder.embed_documents(ada, texts)
-
     assert caught.value.retry_after == 30
     assert sent(server) == [texts[2:4], texts[2:4], texts[4:6]]
 
@@ -192,7 +187,6 @@ async def test_a_server_that_stumbles_is_asked_again_at_once(
     server: GeminiServer, embedder: CachedEmbedder, ada: Sealer, hands: Hands
 ) -> None:
     server.script(error(500, "INTERNAL"), error(503, "UNAVAILABLE"))
-
     assert (await embedder.embed_documents(ada, LINES)).shape == (4, 64)
     assert hands.waits == [0.5, 1.0]
 
@@ -204,11 +198,9 @@ async def test_nobody_waits_for_a_rate_limit_or_a_refusal(
         error(429, "RESOURCE_EXHAUSTED", headers={"retry-after": "1"}),
         error(400, "INVALID_ARGUMENT"),
     )
-
     for _ in range(2):
         with pytest.raises(EmbedderError):
             await embedder.embed_documents(ada, LINES)
-
     assert hands.waits == []
     assert len(server.requests) == 2
 
@@ -220,10 +212,8 @@ async def test_a_vector_that_does_not_open_is_made_anew(
     await embedder.embed_documents(ada, LINES)
     async with database.write() as session:
         await session.execute(update(Embedding).values(sealed_vector=b"no vector"))
-
     await embedder.embed_documents(ada, LINES)
     await embedder.embed_documents(ada, LINES)
-
     assert len(server.requests) == 2
     assert len(await stored(database)) == 3
 
@@ -271,11 +261,9 @@ async def test_more_texts_than_a_statement_takes_parameters(
     database: Database, connect: Connect, server: GeminiServer, ada: Sealer
 ) -> None:
     texts = [f"line {number}" for number in range(2100)]
-
     first = await connect(batch=2100).embed_documents(ada, texts)
     server.requests.clear()
     again = await connect().embed_documents(ada, texts)
-
     assert np.array_equal(first, again)
     assert server.requests == []
     async with database.read() as session:
@@ -287,7 +275,6 @@ async def test_the_same_query_is_embedded_once_and_only_in_memory(
 ) -> None:
     ben = await sign_up(database)
     first = await embedder.embed_query(ada, "Where is the ferry?")
-
     assert first.shape == (64,)
     assert np.array_equal(await embedder.embed_query(ada, "Where is the ferry?"), first)
     assert len(server.requests) == 1
@@ -301,7 +288,6 @@ async def test_a_query_is_a_query_to_the_model_even_where_the_text_is_stored(
 ) -> None:
     await embedder.embed_documents(ada, LINES[:1])
     await embedder.embed_query(ada, LINES[0])
-
     tasks = [request.body["requests"][0]["taskType"] for request in server.requests]
     assert tasks == ["RETRIEVAL_DOCUMENT", "RETRIEVAL_QUERY"]
 
@@ -310,10 +296,8 @@ async def test_a_query_gets_one_attempt(
     server: GeminiServer, embedder: CachedEmbedder, ada: Sealer, hands: Hands
 ) -> None:
     server.script(error(500, "INTERNAL"))
-
     with pytest.raises(EmbedderError):
         await embedder.embed_query(ada, "Where is the ferry?")
-
     assert len(server.requests) == 1
     assert hands.waits == []
 
@@ -323,7 +307,6 @@ async def test_a_query_that_takes_too_long_is_given_up(
 ) -> None:
     await connect().embed_query(ada, "The SDK is imported now.")
     server.script(Answer(events=[Silence()]))
-
     with pytest.raises(EmbedderError, match=r"0\.3 seconds"):
         await connect(query_timeout=0.3).embed_query(ada, "Where is the ferry?")
 
@@ -336,11 +319,9 @@ async def test_after_three_failures_queries_are_refused_without_being_sent(
         with pytest.raises(EmbedderError):
             await embedder.embed_query(ada, "Where is the ferry?")
     assert len(server.requests) == 3
-
     hands.at += 15
     await embedder.embed_query(ada, "Where is the ferry?")
     await embedder.embed_query(ada, "And the bell?")
-
     assert len(server.requests) == 5
 
 
@@ -351,7 +332,6 @@ async def test_documents_go_on_while_queries_are_refused(
     for _ in range(3):
         with pytest.raises(EmbedderError):
             await embedder.embed_query(ada, "Where is the ferry?")
-
     assert (await embedder.embed_documents(ada, LINES)).shape == (4, 64)
 
 

@@ -44,7 +44,6 @@ async def test_the_model_is_told_the_task_and_the_dimension(
     server: GeminiServer, gemini: GeminiEmbedder, task: Task, named: str
 ) -> None:
     await gemini.embed(["A ferry.", "A bell."], task)
-
     request = server.requests[0]
     assert request.path == "/v1beta/models/gemini-embedding-001:batchEmbedContents"
     assert request.headers["x-goog-api-key"] == API_KEY
@@ -56,7 +55,6 @@ async def test_the_model_is_told_the_task_and_the_dimension(
 
 async def test_vectors_come_in_order_and_at_unit_length(gemini: GeminiEmbedder) -> None:
     vectors = await gemini.embed(["an old ferry", "a bell", "the old ferry"], "document")
-
     assert vectors.shape == (3, 768)
     assert vectors.dtype == np.float32
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-6)
@@ -65,7 +63,6 @@ async def test_vectors_come_in_order_and_at_unit_length(gemini: GeminiEmbedder) 
 
 async def test_a_model_of_images_too_gives_one_vector_a_text(server: GeminiServer) -> None:
     embedder = GeminiEmbedder(server.config(), model="gemini-embedding-2")
-
     assert (await embedder.embed(["a ferry", "a bell"], "document")).shape == (2, 768)
     await embedder.aclose()
 
@@ -74,9 +71,7 @@ async def test_many_texts_go_in_requests_of_a_hundred(
     server: GeminiServer, gemini: GeminiEmbedder
 ) -> None:
     texts = [f"word{number}" for number in range(250)]
-
     vectors = await gemini.embed(texts, "document")
-
     assert [len(request.body["requests"]) for request in server.requests] == [100, 100, 50]
     assert (await gemini.embed(texts[249:], "document"))[0] == pytest.approx(vectors[249])
 
@@ -90,7 +85,6 @@ async def test_a_blank_text_is_sent_as_something(
     server: GeminiServer, gemini: GeminiEmbedder
 ) -> None:
     await gemini.embed(["  \n"], "document")
-
     (asked,) = server.requests[0].body["requests"]
     assert asked["content"]["parts"][0]["text"].strip()
 
@@ -110,9 +104,7 @@ async def test_a_rate_limit_says_when_to_come_back(
     server: GeminiServer, gemini: GeminiEmbedder, limited: Answer
 ) -> None:
     server.script(limited)
-
     error_ = await failure(gemini)
-
     assert error_.retry_after == 21
     assert len(server.requests) == 1
 
@@ -135,9 +127,7 @@ async def test_whatever_goes_wrong_is_one_error_without_the_text_and_the_key(
     server: GeminiServer, gemini: GeminiEmbedder, answer: Answer, retryable: bool, said: str
 ) -> None:
     server.script(answer)
-
     error_ = await failure(gemini)
-
     assert error_.retryable is retryable
     assert error_.retry_after is None
     assert said in error_.detail
@@ -149,9 +139,7 @@ async def test_whatever_goes_wrong_is_one_error_without_the_text_and_the_key(
 async def test_a_server_that_says_nothing_is_left_in_time(server: GeminiServer) -> None:
     server.script(Answer(events=[Silence()]))
     embedder = GeminiEmbedder(server.config(answer_timeout=0.2))
-
     error_ = await failure(embedder)
-
     assert error_.retryable
     assert "0.2 seconds" in error_.detail
     await embedder.aclose()
@@ -159,7 +147,6 @@ async def test_a_server_that_says_nothing_is_left_in_time(server: GeminiServer) 
 
 async def test_a_server_that_is_not_there_may_be_tried_again(unused_config: Any) -> None:
     embedder = GeminiEmbedder(unused_config)
-
     assert (await failure(embedder)).retryable
     await embedder.aclose()
 

@@ -55,7 +55,6 @@ async def test_what_is_asked_is_as_little_as_possible(
     server: OpenAIServer, connect: Connect
 ) -> None:
     await connect().embed(["A ferry.", "A bell."], "document")
-
     request = server.requests[0]
     assert request.path == "/v1/embeddings"
     assert request.headers["authorization"] == f"Bearer {API_KEY}"
@@ -70,7 +69,6 @@ async def test_a_dimension_is_asked_for_where_it_is_set(
     server: OpenAIServer, connect: Connect
 ) -> None:
     embedder = connect(dimension=64)
-
     assert (await embedder.embed(["A ferry."], "query")).shape == (1, 64)
     assert server.requests[0].body["dimensions"] == 64
 
@@ -81,9 +79,7 @@ async def test_the_dimension_is_learned_where_it_is_not_set(
     embedder = connect()
     with pytest.raises(EmbedderError):
         _ = embedder.spec
-
     spec = await embedder.ready()
-
     assert (spec.dimension, spec.collection) == (256, "openai-bge-m3-256")
     assert await embedder.ready() == embedder.spec == spec
     assert len(server.requests) == 1
@@ -93,9 +89,7 @@ async def test_a_server_that_gives_another_dimension_is_told_on(
     server: OpenAIServer, connect: Connect
 ) -> None:
     server.script(embeddings([1.0] * 384))
-
     error_ = await failure(connect(dimension=1024))
-
     assert "384" in error_.detail
     assert "1024" in error_.detail
     assert "TALEKEEPER_EMBEDDING_DIMENSION" in error_.detail
@@ -106,9 +100,7 @@ async def test_numbers_and_base64_are_both_understood(
 ) -> None:
     packed = base64.b64encode(np.array([0.0, 5.0], "<f4").tobytes()).decode()
     server.script(embeddings([3.0, 4.0], packed))
-
     vectors = await connect().embed(["one", "two"], "document")
-
     assert vectors == pytest.approx(np.array([[0.6, 0.8], [0.0, 1.0]]))
 
 
@@ -116,20 +108,17 @@ async def test_vectors_are_put_in_the_texts_order(server: OpenAIServer, connect:
     answer = embeddings([1.0, 0.0], [0.0, 1.0])
     answer.body["data"].reverse()
     server.script(answer)
-
     assert (await connect().embed(["one", "two"], "document")).tolist() == [[1, 0], [0, 1]]
 
 
 async def test_many_texts_go_in_batches(server: OpenAIServer, connect: Connect) -> None:
     vectors = await connect(batch=4).embed([f"word{number}" for number in range(10)], "document")
-
     assert [len(request.body["input"]) for request in server.requests] == [4, 4, 2]
     assert vectors.shape == (10, 256)
 
 
 async def test_a_rate_limit_says_when_to_come_back(server: OpenAIServer, connect: Connect) -> None:
     server.script(error(429, code="rate_limit_exceeded", headers={"retry-after": "7"}))
-
     assert (await failure(connect())).retry_after == 7
     assert len(server.requests) == 1
 
@@ -154,9 +143,7 @@ async def test_whatever_goes_wrong_is_one_error_without_the_text_and_the_key(
     server: OpenAIServer, connect: Connect, answer: Answer, retryable: bool
 ) -> None:
     server.script(answer)
-
     error_ = await failure(connect())
-
     assert error_.retryable is retryable
     assert SECRET not in error_.detail
     assert API_KEY not in error_.detail
@@ -167,5 +154,4 @@ async def test_a_server_that_says_nothing_is_left_in_time(
     server: OpenAIServer, connect: Connect
 ) -> None:
     server.script(Answer(events=[Silence()]))
-
     assert (await failure(connect(answer_timeout=0.2))).retryable

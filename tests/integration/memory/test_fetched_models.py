@@ -127,7 +127,6 @@ async def test_a_damaged_model_ends_the_job_and_nothing_changes(
     server: Running, hub: HubServer, ada: Account
 ) -> None:
     hub.altered = {"model.onnx"}
-
     assert (await ended(ada, await begin(ada)))["error"] == "model-damaged"
     assert server.parts.memory.embedder is None
     assert (await search(ada, "astrolabe"))[0]["text"] == FACT

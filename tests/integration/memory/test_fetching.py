@@ -91,9 +91,7 @@ async def test_a_model_comes_whole_and_is_used(hub: HubServer, tmp_path: Path) -
 
 async def test_only_the_rest_is_fetched_after_a_break(hub: HubServer, tmp_path: Path) -> None:
     hub.breaks = [800_000, 600_000]
-
     await fetch(hub, tmp_path)
-
     starts = [int(each.removeprefix("bytes=").removesuffix("-")) for each in hub.ranges if each]
     assert hub.ranges[0] == ""
     assert len(starts) == 2
@@ -103,12 +101,10 @@ async def test_only_the_rest_is_fetched_after_a_break(hub: HubServer, tmp_path: 
 
 async def test_what_came_is_kept_for_the_next_time(hub: HubServer, tmp_path: Path) -> None:
     hub.breaks = [500_000, 0, 0, 0, 0, 0]
-
     with pytest.raises(HubUnreachableError, match="HF_ENDPOINT"):
         await fetch(hub, tmp_path)
     assert not is_fetched(tmp_path, TINY)
     assert find_model_in_use(tmp_path) is None
-
     hub.ranges.clear()
     hub.breaks.clear()
     await fetch(hub, tmp_path)
@@ -121,11 +117,9 @@ async def test_a_file_with_another_digest_is_never_used(
     hub: HubServer, tmp_path: Path, path: str
 ) -> None:
     hub.altered = {path}
-
     with pytest.raises(ModelDamagedError, match=path):
         await fetch(hub, tmp_path)
     assert not is_fetched(tmp_path, TINY)
-
     hub.altered.clear()
     await fetch(hub, tmp_path)
     assert is_fetched(tmp_path, TINY)
@@ -135,7 +129,6 @@ async def test_the_public_hub_is_held_to_what_was_published(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.files["onnx/model.onnx"] = b"!" + WEIGHTS[1:]
-
     await fetch(hub, tmp_path / "of-a-mirror")
     monkeypatch.setattr(fetching, "PUBLIC_HUB", hub.url)
     with pytest.raises(ModelDamagedError):
@@ -144,14 +137,12 @@ async def test_the_public_hub_is_held_to_what_was_published(
 
 async def test_what_the_hub_does_not_have_is_named(hub: HubServer, tmp_path: Path) -> None:
     del hub.files["onnx/model.onnx"]
-
     with pytest.raises(ModelNotOnHubError, match=r"onnx/model\.onnx"):
         await fetch(hub, tmp_path)
 
 
 async def test_without_a_network_it_says_what_to_do(hub: HubServer, tmp_path: Path) -> None:
     await hub.__aexit__()
-
     with pytest.raises(HubUnreachableError, match="set HF_ENDPOINT"):
         await fetch(hub, tmp_path)
 
@@ -161,7 +152,6 @@ async def test_without_room_nothing_is_fetched(
 ) -> None:
     full = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", {tmp_path / "all-MiniLM-L6-v2.part": full}.get)
-
     with pytest.raises(DiskFullError, match="2 MB are needed"):
         await fetch(hub, tmp_path)
     assert hub.ranges == []
@@ -171,7 +161,6 @@ async def test_two_do_not_fetch_into_one_folder(hub: HubServer, tmp_path: Path) 
     hub.pace.clear()
     first = asyncio.create_task(fetch(hub, tmp_path))
     await until_true(lambda: hub.ranges)
-
     with pytest.raises(FetchUnderWayError):
         await fetch(hub, tmp_path)
     hub.pace.set()
@@ -207,7 +196,6 @@ async def test_the_stand_in_speaks_as_the_hub_does(hub: HubServer, tmp_path: Pat
     found = await asyncio.to_thread(
         download, "Qdrant/tiny", cache_dir=tmp_path, endpoint=hub.url, token=False
     )
-
     assert {path: (Path(found) / path).read_bytes() for path in FILES} == FILES
 
 

@@ -349,9 +349,7 @@ async def test_a_folder_that_cannot_be_used_is_opened_once_it_can(
         await index.aclose()
 
 
-async def test_what_is_found_stays_the_same_when_segments_are_put_in_order(
-    tmp_path: Path,
-) -> None:
+async def test_what_is_found_stays_the_same_when_segments_are_put_in_order(tmp_path: Path) -> None:
     random = np.random.default_rng(7)
     vectors = random.standard_normal((12_000, DIMENSION)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)

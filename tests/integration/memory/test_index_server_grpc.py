@@ -42,10 +42,7 @@ async def qdrant(server: tuple[QdrantGrpc, int]) -> QdrantGrpc:
 async def index(server: tuple[QdrantGrpc, int]) -> AsyncIterator[VectorIndex]:
     # Nothing speaks HTTP at port 1.
     chosen = server_settings(
-        "http://127.0.0.1:1",
-        qdrant_protocol="grpc",
-        qdrant_grpc_port=server[1],
-        qdrant_api_key=KEY,
+        "http://127.0.0.1:1", qdrant_protocol="grpc", qdrant_grpc_port=server[1], qdrant_api_key=KEY
     )
     opened = await connected(chosen, "tales", DIMENSION)
     yield opened

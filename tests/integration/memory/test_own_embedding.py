@@ -118,10 +118,7 @@ async def test_only_their_texts_move_to_the_account_s_model_and_back(
 async def test_a_model_that_does_not_answer_leaves_words_and_says_so(
     start: Start, usual: Moody, mine: Moody
 ) -> None:
-    async with (
-        start(**embedding(usual)) as server,
-        server.account("Ada") as ada,
-    ):
+    async with start(**embedding(usual)) as server, server.account("Ada") as ada:
         chat = str((await ada.new_chat())["id"])
         await tell(server, ada, chat, [FACT, "I see."])
         path = await provide(ada, mine)
@@ -166,10 +163,7 @@ async def test_a_model_that_does_not_answer_leaves_words_and_says_so(
 async def test_a_move_that_gave_up_is_forgotten_once_the_texts_are_where_they_belong(
     start: Start, usual: Moody, mine: Moody
 ) -> None:
-    async with (
-        start(**embedding(usual)) as server,
-        server.account("Ada") as ada,
-    ):
+    async with start(**embedding(usual)) as server, server.account("Ada") as ada:
         await tell(server, ada, str((await ada.new_chat())["id"]), [FACT, "I see."])
         await provide(ada, mine)
         mine.refusal = error(500)
@@ -188,10 +182,7 @@ async def test_a_move_that_gave_up_is_forgotten_once_the_texts_are_where_they_be
 async def test_vectors_of_another_server_are_never_compared_though_its_model_has_that_name(
     start: Start, usual: Moody, mine: Moody
 ) -> None:
-    async with (
-        start(embedder="none") as server,
-        server.account("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.account("Ada") as ada:
         chat = str((await ada.new_chat())["id"])
         await tell(server, ada, chat, [FACT, "I see."])
         path = await provide(ada, mine)
@@ -249,10 +240,7 @@ async def test_nothing_that_can_t_embed_is_taken_and_a_chat_has_no_such_model(
 async def test_an_account_s_end_and_a_start_reach_every_collection(
     start: Start, mine: Moody
 ) -> None:
-    async with (
-        start(embedder="none") as server,
-        server.account("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.account("Ada") as ada:
         await moved(server, ada, mine, [FACT])
     async with start(embedder="none") as server:
         async with server.signed_in("Ada") as ada:
@@ -268,17 +256,11 @@ async def test_an_account_s_end_and_a_start_reach_every_collection(
 
 
 async def test_where_providers_may_be_holds_for_embeddings(start: Start, mine: Moody) -> None:
-    async with (
-        start(embedder="none") as server,
-        server.account("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.account("Ada") as ada:
         await moved(server, ada, mine, [FACT])
     asked = len(mine.requests)
     barred: dict[str, Any] = {"embedder": "none", "provider_networks": ("10.0.0.0/8",)}
-    async with (
-        start(**barred) as server,
-        server.signed_in("Ada") as ada,
-    ):
+    async with start(**barred) as server, server.signed_in("Ada") as ada:
         assert await notes(ada) == ["searched by words only: the embedding model did not respond"]
         assert (await problems(ada), len(mine.requests)) == (["own_model_unavailable"], asked)
 
@@ -318,10 +300,7 @@ async def test_its_key_is_used_as_the_key_mode_allows(start: Start, mine: Moody,
 async def test_the_doctor_counts_accounts_that_embed_by_themselves(
     start: Start, mine: Moody
 ) -> None:
-    async with (
-        start(embedder="none") as server,
-        server.account("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.account("Ada") as ada:
         settings = server.parts.settings
         assert "no account" in (await told(settings)).detail
         path = await provide(ada, mine)
@@ -336,10 +315,7 @@ async def test_the_doctor_counts_accounts_that_embed_by_themselves(
 async def test_reindexing_outside_of_the_server_follows_the_account_s_choice(
     start: Start, mine: Moody
 ) -> None:
-    async with (
-        start(embedder="none", job_workers=0) as server,
-        server.account("Ada") as ada,
-    ):
+    async with start(embedder="none", job_workers=0) as server, server.account("Ada") as ada:
         chat = str((await ada.new_chat())["id"])
         await tell(server, ada, chat, [FACT], indexed=False)
         await provide(ada, mine)
@@ -413,10 +389,7 @@ async def test_a_turn_streams_while_the_key_is_refused_or_nothing_is_answered_un
     settings: dict[str, Any] = {"embedder": "none"}
     if fault == "silent":
         settings["embedding_timeout_seconds"] = 0.3
-    async with (
-        start(**settings) as server,
-        server.account("Ada") as ada,
-    ):
+    async with start(**settings) as server, server.account("Ada") as ada:
         (chat, path), silence = await long_chat(server, ada, changeable), Gate()
         asked = len(changeable.requests)
         if fault == "silent":
@@ -447,10 +420,7 @@ async def test_a_turn_streams_while_the_key_is_refused_or_nothing_is_answered_un
 async def test_a_turn_asks_for_one_vector_and_a_model_is_measured_once(
     start: Start, changeable: Changeable
 ) -> None:
-    async with (
-        start(embedder="none") as server,
-        server.account("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.account("Ada") as ada:
         chat, _ = await long_chat(server, ada, changeable)
         asked = len(changeable.requests)
         line = "Where is the astrolabe, under which bell?"
@@ -472,16 +442,10 @@ async def test_vectors_of_another_length_are_never_compared_and_a_rebuild_takes_
     start: Start, changeable: Changeable, before: int, after: int
 ) -> None:
     changeable.length = before
-    async with (
-        start(embedder="none") as server,
-        server.account("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.account("Ada") as ada:
         chat, _ = await long_chat(server, ada, changeable)
     changeable.length = after
-    async with (
-        start(embedder="none") as server,
-        server.signed_in("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.signed_in("Ada") as ada:
         assert await notes(ada) == [WORDS]
         assert await problems(ada) == ["own_model_unavailable"]
         await tell(server, ada, chat, ["A gannet dives."], indexed=False)
@@ -494,10 +458,7 @@ async def test_vectors_of_another_length_are_never_compared_and_a_rebuild_takes_
         assert await are_all_there(server, ada)
 
     changeable.length = after
-    async with (
-        start(embedder="none") as server,
-        server.signed_in("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.signed_in("Ada") as ada:
         assert await notes(ada) == [WORDS]
         asked = len(changeable.requests)
         ok(await ada.client.post(f"{API}/memory/rebuild"), 202)
@@ -553,18 +514,12 @@ async def test_a_start_makes_and_fills_again_what_was_lost_and_disturbs_no_other
 async def test_what_was_lost_is_filled_again_though_the_model_does_not_answer(
     start: Start, tmp_path: Path, mine: Moody
 ) -> None:
-    async with (
-        start(embedder="none") as server,
-        server.account("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.account("Ada") as ada:
         await moved(server, ada, mine, [FACT, "I see."])
         stored = await stored_rows(server, UUID(ada.user["id"]))
     shutil.rmtree(folder_of_own(tmp_path))
     mine.refusal = error(500)
-    async with (
-        start(embedder="none") as server,
-        server.signed_in("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.signed_in("Ada") as ada:
         ok(await ada.client.get(f"{API}/me"))
         await settled(server)
         assert await rows_in(await own_index(server), ada) == stored
@@ -576,25 +531,16 @@ async def test_what_was_lost_is_filled_again_though_the_model_does_not_answer(
 async def test_what_an_older_copy_of_it_lacks_is_indexed_after_the_night_s_comparison(
     start: Start, tmp_path: Path, mine: Moody
 ) -> None:
-    async with (
-        start(embedder="none") as server,
-        server.account("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.account("Ada") as ada:
         chat, _ = await moved(server, ada, mine, [FACT, "I see."])
     shutil.copytree(folder_of_own(tmp_path), tmp_path / "copy")
-    async with (
-        start(embedder="none") as server,
-        server.signed_in("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.signed_in("Ada") as ada:
         await tell(server, ada, chat, ["A gannet dives."])
         assert (await search(ada, "gannet"))[0]["text"] == "A gannet dives."
     there = folder_of_own(tmp_path)
     shutil.rmtree(there)
     shutil.copytree(tmp_path / "copy", there)
-    async with (
-        start(embedder="none") as server,
-        server.signed_in("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.signed_in("Ada") as ada:
         assert await notes(ada) == []
         await reconcile(server)
         await settled(server)
@@ -607,10 +553,7 @@ async def test_what_an_older_copy_of_it_lacks_is_indexed_after_the_night_s_compa
 async def test_reindexing_outside_of_the_server_fills_what_was_lost(
     start: Start, tmp_path: Path, mine: Moody, whose: str | None
 ) -> None:
-    async with (
-        start(embedder="none") as server,
-        server.account("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.account("Ada") as ada:
         ok(await ada.client.patch(f"{API}/me", json={"key_mode": "managed"}))
         await moved(server, ada, mine, [FACT])
     settings = server.parts.settings
@@ -628,10 +571,7 @@ async def test_reindexing_outside_of_the_server_fills_what_was_lost(
             assert said == f"The index {OWN} has 2 points of Ada."
     finally:
         await database.dispose()
-    async with (
-        start(embedder="none") as server,
-        server.signed_in("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.signed_in("Ada") as ada:
         assert (await notes(ada), await problems(ada)) == ([], [])
         # Its vectors were kept: nobody is asked for them a second time.
         assert sum(FACT in str(each.body) for each in mine.requests) == 1

@@ -232,10 +232,7 @@ async def test_a_collection_that_the_server_lost_is_filled_again_and_one_that_fa
     qdrant.lose(PREFIX + OWN)
     assert (await told(server.parts.settings)).detail.endswith(f"lost: {OWN}")
     asked = len(mine.requests)
-    async with (
-        served(database_url, tmp_path, qdrant) as server,
-        server.signed_in("Ada") as ada,
-    ):
+    async with served(database_url, tmp_path, qdrant) as server, server.signed_in("Ada") as ada:
         await notes_at_last(server, ada)
         assert await rows_in(await own_index(server), ada) == stored
         assert await problems(ada) == []

@@ -129,10 +129,7 @@ async def test_a_lost_index_is_made_again_as_soon_as_there_is_a_key(
 async def test_points_that_work_under_way_puts_back_after_a_deletion_go_as_well(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with (
-        start(embedder="none") as server,
-        server.account("Ben") as ben,
-    ):
+    async with start(embedder="none") as server, server.account("Ben") as ben:
         index, gone = server.parts.memory.collections.current, UUID(ben.user["id"])
         begun, may_go_on = asyncio.Event(), asyncio.Event()
         store = index.upsert

@@ -25,15 +25,7 @@ from backend.memory.search.selection import DENSE_HITS
 from backend.vault.sealing import Sealer
 from scripts.bench.retrieval.search import OneIndex, UncachedEmbedder
 from tests.fakes.openai_server import OpenAIServer, error
-from tests.support.memory import (
-    Start,
-    embedding,
-    link,
-    new_book,
-    preview,
-    reasons,
-    settled,
-)
+from tests.support.memory import Start, embedding, link, new_book, preview, reasons, settled
 from tests.support.points import DIMENSION, point, unit
 
 if TYPE_CHECKING:
@@ -60,10 +52,7 @@ async def test_what_is_near_and_what_is_not_are_told_apart_whatever_the_model(
 ) -> None:
     async with OpenAIServer() as vectors:
         vectors.common = common
-        async with (
-            start(**embedding(vectors)) as server,
-            server.account("Ada") as ada,
-        ):
+        async with start(**embedding(vectors)) as server, server.account("Ada") as ada:
             chat = str((await ada.new_chat())["id"])
             await link(ada, chat, await new_book(ada, *ENTRIES))
             await settled(server)

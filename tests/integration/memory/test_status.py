@@ -121,10 +121,7 @@ async def test_a_rebuild_does_again_what_gave_up(start: Start) -> None:
 
 @pytest.mark.every_database
 async def test_a_rebuild_makes_points_again_that_look_as_they_should(start: Start) -> None:
-    async with (
-        start() as server,
-        server.account("Ada") as ada,
-    ):
+    async with start() as server, server.account("Ada") as ada:
         chat = str((await ada.new_chat())["id"])
         await tell(server, ada, chat, [FACT, "I see.", "Yes."])
         index = server.parts.memory.collections.current
@@ -166,10 +163,7 @@ async def test_texts_move_to_another_model_s_collection_and_are_found_all_the_wh
 ) -> None:
     async with Moody() as vectors:
         old_model = embedding(vectors, name="small", dimension=64)
-        async with (
-            start(**old_model) as server,
-            server.account("Ada") as ada,
-        ):
+        async with start(**old_model) as server, server.account("Ada") as ada:
             chat = str((await ada.new_chat())["id"])
             await tell(server, ada, chat, [FACT, "I see."])
             first = server.parts.memory.collections.current.name
@@ -177,10 +171,7 @@ async def test_texts_move_to_another_model_s_collection_and_are_found_all_the_wh
 
         vectors.refusal = error(500)
         new_model = embedding(vectors, name="large", dimension=128)
-        async with (
-            start(**new_model) as server,
-            server.signed_in("Ada") as ada,
-        ):
+        async with start(**new_model) as server, server.signed_in("Ada") as ada:
             collections = server.parts.memory.collections
             user_id = UUID(ada.user["id"])
             (old,) = [each for each in await collections.all_indexes() if each.name == first]
@@ -319,10 +310,7 @@ async def unavailable(*_: object) -> dict[UUID, Floats]:
 async def test_without_its_index_a_turn_goes_on_and_what_was_said_is_indexed_later(
     start: Start,
 ) -> None:
-    async with (
-        start(embedder="none") as server,
-        server.account("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.account("Ada") as ada:
         chat = str((await ada.new_chat())["id"])
         await tell(server, ada, chat, [FACT, *[f"Roof {n}." for n in range(60)]])
         await set_chat(ada, chat, budgets={"history": 100})
@@ -343,10 +331,7 @@ async def test_without_its_index_a_turn_goes_on_and_what_was_said_is_indexed_lat
         job = await failed_job(server, ada)
         assert job["error"] == "index-unavailable"
 
-    async with (
-        start(embedder="none") as server,
-        server.signed_in("Ada") as ada,
-    ):
+    async with start(embedder="none") as server, server.signed_in("Ada") as ada:
         await ada.client.post(f"{API}/jobs/{job['id']}/retry")
         await settled(server)
         assert "zeppelin" in (await texts_found(ada, "zeppelin"))[0]

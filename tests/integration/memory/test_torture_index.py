@@ -32,20 +32,13 @@ async def qdrant() -> AsyncGenerator[QdrantEngine]:
 @pytest.fixture
 def on_server(qdrant: QdrantEngine) -> dict[str, str]:
     """Settings of processes whose index is on the server."""
-    return {
-        "qdrant_url": qdrant.url,
-        "qdrant_protocol": "http",
-        "qdrant_collection_prefix": PREFIX,
-    }
+    return {"qdrant_url": qdrant.url, "qdrant_protocol": "http", "qdrant_collection_prefix": PREFIX}
 
 
 @pytest.fixture
 async def server(start: Start, on_server: dict[str, str]) -> AsyncGenerator[Running]:
     """A Talekeeper with a chat, whose lines are in the index."""
-    async with (
-        start(embedder="none", **on_server) as running,
-        running.account("Ada") as ada,
-    ):
+    async with start(embedder="none", **on_server) as running, running.account("Ada") as ada:
         chat = await ada.new_chat()
         await tell(running, ada, str(chat["id"]), LINES)
         yield running
@@ -61,7 +54,6 @@ async def test_the_check_reads_the_points_on_the_server(
     server: Running, made: Installation, qdrant: QdrantEngine
 ) -> None:
     found, count = await check_index(server.parts.database, made, {})
-
     assert found == []
     (name,) = qdrant.collections
     points = qdrant.engine.count(name).count
@@ -75,9 +67,7 @@ async def test_points_that_are_lost_on_the_server_are_found_though_a_folder_has_
     name = server.parts.memory.collections.current.name
     await (await open_edge(made.index_folder, name, None)).aclose()
     qdrant.lose(PREFIX + name)
-
     found, count = await check_index(server.parts.database, made, {})
-
     assert [each.split(": ")[2] for each in found] == [f"3 are not in {name}, 0 are left in it"]
     assert count["points"] == 0
 
@@ -85,9 +75,7 @@ async def test_points_that_are_lost_on_the_server_are_found_though_a_folder_has_
 async def test_a_check_that_compared_no_row_fails(server: Running, made: Installation) -> None:
     async with server.parts.database.write() as session:
         await session.execute(delete(IndexState))
-
     found, _ = await check_index(server.parts.database, made, {})
-
     assert len(found) == 2
     assert "3 rows" in found[0]
     assert found[0].endswith("are in no collection")

@@ -225,9 +225,7 @@ async def test_blocks_stand_in_order_with_their_roles_and_at_their_depths(ada: A
     assert view["preset"] == {"id": None, "name": "Draft", "revision": 0, "chosen_by": "preview"}
 
 
-async def test_parts_of_the_card_have_blocks_of_their_own_and_overrides_hold(
-    ada: Account,
-) -> None:
+async def test_parts_of_the_card_have_blocks_of_their_own_and_overrides_hold(ada: Account) -> None:
     _, chat = await opened(ada)
     scenario = {"id": "scenario", "marker": "scenario", "role": "user"}
     last = {"id": "jailbreak", "marker": "post_history", "content": "Mine."}

@@ -97,9 +97,7 @@ async def test_playing_and_importing_and_deleting_are_counted(
     files = {"file": card}
     made = ok(await client.post(f"{API}/characters/import", files=files), 201)["character"]["id"]
     put = await client.put(
-        f"{API}/characters/{made}/avatar",
-        content=picture(),
-        headers={"content-type": "image/png"},
+        f"{API}/characters/{made}/avatar", content=picture(), headers={"content-type": "image/png"}
     )
     assert put.status_code == 204
     sizes.append(await agree(server, ada))

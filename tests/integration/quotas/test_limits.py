@@ -227,10 +227,7 @@ async def test_streams_at_once_are_limited_and_a_turn_is_not_begun_without_one(
     gate = Gate()
     async with (
         OpenAIServer() as model,
-        serve(max_streams_per_user=2, **asking(model)) as (
-            server,
-            ada,
-        ),
+        serve(max_streams_per_user=2, **asking(model)) as (server, ada),
     ):
         first, second = (await ada.new_chat())["id"], (await ada.new_chat())["id"]
         model.script(held_back(gate), held_back(gate))

@@ -98,9 +98,7 @@ async def test_numbers_in_queries(stage: Scene, document: dict[str, Any]) -> Non
             wanted = {each["name"]: "lamp" for each in said["parameters"] if each.get("required")}
             for number in LARGE:
                 answer = await asking(stage, path).request(
-                    method,
-                    fill_in(path, stage),
-                    params={**wanted, parameter["name"]: number},
+                    method, fill_in(path, stage), params={**wanted, parameter["name"]: number}
                 )
                 assert is_told(answer, (path, parameter["name"], number)), answer.text
                 asked += 1
@@ -228,9 +226,7 @@ async def test_each_id_that_a_body_may_have_is_looked_at(server: Running) -> Non
                     if not known <= ids.keys():
                         continue
                     answer = await owner.client.request(
-                        method,
-                        filled(path, ids),
-                        json={**whole, **with_id(body, str(uuid4()))},
+                        method, filled(path, ids), json={**whole, **with_id(body, str(uuid4()))}
                     )
                     assert answer.status_code in {404, 422}, (name, member, answer.text)
                     asked.add((name, member))

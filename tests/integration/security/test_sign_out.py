@@ -104,9 +104,7 @@ async def play(server: Running, account: Account) -> None:
     await settled(server)
 
 
-async def test_nothing_of_what_a_user_wrote_is_in_memory_after_signing_out(
-    server: Running,
-) -> None:
+async def test_nothing_of_what_a_user_wrote_is_in_memory_after_signing_out(server: Running) -> None:
     async with server.account("Ada") as ada:
         await play(server, ada)
         ok(await ada.client.delete("/api/v1/sessions/current"), 204)

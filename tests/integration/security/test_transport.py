@@ -208,10 +208,7 @@ async def test_who_is_no_trusted_proxy_is_not_believed(
 ) -> None:
     async with (
         running(
-            sqlite_url,
-            tmp_path,
-            trusted_proxies=("192.0.2.1",),
-            public_origin=f"https://{NAME}",
+            sqlite_url, tmp_path, trusted_proxies=("192.0.2.1",), public_origin=f"https://{NAME}"
         ) as server,
         server.account("Ada"),
     ):
