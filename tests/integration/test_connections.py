@@ -44,6 +44,18 @@ async def head(reader: asyncio.StreamReader) -> bytes:
     return await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
 
 
+async def trickle(streams: Streams, data: bytes, *, seconds: float = 0.1) -> bytes:
+    """Send data again and again until the server closes the connection. Return its answer."""
+    reader, writer = streams
+    over = asyncio.create_task(to_the_end(reader))
+    while not over.done():
+        with contextlib.suppress(ConnectionError):
+            writer.write(data)
+            await writer.drain()
+        await asyncio.sleep(seconds)
+    return await over
+
+
 async def test_a_head_that_is_too_large_is_refused_before_it_is_complete(
     sqlite_url: str, tmp_path: Path
 ) -> None:
@@ -82,14 +94,9 @@ async def test_a_head_that_trickles_is_given_up_and_so_is_a_silent_connection(
         connected(server) as (silent, _),
         connected(server) as (reader, writer),
     ):
-        over = asyncio.create_task(to_the_end(reader))
         writer.write(GET)
-        while not over.done():
-            with contextlib.suppress(ConnectionError):
-                writer.write(b"X-More: 1\r\n")
-                await writer.drain()
-            await asyncio.sleep(0.1)
-        assert (await over).startswith(b"HTTP/1.1 408")
+        answer = await trickle((reader, writer), b"X-More: 1\r\n")
+        assert answer.startswith(b"HTTP/1.1 408")
         assert await to_the_end(silent) == b""
 
 
@@ -101,13 +108,7 @@ async def test_a_body_that_trickles_is_given_up_and_one_that_comes_steadily_is_n
         start = POST + b"Content-Length: 3000\r\n\r\n"
         async with connected(server) as (reader, writer):
             writer.write(start)
-            over = asyncio.create_task(to_the_end(reader))
-            while not over.done():
-                with contextlib.suppress(ConnectionError):
-                    writer.write(b" ")
-                    await writer.drain()
-                await asyncio.sleep(0.1)
-            assert await over == b""
+            assert await trickle((reader, writer), b" ") == b""
         async with connected(server) as (reader, writer):
             writer.write(start)
             for _ in range(10):  # for longer than body_seconds, and much faster than the pace
@@ -131,13 +132,8 @@ async def test_the_rest_of_a_body_is_not_taken_for_ever_after_its_answer(
     monkeypatch.setattr("backend.server.LINGER_SECONDS", 0.5)
     async with running(sqlite_url, tmp_path) as server, connected(server) as (reader, writer):
         writer.write(POST + b"Content-Length: 900000\r\n\r\n")
-        over = asyncio.create_task(to_the_end(reader))
-        while not over.done():
-            with contextlib.suppress(ConnectionError):
-                writer.write(b" " * 1000)
-                await writer.drain()
-            await asyncio.sleep(0.05)
-        assert (await over).startswith(b"HTTP/1.1 4") or await over == b""
+        answer = await trickle((reader, writer), b" " * 1000, seconds=0.05)
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
 
 
 async def test_beyond_so_many_connections_requests_get_503_and_health_answers(

@@ -15,7 +15,7 @@ from backend.accounts.profile import activity
 from backend.accounts.profile.activity import describe_client
 from tests.support.clock import Clock
 from tests.support.routes import routes_of
-from tests.support.server import PASSWORD, Account, Running, ok, problem
+from tests.support.server import PASSWORD, Account, Running, ok, problem, read_pages
 
 pytestmark = pytest.mark.anyio
 
@@ -227,16 +227,9 @@ async def test_the_oldest_entries_make_room_for_new_ones_of_the_same_account_alo
 async def test_the_list_comes_in_pages(server: Running, ada: Account) -> None:
     for number in range(4):
         ok(await ada.client.post("/api/v1/api-keys", json={"label": f"key {number}"}), 201)
-    seen: list[str] = []
-    after = None
-    for _ in range(3):
-        query = {"limit": 2} | ({"after": after} if after else {})
-        page = ok(await ada.client.get(ACTIVITY, params=query))
-        seen += [each["id"] for each in page["items"]]
-        after = page["next"]
-    assert after is None
-    assert seen == [each["id"] for each in await entries(ada)]
-    assert len(seen) == 5
+    pages = await read_pages(ada.client.get, ACTIVITY, limit=2)
+    assert [len(page) for page in pages] == [2, 2, 1]
+    assert [each for page in pages for each in page] == await entries(ada)
 
 
 async def test_nobody_sees_what_others_did(server: Running, ada: Account) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from sqlalchemy import select, update
@@ -297,29 +298,24 @@ async def test_with_an_older_copy_of_the_file_nothing_is_touched(
 
 
 @pytest.mark.every_database
-async def test_with_a_slot_under_a_version_that_is_lost_nothing_is_touched(
-    database: Database, path: Path
-) -> None:
-    _, agnes, _ = await populate(database, load_root_keys(path))
-    mine = (KeySlot.user_id == agnes.user_id, KeySlot.kind == "password")
-    async with database.write() as session:
-        await session.execute(update(KeySlot).where(*mine).values(root_version=7))
-    with pytest.raises(RootKeyError, match="version 7 is missing"):
-        await rotate(database, path)
-    assert load_root_keys(path).versions == [1]
-
-
-@pytest.mark.every_database
+@pytest.mark.parametrize(
+    ("damage", "message", "kept"),
+    [
+        ({"root_version": 7}, "version 7 is missing", [1]),
+        ({"wrapped": b"x" * 88}, "{user_id}", [1, 2]),
+    ],
+    ids=["lost version", "damaged"],
+)
 async def test_a_slot_that_does_not_open_is_named_and_the_old_key_stays(
-    database: Database, path: Path
+    database: Database, path: Path, damage: dict[str, Any], message: str, kept: list[int]
 ) -> None:
     edith, agnes, ida = await populate(database, load_root_keys(path))
     mine = (KeySlot.user_id == agnes.user_id, KeySlot.kind == "password")
     async with database.write() as session:
-        await session.execute(update(KeySlot).where(*mine).values(wrapped=b"x" * 88))
-    with pytest.raises(RootKeyError, match=str(agnes.user_id)):
+        await session.execute(update(KeySlot).where(*mine).values(damage))
+    with pytest.raises(RootKeyError, match=message.format(user_id=agnes.user_id)):
         await rotate(database, path)
-    assert load_root_keys(path).versions == [1, 2]
+    assert load_root_keys(path).versions == kept
     await assert_everybody_comes_in(database, [edith, ida], load_root_keys(path))
 
 
@@ -442,7 +438,7 @@ async def test_a_root_key_rotation_survives_being_killed(
     result = await rotate(database, path)
     assert load_root_keys(path).versions == [result.version]
     async with database.read() as session:
-        versions = {
+        in_use = {
             *(await session.scalars(select(InstanceKey.root_version))),
             *(
                 await session.scalars(
@@ -450,6 +446,6 @@ async def test_a_root_key_rotation_survives_being_killed(
                 )
             ),
         }
-    assert versions == {result.version}
+    assert in_use == {result.version}
     for name in names:
         assert await log_in(database, name, load_root_keys(path)) == people[name].user_key

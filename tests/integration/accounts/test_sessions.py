@@ -80,24 +80,16 @@ async def test_a_session_outlives_a_restart_of_the_server(
         ok(await client.post("/api/v1/chats", json={}), 201)
 
 
-async def test_a_session_that_nobody_uses_for_a_month_has_ended(
-    server: Running, ada: Account, clock: Clock
+@pytest.mark.parametrize(
+    ("uses", "pause", "last_pause"), [(2, 29, 30), (9, 19, 9)], ids=["unused", "too old"]
+)
+async def test_a_session_ends_after_a_month_without_use_or_half_a_year(
+    server: Running, ada: Account, clock: Clock, uses: int, pause: int, last_pause: int
 ) -> None:
-    clock.forward(days=29)
-    ok(await ada.client.get(ME))
-    clock.forward(days=29)
-    ok(await ada.client.get(ME))
-    clock.forward(days=30, seconds=1)
-    problem(await ada.client.get(ME), 401, "unauthenticated")
-
-
-async def test_a_session_that_is_used_every_day_ends_after_half_a_year(
-    server: Running, ada: Account, clock: Clock
-) -> None:
-    for _ in range(9):
-        clock.forward(days=19)
+    for _ in range(uses):
+        clock.forward(days=pause)
         ok(await ada.client.get(ME))
-    clock.forward(days=9, seconds=1)
+    clock.forward(days=last_pause, seconds=1)
     problem(await ada.client.get(ME), 401, "unauthenticated")
 
 

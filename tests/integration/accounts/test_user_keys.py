@@ -27,13 +27,13 @@ from backend.core.events import Participants
 from backend.database.base import now
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
-from backend.jobs.queue import NewJob
 from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.worker import Worker
 from backend.vault.root import RootKeys
 from backend.vault.sealing import SealBrokenError, key_number
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
+from tests.integration.jobs.working import put
 from tests.support.factors import recover, sign_in
 from tests.support.memory import settled
 from tests.support.models import asking, held_back
@@ -344,10 +344,9 @@ async def test_jobs_that_carry_the_old_key_are_done_with_the_new_one(either: Run
     async with either.account("Ada") as ada:
         parts, reader = either.parts, Reader()
         old = await identity_of(either, ada)
-        async with parts.database.write() as session:
-            await parts.queue.enqueue(
-                session, NewJob("read", old.user_id), key=parts.queue.grant(old.sealer, "per_job")
-            )
+        await put(
+            parts.queue, "read", user_id=old.user_id, key=parts.queue.grant(old.sealer, "per_job")
+        )
         await rotate(ada)
         # A worker of another process, which has no keys of users who are here.
         await work(either, reader)
@@ -363,15 +362,13 @@ async def test_a_job_that_was_given_the_old_key_too_late_waits_for_its_user(
         parts, reader = either.parts, Reader()
         old = await identity_of(either, ada)
         await rotate(ada)
-        async with parts.database.write() as session:
-            job_id = await parts.queue.enqueue(
-                session, NewJob("read", old.user_id), key=parts.queue.grant(old.sealer, "per_job")
-            )
+        await put(
+            parts.queue, "read", user_id=old.user_id, key=parts.queue.grant(old.sealer, "per_job")
+        )
         parts.kinds["read"] = JobKind(reader)
         parts.queue.wake()
         ok(await ada.client.get(ME))
         await until_no_jobs(either)
-        assert job_id is not None
         assert reader.read == [2]
 
 
@@ -544,6 +541,7 @@ async def test_the_recovery_code_opens_the_account_once_and_gives_a_new_one(
             body = {"username": "ADA", "recovery_code": typed, "new_password": NEW}
             back = ok(await client.post("/api/v1/recoveries", json=body), 201)
             assert back["user"]["username"] == "Ada"
+            assert ok(await client.get("/api/v1/api-keys"))["items"] == []
             chats = ok(await client.get("/api/v1/chats"))["items"]
             assert [chat["title"] for chat in chats] == ["The lighthouse"]
 

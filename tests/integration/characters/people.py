@@ -25,7 +25,6 @@ from backend.characters.service import CharacterService
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database
-from backend.errors import MEDIA_TYPE, TYPE_PREFIX
 from backend.http import responses as http
 from backend.jobs.queue import JobQueue
 from backend.lorebooks.card_books import CardBookService
@@ -152,14 +151,6 @@ def body(response: httpx.Response, *, status: int = 200) -> dict[str, Any]:
     """The answer's JSON, when it is the answer that was hoped for."""
     assert response.status_code == status, response.text
     return cast("dict[str, Any]", response.json())
-
-
-def problem(response: httpx.Response, status: int, slug: str) -> dict[str, Any]:
-    """The answer's problem, when it is the one expected."""
-    assert response.headers["content-type"] == MEDIA_TYPE, response.text
-    found = body(response, status=status)
-    assert (found["type"], found["status"]) == (TYPE_PREFIX + slug, status)
-    return found
 
 
 def card_of(character: Mapping[str, Any]) -> dict[str, Any]:

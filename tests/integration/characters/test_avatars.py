@@ -14,8 +14,9 @@ from backend.characters.schemas import PersonaFields
 from backend.characters.uploads import IMAGE_TYPES
 from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
-from tests.integration.characters.people import ON_SQLITE_ALONE, Person, body, count_rows, problem
+from tests.integration.characters.people import ON_SQLITE_ALONE, Person, body, count_rows
 from tests.integration.characters.pictures import METADATA, opened, picture
+from tests.support.server import problem
 
 pytestmark = pytest.mark.anyio
 

@@ -29,9 +29,9 @@ from tests.integration.characters.people import (
     body,
     card_of,
     count_rows,
-    problem,
 )
 from tests.integration.characters.pictures import archive, opened, picture
+from tests.support.server import problem
 
 pytestmark = pytest.mark.anyio
 

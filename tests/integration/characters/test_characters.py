@@ -18,8 +18,8 @@ from tests.integration.characters.people import (
     card_of,
     character_service,
     count_rows,
-    problem,
 )
+from tests.support.server import problem, read_pages
 
 pytestmark = pytest.mark.anyio
 
@@ -187,13 +187,9 @@ async def test_pages_go_from_the_newest_to_the_oldest(ada: Person, ben: Person) 
     for name in ("one", "two", "three", "four", "five"):
         await ada.make(name=name)
     await ben.make(name="ben's own")
-    pages: list[list[str]] = []
-    after: str | None = ""
-    while after is not None:
-        page = body(await ada.get(f"/characters?limit=2{after and f'&after={after}'}"))
-        pages.append([item["name"] for item in page["items"]])
-        after = page["next"]
-    assert pages == [["five", "four"], ["three", "two"], ["one"]]
+    pages = await read_pages(ada.get, "/characters", limit=2)
+    names_of = [[item["name"] for item in page] for page in pages]
+    assert names_of == [["five", "four"], ["three", "two"], ["one"]]
 
 
 async def test_a_list_shows_what_is_needed_to_choose(ada: Person) -> None:
@@ -237,15 +233,10 @@ async def test_a_search_goes_on_page_by_page_until_everything_was_looked_at(
     for name in ("match 1", "x", "x", "x", "match 2", "match 3", "x"):
         await ada.make(name=name)
 
-    pages: list[list[str]] = []
-    after: str | None = ""
-    while after is not None:
-        query = f"search=match&limit=2{after and f'&after={after}'}"
-        page = body(await ada.get(f"/characters?{query}"))
-        pages.append([item["name"] for item in page["items"]])
-        after = page["next"]
+    pages = await read_pages(ada.get, "/characters", search="match", limit=2)
 
-    assert pages == [["match 3", "match 2"], [], ["match 1"]]
+    names_of = [[item["name"] for item in page] for page in pages]
+    assert names_of == [["match 3", "match 2"], [], ["match 1"]]
 
 
 @ON_SQLITE_ALONE

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.support.server import Account, ok, problem
+from tests.support.server import Account, ok, problem, read_pages
 
 pytestmark = pytest.mark.anyio
 
@@ -188,15 +188,8 @@ async def test_chats_are_listed_newest_first_in_pages_and_by_character(ada: Acco
     ]
     newest_first = [chat["id"] for chat in reversed(opened)]
     for limit in (1, 3, 7, 50):
-        listed: list[str] = []
-        query: dict[str, Any] = {"limit": limit}
-        while True:
-            part = ok(await ada.client.get("/api/v1/chats", params=query))
-            listed += [chat["id"] for chat in part["items"]]
-            if part["next"] is None:
-                break
-            query["after"] = part["next"]
-        assert listed == newest_first
+        pages = await read_pages(ada.client.get, "/api/v1/chats", limit=limit)
+        assert [chat["id"] for page in pages for chat in page] == newest_first
     with_her = ok(await ada.client.get("/api/v1/chats", params={"character_id": character["id"]}))[
         "items"
     ]

@@ -1,4 +1,4 @@
-"""Messages over HTTP: the active path, swipes, edits, branches, hiding, deleting, copying out."""
+"""Tests of messages: the active path, swipes, edits, branches, hiding, deletion and forks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.server import Account, ok, problem
+from tests.support.memory import API, link, new_book
+from tests.support.server import Account, ok, problem, read_pages
 
 pytestmark = pytest.mark.anyio
 
@@ -174,17 +175,9 @@ async def test_siblings_come_in_pages(ada: Account, chat: str, lines: list[Line]
     for n in range(7):
         made.append((await patch(ada, made[-1], text=f"Who is there, {n}?"))["id"])
     url = f"/api/v1/messages/{made[0]}/siblings"
-    seen: list[str] = []
-    sizes: list[int] = []
-    query: dict[str, Any] = {"limit": 3}
-    while True:
-        part = ok(await ada.client.get(url, params=query))
-        seen += [each["id"] for each in part["items"]]
-        sizes.append(len(part["items"]))
-        if part["next"] is None:
-            break
-        query["after"] = part["next"]
-    assert (seen, sizes) == (made, [3, 3, 2])
+    pages = await read_pages(ada.client.get, url, limit=3)
+    assert [len(page) for page in pages] == [3, 3, 2]
+    assert [each["id"] for page in pages for each in page] == made
     problem(await ada.client.get(url, params={"limit": 501}), 422, "validation-failed")
     # What is deleted leaves the path to the one before it, else to the one after it.
     await activate(ada, made[3])
@@ -348,3 +341,44 @@ async def test_texts_come_back_as_they_went_in(ada: Account, chat: str) -> None:
         " a\r\n",
     ):
         assert (await patch(ada, line["id"], text=text))["text"] == text
+
+
+async def fork_at(ada: Account, chat: str, message_id: str) -> str:
+    made = await ada.client.post(f"{API}/chats/{chat}/fork", json={"message_id": message_id})
+    return str(ok(made, 201)["id"])
+
+
+async def linked_book(account: Account, chat: str, state: str, **entry: Any) -> str:
+    book = await new_book(account, entry)
+    await link(account, chat, book, state)
+    return book
+
+
+async def reasons(ada: Account, chat: str, text: str) -> list[str]:
+    answer = await ada.client.get(f"{API}/chats/{chat}/context", params={"text": text})
+    return [item["reason"] for item in ok(answer)["retrieved"]]
+
+
+async def test_links_and_switches_come_along(ada: Account, chat: str) -> None:
+    linked = await linked_book(ada, chat, "linked", keys=["inn"], content="Warm.")
+    off = await linked_book(ada, chat, "off", keys=["inn"], content="Cold.")
+    leaf = (await ada.messages(chat))[-1]["id"]
+    copy = await fork_at(ada, chat, leaf)
+    for book, state in ((linked, "linked"), (off, "off")):
+        answer = await ada.client.get(f"{API}/chats/{copy}/lorebooks/{book}")
+        assert ok(answer)["state"] == state
+
+
+@pytest.mark.every_database
+async def test_what_is_sticky_stays_sticky_in_a_copy(ada: Account, chat: str) -> None:
+    await linked_book(ada, chat, "linked", keys=["inn"], content="Warm.", sticky=20)
+    await ada.turn(chat, text="We come to an inn.")
+    for _ in range(2):
+        await ada.turn(chat, text="We go on.")
+    lines = await ada.messages(chat)
+    assert "sticky" in (await reasons(ada, chat, "And now?"))[0]
+    assert (
+        "sticky" in (await reasons(ada, await fork_at(ada, chat, lines[-1]["id"]), "And now?"))[0]
+    )
+    before_it = await fork_at(ada, chat, lines[0]["id"])
+    assert await reasons(ada, before_it, "And now?") == []

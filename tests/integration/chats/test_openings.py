@@ -17,7 +17,7 @@ from backend.database.base import now
 from backend.database.engine import Database
 from tests.integration.chats.trees import AUTHORS, Grove, sign_up
 from tests.support.memory import API
-from tests.support.server import Account, ok, problem
+from tests.support.server import Account, ok, problem, read_pages
 
 pytestmark = pytest.mark.anyio
 
@@ -41,13 +41,7 @@ async def refused(ada: Account, character_id: str, slug: str) -> dict[str, Any]:
 
 async def swipes(ada: Account, chat: dict[str, Any]) -> list[dict[str, Any]]:
     url = f"{API}/messages/{chat['leaf_id']}/siblings"
-    query, found = {"limit": "200"}, list[dict[str, Any]]()
-    while True:
-        page = ok(await ada.client.get(url, params=query))
-        found += page["items"]
-        if page["next"] is None:
-            return found
-        query["after"] = page["next"]
+    return [each for page in await read_pages(ada.client.get, url, limit=200) for each in page]
 
 
 @pytest.mark.parametrize(

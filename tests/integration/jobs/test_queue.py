@@ -335,26 +335,20 @@ async def note_twice(job: RunningJob) -> None:
 EACH_ONCE = Counter(b"%d" % number for number in range(JOBS))
 
 
-async def test_those_that_come_while_one_ends_end_in_one_transaction(
-    queue: JobQueue, workshop: Workshop
+@pytest.mark.parametrize("fails", [None, 3], ids=["all end", "one fails"])
+async def test_jobs_that_end_together_share_a_transaction_and_a_failure_costs_one_attempt(
+    queue: JobQueue, workshop: Workshop, fails: int | None
 ) -> None:
     together = Together()
+    together.fails = fails
     await together.begin(queue, workshop)
     await until(lambda: is_empty(queue.database))
     assert await noted(queue) == EACH_ONCE
-    assert set(together.runs.values()) == {1}
-    assert len(together.sessions) < JOBS
-
-
-async def test_one_that_fails_as_it_ends_costs_the_others_no_attempt(
-    queue: JobQueue, workshop: Workshop
-) -> None:
-    together = Together()
-    together.fails = 3
-    await together.begin(queue, workshop)
-    await until(lambda: is_empty(queue.database))
-    assert await noted(queue) == EACH_ONCE
-    assert together.runs[3] == 2
+    if fails is None:
+        assert set(together.runs.values()) == {1}
+        assert len(together.sessions) < JOBS
+    else:
+        assert together.runs[fails] == 2
 
 
 async def test_one_that_is_no_longer_the_worker_s_changes_nothing_and_the_others_end(

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -84,13 +84,10 @@ async def test_the_nearest_of_many_are_found_as_exactly_once_they_are_put_in_ord
     )
     await index.aclose()
 
-    index = await open_edge(tmp_path, "tales", size)
-    try:
+    async with aclosing(await open_edge(tmp_path, "tales", size)) as index:
         found = await index.search(
             [query(vector, scope(OWNER, CHAT), limit=100) for vector in vectors[count:]]
         )
-    finally:
-        await index.aclose()
 
     assert list(tmp_path.rglob("quantized.data"))  # noqa: ASYNC240  nothing waits
     for hits, vector in zip(found, vectors[count:], strict=True):
@@ -116,16 +113,13 @@ async def test_what_was_stored_outlives_a_process_that_is_killed(tmp_path: Path)
     writer = start_writer(tmp_path)
     writer.send_signal(signal.SIGKILL)
     writer.wait()
-    index = await open_edge(tmp_path, "tales", DIMENSION)
-    try:
+    async with aclosing(await open_edge(tmp_path, "tales", DIMENSION)) as index:
         assert not index.is_new
         assert await index.count(OWNER) == 99
         [hits] = await index.search([query(unit(1), scope(OWNER, CHAT), limit=200)])
         assert {hit.payload.source_id for hit in hits} == {
             UUID(int=number) for number in range(100) if number != 1
         }
-    finally:
-        await index.aclose()
 
 
 async def test_a_folder_that_another_process_has_open_is_refused_and_left_alone(
@@ -159,14 +153,11 @@ def damage(folder: Path, what: str) -> None:
 async def test_a_damaged_folder_is_made_anew(tmp_path: Path, what: str) -> None:
     await made(tmp_path)
     damage(tmp_path, what)
-    index = await open_edge(tmp_path, "tales", DIMENSION)
-    try:
+    async with aclosing(await open_edge(tmp_path, "tales", DIMENSION)) as index:
         assert index.is_new
         assert await index.count() == 0
         await index.upsert([point(OWNER, CHAT)])
         assert await index.count() == 1
-    finally:
-        await index.aclose()
 
 
 async def test_a_folder_of_another_dimension_or_format_is_made_anew(tmp_path: Path) -> None:
@@ -209,15 +200,12 @@ def files_of(pid: int) -> str:
 
 
 async def test_an_engine_does_without_what_only_the_server_needs(tmp_path: Path) -> None:
-    index = await open_edge(tmp_path, "tales", DIMENSION)
-    try:
+    async with aclosing(await open_edge(tmp_path, "tales", DIMENSION)) as index:
         await index.upsert([point(OWNER, CHAT)])
         asked = [query(unit(1), scope(OWNER, CHAT)), query(terms({3: 1}), scope(OWNER, CHAT))]
         await index.search(asked)
         [engine_process] = engines()
         mapped = files_of(engine_process)
-    finally:
-        await index.aclose()
     assert "qdrant_edge" in mapped
     for library in ("numpy", "msgspec", "sqlalchemy"):
         assert library not in mapped
@@ -337,16 +325,13 @@ async def test_a_folder_that_cannot_be_used_is_opened_once_it_can(
     monkeypatch.setattr("backend.core.helpers.FIRST_PAUSE_SECONDS", 0.0)
     folder = tmp_path / "index"
     folder.write_text("a file where the folder should be")
-    index = await open_edge(folder, "tales", DIMENSION)
-    try:
+    async with aclosing(await open_edge(folder, "tales", DIMENSION)) as index:
         with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
             await index.ping()
         folder.unlink()
         await index.upsert([point(OWNER, CHAT)])
         assert index.is_new
         assert await index.count(OWNER) == 1
-    finally:
-        await index.aclose()
 
 
 async def test_what_is_found_stays_the_same_when_segments_are_put_in_order(tmp_path: Path) -> None:
@@ -485,12 +470,9 @@ async def test_what_is_kept_of_users_who_search_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(edge, "_MAX_PREFETCHES", 2)
-    index = await open_edge(tmp_path, "tales", DIMENSION)
-    try:
+    async with aclosing(await open_edge(tmp_path, "tales", DIMENSION)) as index:
         for owner in (uuid4() for _ in range(5)):
             await index.upsert([point(owner, CHAT)])
             [hits] = await index.search([query(unit(1), scope(owner, CHAT))])
             assert len(hits) == 1
         assert len(index._prefetches) == 2
-    finally:
-        await index.aclose()
