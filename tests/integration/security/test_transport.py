@@ -26,8 +26,10 @@ HTTPS = {"Host": NAME, "X-Forwarded-Proto": "https"}
 
 
 @pytest.fixture
-async def server(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
-    async with running(sqlite_url, tmp_path, public_origin=f"https://{NAME}") as server:
+async def proxied(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
+    """A server with an HTTPS origin, and with an account."""
+    origin = f"https://{NAME}"
+    async with running(sqlite_url, tmp_path, public_origin=origin) as server, server.account("Ada"):
         yield server
 
 
@@ -68,9 +70,9 @@ async def test_on_this_machine_the_cookies_go_without_secure(local: Running) -> 
 
 
 async def test_behind_a_trusted_proxy_with_https_the_cookies_belong_to_that_host(
-    server: Running, ada: Account
+    proxied: Running,
 ) -> None:
-    answer = await log_in(server, **HTTPS)
+    answer = await log_in(proxied, **HTTPS)
     ok(answer, 201)
     assert answer.headers["strict-transport-security"]
     cookies = cookies_of(answer)
@@ -81,7 +83,7 @@ async def test_behind_a_trusted_proxy_with_https_the_cookies_belong_to_that_host
     assert cookies[SECURE_COOKIE]["httponly"] is True
 
     token, csrf = cookies[SECURE_COOKIE].value, cookies[CSRF_COOKIE].value
-    async with server.browser() as client:
+    async with proxied.browser() as client:
         sent = {**HTTPS, "Cookie": f"{SECURE_COOKIE}={token}; {CSRF_COOKIE}={csrf}"}
         ok(await client.get("/api/v1/me", headers=sent))
         # A cookie of the plain name might have been set by somebody on the way.
@@ -95,12 +97,10 @@ async def test_behind_a_trusted_proxy_with_https_the_cookies_belong_to_that_host
         }
 
 
-async def test_behind_a_proxy_that_says_nothing_an_https_origin_decides(
-    server: Running, ada: Account
-) -> None:
+async def test_behind_a_proxy_that_says_nothing_an_https_origin_decides(proxied: Running) -> None:
     """An nginx without further settings sends the upstream's own address as host, and no scheme."""
     for headers in ({}, {"Host": NAME}, {"Host": NAME, "X_Forwarded_For": "203.0.113.7"}):
-        answer = await log_in(server, **headers)
+        answer = await log_in(proxied, **headers)
         ok(answer, 201)
         assert answer.headers["strict-transport-security"]
         cookies = cookies_of(answer)
@@ -108,7 +108,7 @@ async def test_behind_a_proxy_that_says_nothing_an_https_origin_decides(
         assert all(cookie["secure"] is True for cookie in cookies.values())
         assert not cookies[CSRF_COOKIE]["httponly"]
         token = cookies[SECURE_COOKIE].value
-        async with server.browser() as client:
+        async with proxied.browser() as client:
             sent = {"Cookie": f"{SECURE_COOKIE}={token}"}
             ok(await client.get("/api/v1/me", headers=sent))
             # A cookie of the plain name might have been set by somebody on the way.
@@ -117,15 +117,15 @@ async def test_behind_a_proxy_that_says_nothing_an_https_origin_decides(
 
 
 async def test_what_a_proxy_calls_plain_http_is_refused_under_an_https_origin(
-    server: Running, ada: Account
+    proxied: Running,
 ) -> None:
     for host in (NAME, "127.0.0.1:8000"):
-        answer = await log_in(server, Host=host, X_Forwarded_Proto="http")
+        answer = await log_in(proxied, Host=host, X_Forwarded_Proto="http")
         detail = problem(answer, 403, "insecure-transport")["detail"]
         assert "TALEKEEPER_TRUSTED_PROXIES" in detail
         assert cookies_of(answer) == {}
         assert "strict-transport-security" not in answer.headers
-    async with server.browser() as client:
+    async with proxied.browser() as client:
         answer = await client.get("/api/v1/me", headers={"X-Forwarded-Proto": "http"})
         problem(answer, 403, "insecure-transport")
         ok(await client.get("/health", headers={"X-Forwarded-Proto": "http"}))
@@ -226,19 +226,19 @@ async def test_who_is_no_trusted_proxy_is_not_believed(
 
 
 async def test_of_a_chain_of_proxies_the_last_stranger_is_believed(
-    server: Running, ada: Account, clock: Clock
+    proxied: Running, clock: Clock
 ) -> None:
     for n in range(5):
-        async with server.browser() as client:
+        async with proxied.browser() as client:
             body = {"username": f"nobody{n}", "password": PASSWORD}
             # What stands in front was written by the client.
             headers = {"X-Forwarded-For": f"198.51.100.{n}, 203.0.113.7"}
             problem(
                 await client.post(SESSIONS, json=body, headers=headers), 401, "wrong-credentials"
             )
-    answer = await log_in(server, X_Forwarded_For="203.0.113.7")
+    answer = await log_in(proxied, X_Forwarded_For="203.0.113.7")
     problem(answer, 429, "too-many-attempts")
-    ok(await log_in(server, X_Forwarded_For="198.51.100.1"), 201)
+    ok(await log_in(proxied, X_Forwarded_For="198.51.100.1"), 201)
 
 
 PREFIX = "/api/v1"
