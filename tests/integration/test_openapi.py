@@ -530,16 +530,16 @@ async def test_every_list_has_a_limit_and_a_cursor(ada: Account) -> None:
 
 
 async def test_sessions_keys_accounts_and_invitations_come_in_pages(
-    server: Running, ada: Account
+    server: Running, administrator: Account
 ) -> None:
     for n in range(4):
-        ok(await ada.client.post("/api/v1/api-keys", json={"label": f"{n}"}), 201)
-        ok(await ada.client.post("/api/v1/admin/invitations", json={}), 201)
-        async with server.account(f"Person {n}"), server.signed_in("Ada"):
+        ok(await administrator.client.post("/api/v1/api-keys", json={"label": f"{n}"}), 201)
+        ok(await administrator.client.post("/api/v1/admin/invitations", json={}), 201)
+        async with server.account(f"Person {n}"), server.signed_in(administrator.name):
             pass
     for path in ("sessions", "api-keys", "admin/users", "admin/invitations"):
-        whole = ok(await ada.client.get(f"/api/v1/{path}"))["items"]
-        pages = await read_pages(ada.client.get, f"/api/v1/{path}", limit=2)
+        whole = ok(await administrator.client.get(f"/api/v1/{path}"))["items"]
+        pages = await read_pages(administrator.client.get, f"/api/v1/{path}", limit=2)
         assert len(whole) >= 4
         assert max(len(page) for page in pages) == 2
         assert [each["id"] for page in pages for each in page] == [each["id"] for each in whole]
