@@ -24,9 +24,9 @@ def stretches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     found: list[tuple[int, int, int]] = []
     stretch = PasswordKdf.stretch
 
-    def counted(kdf: PasswordKdf, password: str) -> bytes:
+    def count_stretch(kdf: PasswordKdf, password: str) -> bytes:
         found.append((kdf.memory_kib, kdf.passes, kdf.lanes))
         return stretch(kdf, password)
 
-    monkeypatch.setattr(PasswordKdf, "stretch", counted)
+    monkeypatch.setattr(PasswordKdf, "stretch", count_stretch)
     return found

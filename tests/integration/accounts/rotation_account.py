@@ -38,12 +38,12 @@ MODELS: Sequence[ModuleType] = [
 """Every module of models: imported, so that `Base.metadata` is complete."""
 
 Texts = dict[tuple[str, str, UUID], str]
-"""What is stored, by table, column and row."""
+"""Stored texts by table, column and row."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """Somebody who has signed up, and the key that their password opens."""
+    """An account, and the user key that its password opens."""
 
     database: Database
     name: str
@@ -51,7 +51,7 @@ class Account:
     user_key: bytes
 
     async def sealer(self) -> Sealer:
-        """What a request of theirs would have right now."""
+        """Return the sealer that a request has now."""
         async with self.database.read() as session:
             user = await repository.get_user(session, self.user_id)
             rows = await repository.list_data_keys(session, self.user_id)
@@ -102,7 +102,7 @@ class Account:
                     made[sealed.table.name] = row["id"]
                     if sealed.table is User.__table__:
                         query = update(User).where(User.id == self.user_id)
-                        await session.execute(query.values(_sealed_of(sealed, row)))
+                        await session.execute(query.values(_select_sealed(sealed, row)))
                     else:
                         await session.execute(insert(sealed.table).values(row))
 
@@ -114,8 +114,8 @@ async def sign_up(database: Database, name: str, root: RootKeys) -> Account:
     return Account(database, name, unlocked.user.id, unlocked.current.key)
 
 
-async def log_in(database: Database, name: str, root: RootKeys) -> bytes:
-    """The user key. Raises what a log-in raises."""
+async def open_user_key(database: Database, name: str, root: RootKeys) -> bytes:
+    """Return the user key. Raises the errors of a sign-in."""
     unlocked = await (await accounts(database, root)).unlock(name, PASSWORD, address="::1")
     return unlocked.current.key
 
@@ -128,7 +128,7 @@ async def accounts(database: Database, root: RootKeys) -> AccountService:
 
 
 def _row(sealed: SealedTable, sealer: Sealer, made: dict[str, UUID], number: int) -> dict[str, Any]:
-    """A row with a text in each sealed column; what refers to other tables, to rows made before."""
+    """Return a row with a text in each sealed column. Foreign keys refer to rows made before."""
     refers = {
         column.name: made[key.column.table.name]
         for column in sealed.table.columns
@@ -138,7 +138,7 @@ def _row(sealed: SealedTable, sealer: Sealer, made: dict[str, UUID], number: int
     row_id = refers.get("id") or made.get(sealed.table.name) or new_id()
     row: dict[str, Any] = {**_plain(sealed.table, number), **refers, "id": row_id}
     if sealed.table is KeySlot.__table__:
-        row |= {"kind": "standing", "root_version": 1}  # what a change of keys need not open
+        row |= {"kind": "standing", "root_version": 1}  # a change of keys does not open these
     for column in sealed.columns:
         row[column.name] = sealer.seal(
             sealed.place(column), row_id, f"{sealed.table.name}.{column.name} {number}"
@@ -166,7 +166,7 @@ def _plain(table: Table, number: int) -> dict[str, Any]:
     return values
 
 
-def _sealed_of(sealed: SealedTable, row: dict[str, Any]) -> dict[str, Any]:
+def _select_sealed(sealed: SealedTable, row: dict[str, Any]) -> dict[str, Any]:
     return {column.name: row[column.name] for column in sealed.columns}
 
 

@@ -1,4 +1,4 @@
-"""A rotation in a process of its own, to be killed.
+"""A rotation in a separate process, which a test kills.
 
 `root URL PATH`, `data URL USER_ID USER_KEY`, or `user URL PATH NAME`, which changes the user key
 again and again.

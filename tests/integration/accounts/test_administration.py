@@ -1,4 +1,4 @@
-"""What administrators do with accounts, and who is left to do it."""
+"""Tests of the administration of accounts, and of the last administrator."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_the_last_administrator_stays_one(server: Running, ada: Account) -
         own = f"{USERS}/{ada.user['id']}"
         for change in ({"is_administrator": False}, {"is_disabled": True}):
             problem(await ada.client.patch(own, json=change), 409, "last-administrator")
-        # One who can't come in is none.
+        # A disabled account does not count as an administrator.
         other = f"{USERS}/{ben.user['id']}"
         ok(await ada.client.patch(other, json={"is_administrator": True, "is_disabled": True}))
         problem(
@@ -111,7 +111,7 @@ async def test_two_administrators_who_dismiss_each_other_at_once_leave_one(eithe
             ada.client.patch(paths[1], json={"is_administrator": False}),
             ben.client.patch(paths[0], json={"is_administrator": False}),
         )
-        # Whoever came second was no administrator any more, or would have been the last one.
+        # The second request comes from a dismissed administrator, or would dismiss the last one.
         first, second = sorted(answer.status_code for answer in answers)
         assert first == 200
         assert second in {403, 409}

@@ -46,7 +46,7 @@ ELSEWHERE = "https://elsewhere.example"
 
 
 async def send(server: Running, path: str, body: Any, **headers: str) -> httpx.Response:
-    """The answer to a browser of its own."""
+    """Send a request from a new browser."""
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     async with server.browser() as client:
         return await client.post(path, json=body, headers=names)
@@ -68,7 +68,7 @@ async def test_an_address_that_looks_for_names_that_are_taken_has_to_wait(
     for _ in range(5):
         answer = await send(server, ACCOUNTS, taken, X_Forwarded_For="198.51.100.1")
         problem(answer, 409, "name-taken")
-    assert stretches == []  # nobody makes the server work for a name that is refused anyway
+    assert stretches == []  # no password is stretched for a name that is refused
     refused = await send(server, ACCOUNTS, free, X_Forwarded_For="198.51.100.1")
     problem(refused, 429, "too-many-attempts")
     ok(await send(server, ACCOUNTS, free, X_Forwarded_For="198.51.100.2"), 201)
@@ -128,7 +128,7 @@ async def test_of_strangers_no_long_bodies_are_read(server: Running, path: str) 
 
 # Pages of other sites
 async def test_the_first_account_is_not_made_under_another_sites_name(server: Running) -> None:
-    """A name that its owner points at this machine makes a page of theirs one of our origin."""
+    """A domain that points at this machine would make its pages same-origin."""
     body = {"username": "Eve", "password": PASSWORD}
     for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000"):
         for headers in ({}, {"Origin": f"http://{host}"}, {"Authorization": "Bearer x"}):
@@ -198,7 +198,7 @@ async def test_a_cookie_of_strange_letters_is_no_token(server: Running, ada: Acc
     problem(answer, 403, "cross-site-request")
 
 
-# API keys, and what ends them
+# API keys
 async def test_an_api_key_makes_no_other_that_would_outlive_it(
     server: Running, ada: Account
 ) -> None:
@@ -223,7 +223,7 @@ async def test_a_data_key_that_is_due_is_made_at_the_next_log_in(either: Running
         async with either.signed_in("Ada") as other:
             assert await data_keys(either) == [1, 2]
             new = await other.new_chat(title="The attic")
-            # Each session reads what was sealed before and after.
+            # Each session reads texts under the old key and the new one.
             for client in (ada.client, other.client):
                 for chat in (old, new):
                     shown = ok(await client.get(f"{CHATS}/{chat['id']}"))
@@ -265,7 +265,7 @@ async def test_a_server_with_an_older_root_key_wraps_nothing_under_it(
             assert await session.scalar(select(func.count()).select_from(User)) == 1
 
 
-# What the client is told of a fault
+# Errors
 async def test_of_a_fault_the_client_gets_an_id_and_not_what_stands_in_the_error(
     server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
@@ -320,7 +320,7 @@ async def test_a_key_mode_that_other_hands_set_locks_the_account_until_it_is_put
             await ada.client.patch(ME, json={"key_mode": "per_job"}),
             await script.get(CHATS),
             await sign_in(server),
-            # It makes a new MAC, which would put the tampering under the owner's own seal.
+            # A recovery writes a new MAC, which would authenticate the tampered row.
             await client.post("/api/v1/recoveries", json=recovery),
         ):
             problem(answer, 403, "account-tampered")
@@ -349,7 +349,7 @@ async def test_cheaper_passwords_are_noticed_and_the_operator_is_told(
     assert (line["user_id"], line["level"]) == (ada.user["id"], "error")
     change = {"current_password": PASSWORD, "new_password": NEW}
     problem(await ada.client.post(f"{ME}/password", json=change), 403, "account-tampered")
-    # Stretched otherwise, the password opens nothing: there is no key to check a MAC with.
+    # With other costs the password opens nothing, so there is no key to check the MAC.
     problem(await sign_in(server), 401, "wrong-credentials")
 
 

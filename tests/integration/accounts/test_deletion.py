@@ -36,14 +36,14 @@ pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 ME = "/api/v1/me"
 NOBODYS = {"login_failures", "token_ratios", "processes", "alembic_version"}
-"""Tables whose rows belong to no account."""
+"""Tables without an owner."""
 
 
 async def rows(server: Running) -> dict[str, set[tuple[Any, ...]]]:
-    """The keys of all rows of all tables."""
+    """Return the keys of all rows, by table."""
 
     def key(table: Table) -> list[Any]:
-        if table.name == "storage_ledger":  # its lines are folded into one now and then
+        if table.name == "storage_ledger":  # its rows are folded into one from time to time
             return [table.c.user_id]
         return list(table.primary_key.columns)
 
@@ -56,7 +56,7 @@ async def rows(server: Running) -> dict[str, set[tuple[Any, ...]]]:
 
 
 async def write_lore(account: Account, chat_id: str, character_id: str) -> None:
-    """A book that is linked twice, with an entry that stays for a while when it is activated."""
+    """Make a book that is linked twice, with a sticky entry."""
     client = account.client
     book = ok(await client.post("/api/v1/lorebooks", json={"name": "Inns"}), 201)["id"]
     entry = {"keys": ["hello"], "content": "Inns are warm.", "sticky": 5}
@@ -67,7 +67,7 @@ async def write_lore(account: Account, chat_id: str, character_id: str) -> None:
 
 
 async def keep_a_vector(server: Running, account: Account) -> None:
-    """As an embedder would, which this server has none of."""
+    """Store an embedding, because this server has no embedder."""
     async with server.parts.database.write() as session:
         session.add(
             Embedding(
@@ -77,7 +77,7 @@ async def keep_a_vector(server: Running, account: Account) -> None:
 
 
 async def keep_a_campaign(server: Running, account: Account, chat_id: str) -> None:
-    """A campaign with a session: a change that a message made, one proposed, and what was read."""
+    """Make a campaign with a change of a message, a proposal, and a mark."""
     client = account.client
     campaign = ok(await client.post("/api/v1/campaigns", json={"name": "Seagate"}), 201)
     body = {"campaign_id": campaign["id"]}
@@ -101,7 +101,7 @@ async def keep_a_campaign(server: Running, account: Account, chat_id: str) -> No
 
 
 async def live(account: Account) -> str:
-    """Leave a row in every table that has room for one; gives back the chat's id."""
+    """Make a row in every table with an owner. Return the id of the chat."""
     client = account.client
     character = await account.new_character(alternate_greetings=["A knock."])
     persona = ok(await client.post("/api/v1/personas", json={"name": "Wanderer"}), 201)
@@ -159,10 +159,10 @@ async def test_nothing_of_the_account_is_left_in_any_table(either: Running) -> N
             assert {name for name, keys in cleos.items() if not keys} <= {
                 "instance_keys",
                 "invitations",
-                # An administrator makes these, for everybody.
+                # Only administrators make these.
                 "installation_providers",
                 "provider_addresses",
-                # What is done is no longer there.
+                # Finished work leaves no rows.
                 "index_changes",
                 "jobs",
                 "slot_claims",
@@ -193,7 +193,7 @@ async def test_the_last_administrator_cannot_leave_the_others_alone(
         path = f"/api/v1/admin/users/{ben.user['id']}"
         ok(await ada.client.patch(path, json={"is_administrator": True}))
         assert (await delete_me(ada)).status_code == 204
-        # What an administrator handed out goes with the account.
+        # The invitations of an administrator are deleted with the account.
         assert code
         assert ok(await ben.client.get("/api/v1/admin/invitations"))["items"] == []
 
@@ -233,11 +233,11 @@ async def test_a_turn_that_was_running_leaves_nothing_behind(
 
 NEW = "an even finer password"
 PIECE = 24
-"""Bytes of a blob that are looked for: more than come together by chance."""
+"""Bytes of a blob to search for, too many for a match by chance."""
 
 
-def lies_in(folder: Path, blob: bytes) -> list[str]:
-    """The database's files with a piece of the blob in them."""
+def find_in_files(folder: Path, blob: bytes) -> list[str]:
+    """Return the names of the database's files that contain a piece of the blob."""
     pieces = {blob[at : at + PIECE] for at in (0, len(blob) // 2, len(blob) - PIECE)}
     return [
         file.name
@@ -247,11 +247,11 @@ def lies_in(folder: Path, blob: bytes) -> list[str]:
 
 
 def sightings(folder: Path, blobs: list[bytes]) -> list[list[str]]:
-    return [found for blob in blobs if (found := lies_in(folder, blob))]
+    return [found for blob in blobs if (found := find_in_files(folder, blob))]
 
 
 async def read_keys(server: Running, account: Account) -> list[bytes]:
-    """Whatever opens the account's texts, as it lies in the database."""
+    """Return the wrapped keys that open the account's texts."""
     user_id = UUID(account.user["id"])
     async with server.parts.database.read() as session:
         found: list[bytes] = []
@@ -264,8 +264,8 @@ async def read_keys(server: Running, account: Account) -> list[bytes]:
     return found
 
 
-async def texts_of(server: Running, account: Account, *tables: str) -> list[bytes]:
-    """The account's sealed texts."""
+async def read_texts(server: Running, account: Account, *tables: str) -> list[bytes]:
+    """Return the account's sealed texts."""
     user_id, found = UUID(account.user["id"]), list[bytes]()
     async with server.parts.database.read() as session:
         for sealed in find_model_tables():
@@ -277,7 +277,7 @@ async def texts_of(server: Running, account: Account, *tables: str) -> list[byte
 
 
 async def later_job(server: Running, account: Account) -> bytes:
-    """A job with its key, which nothing does today; the key as it lies in the row."""
+    """Enqueue a job for tomorrow. Return its wrapped key."""
     queue, user_id = server.parts.queue, UUID(account.user["id"])
     identity = await server.parts.sessions.authenticate(
         account.client.cookies["talekeeper_session"], "session"
@@ -300,7 +300,7 @@ async def test_a_deleted_account_leaves_neither_keys_nor_texts_in_the_files(
     chat = (await ada.new_chat(title="The lighthouse"))["id"]
     await ada.turn(chat, text="Tell me. " * 2_000)
     await later_job(server, ada)
-    blobs = [*await read_keys(server, ada), *await texts_of(server, ada)]
+    blobs = [*await read_keys(server, ada), *await read_texts(server, ada)]
     assert len(blobs) > 8
     assert len(sightings(tmp_path, blobs)) == len(blobs)
     gone = await ada.client.request("DELETE", ME, json={"password": PASSWORD})
@@ -312,9 +312,9 @@ async def test_a_switch_to_sealed_leaves_no_jobs_key_in_the_files(
     server: Running, ada: Account, tmp_path: Path
 ) -> None:
     wrapped = await later_job(server, ada)
-    assert lies_in(tmp_path, wrapped)
+    assert find_in_files(tmp_path, wrapped)
     ok(await ada.client.patch(ME, json={"key_mode": "sealed"}))
-    assert lies_in(tmp_path, wrapped) == []
+    assert find_in_files(tmp_path, wrapped) == []
 
 
 async def test_a_replaced_password_and_an_ended_session_leave_nothing_in_the_files(
@@ -322,16 +322,16 @@ async def test_a_replaced_password_and_an_ended_session_leave_nothing_in_the_fil
 ) -> None:
     async with server.signed_in("Ada") as other:
         change = {"current_password": PASSWORD, "new_password": NEW}
-        before = await slots_of(server, "password")
+        before = await read_slots(server, "password")
         ok(await ada.client.post(f"{ME}/password", json=change), 204)
         assert sightings(tmp_path, before) == []
         del other
-    sessions = await slots_of(server, "session")
+    sessions = await read_slots(server, "session")
     ok(await ada.client.delete("/api/v1/sessions/current"), 204)
     assert sightings(tmp_path, sessions) == []
 
 
-async def slots_of(server: Running, kind: str) -> list[bytes]:
+async def read_slots(server: Running, kind: str) -> list[bytes]:
     async with server.parts.database.read() as session:
         return list(await session.scalars(select(KeySlot.wrapped).where(KeySlot.kind == kind)))
 
@@ -343,7 +343,7 @@ async def test_whatever_else_is_deleted_is_gone_from_the_files_soon(
     async with running(sqlite_url, tmp_path) as server, server.account("Ada") as ada:
         chat = (await ada.new_chat(title="The lighthouse"))["id"]
         await ada.turn(chat, text="Tell me.")
-        blobs = await texts_of(server, ada, "chats", "messages")
+        blobs = await read_texts(server, ada, "chats", "messages")
         assert len(sightings(tmp_path, blobs)) == len(blobs)
         ok(await ada.client.delete(f"/api/v1/chats/{chat}"), 204)
         await until_true(lambda: not sightings(tmp_path, blobs))
@@ -396,7 +396,7 @@ async def test_pages_that_were_freed_or_split_keep_nothing(sqlite_url: str, tmp_
     await database.dispose()
 
 
-def size_of(file: Path) -> int:
+def measure(file: Path) -> int:
     return file.stat().st_size
 
 
@@ -413,7 +413,7 @@ async def test_a_reader_in_the_way_is_waited_for_and_holds_up_neither_answers_no
         await add_slots(database, 3)
     keeping = asyncio.create_task(database.log.keep_empty())
     file = Path(database.place + "-wal")
-    await until_true(lambda: not size_of(file))
+    await until_true(lambda: not measure(file))
     keeping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await keeping

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,12 @@ from tests.support.server import Account, Running, ok, problem, running
 pytestmark = pytest.mark.anyio
 
 KEY = {"Idempotency-Key": "the-same"}
+NO_ID = "01a1fc34-0000-7000-8000-000000000000"
 
 
 @pytest.fixture
-async def ada(database_url: str, tmp_path: Path) -> AsyncIterator[Account]:
-    async with running(database_url, tmp_path) as server, server.account() as account:
+async def ada(either: Running) -> AsyncGenerator[Account]:
+    async with either.account("Ada") as account:
         yield account
 
 
@@ -57,12 +58,21 @@ async def test_a_key_that_was_used_for_another_request_is_refused(ada: Account) 
     problem(other, 422, "idempotency-key-reused")
 
 
-async def test_a_refusal_is_not_kept_for_nothing_was_done(ada: Account) -> None:
-    body = {"character_ids": ["01a1fc34-0000-7000-8000-000000000000"]}
+@pytest.mark.parametrize(
+    ("path", "body", "status", "slug"),
+    [
+        ("chats", {"character_ids": [NO_ID]}, 404, "character-not-found"),
+        ("personas", {"name": ""}, 422, "validation-failed"),
+    ],
+)
+async def test_a_refusal_is_not_kept_for_nothing_was_done(
+    ada: Account, path: str, body: dict[str, Any], status: int, slug: str
+) -> None:
     for _ in range(2):
-        answer = await ada.client.post("/api/v1/chats", json=body, headers=KEY)
-        problem(answer, 404, "character-not-found")
+        answer = await ada.client.post(f"/api/v1/{path}", json=body, headers=KEY)
+        problem(answer, status, slug)
         assert "idempotency-replayed" not in answer.headers
+    assert ok(await ada.client.get(f"/api/v1/{path}"))["items"] == []
 
 
 async def test_a_secret_that_is_shown_once_is_never_kept(ada: Account) -> None:
@@ -132,14 +142,8 @@ BOOK = {"name": "The coast", "entries": {"0": {"uid": 0, "key": ["lamp"], "conte
 
 
 @pytest.fixture
-async def stored_ada(either: Running) -> Any:
-    async with either.account("Ada") as account:
-        yield account
-
-
-@pytest.fixture
 def dying(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Answers are not kept: as if the process had died before it could."""
+    """Store no answers, as if the process had died before."""
 
     async def keep(*_: object) -> None:
         """Die."""
@@ -148,13 +152,13 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-async def import_file(stored_ada: Account, path: str, file: dict[str, Any]) -> httpx.Response:
+async def import_file(ada: Account, path: str, file: dict[str, Any]) -> httpx.Response:
     files = {"file": ("file.json", json.dumps(file).encode())}
-    return await stored_ada.client.post(f"{path}/import", files=files, headers=KEY)
+    return await ada.client.post(f"{path}/import", files=files, headers=KEY)
 
 
 async def give_up(server: Running) -> None:
-    """As if the time had passed after which a request that was never answered may come again."""
+    """Make unanswered requests old enough to be repeated."""
     async with server.parts.database.write() as session:
         before = now() - CLAIM_TIMEOUT - timedelta(seconds=1)
         await session.execute(update(IdempotentRequest).values(created_at=before))
@@ -165,15 +169,15 @@ async def give_up(server: Running) -> None:
     [("/api/v1/characters", CARD, "character"), ("/api/v1/lorebooks", BOOK, "lorebook")],
 )
 async def test_an_import_that_was_not_answered_is_answered_with_what_it_made(
-    stored_ada: Account, dying: pytest.MonkeyPatch, path: str, file: dict[str, Any], member: str
+    ada: Account, dying: pytest.MonkeyPatch, path: str, file: dict[str, Any], member: str
 ) -> None:
-    first = ok(await import_file(stored_ada, path, file), 201)
+    first = ok(await import_file(ada, path, file), 201)
     dying.undo()
-    for _ in range(2):  # made anew, and as it was kept
-        again = ok(await import_file(stored_ada, path, file), 201)
+    for _ in range(2):  # first the new answer, then the stored one
+        again = ok(await import_file(ada, path, file), 201)
         assert again[member]["id"] == first[member]["id"]
         assert again.get("lorebook") == first.get("lorebook")
-    (only,) = ok(await stored_ada.client.get(path))["items"]
+    (only,) = ok(await ada.client.get(path))["items"]
     assert only["id"] == first[member]["id"]
 
 
@@ -182,28 +186,28 @@ async def test_an_import_that_was_not_answered_is_answered_with_what_it_made(
     [("/api/v1/personas", {"name": "Wanderer"}), ("/api/v1/chats", {"title": "Mine"})],
 )
 async def test_another_write_that_was_not_answered_is_not_done_again(
-    either: Running, stored_ada: Account, dying: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+    either: Running, ada: Account, dying: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
-    ok(await stored_ada.client.post(path, json=body, headers=KEY), 201)
+    ok(await ada.client.post(path, json=body, headers=KEY), 201)
     dying.undo()
-    again = await stored_ada.client.post(path, json=body, headers=KEY)
+    again = await ada.client.post(path, json=body, headers=KEY)
     problem(again, 409, "request-in-progress")
     await give_up(either)
-    again = await stored_ada.client.post(path, json=body, headers=KEY)
+    again = await ada.client.post(path, json=body, headers=KEY)
     problem(again, 409, "request-interrupted")
-    assert len(ok(await stored_ada.client.get(path))["items"]) == 1
+    assert len(ok(await ada.client.get(path))["items"]) == 1
 
 
 @pytest.mark.every_database
 async def test_what_died_before_it_did_anything_is_done_when_it_comes_again(
-    either: Running, stored_ada: Account, dying: pytest.MonkeyPatch
+    either: Running, ada: Account, dying: pytest.MonkeyPatch
 ) -> None:
     path = "/api/v1/personas"
-    refused = await stored_ada.client.post(path, json={"name": ""}, headers=KEY)
+    refused = await ada.client.post(path, json={"name": ""}, headers=KEY)
     assert refused.status_code == 422
     dying.undo()
     await give_up(either)
-    again = await stored_ada.client.post(path, json={"name": ""}, headers=KEY)
+    again = await ada.client.post(path, json={"name": ""}, headers=KEY)
     assert again.status_code == 422
 
 
@@ -216,13 +220,13 @@ async def test_what_died_before_it_did_anything_is_done_when_it_comes_again(
 )
 @pytest.mark.every_database
 async def test_what_was_done_before_the_connection_to_the_database_broke_is_not_done_again(
-    stored_ada: Account,
+    ada: Account,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
     body: dict[str, Any],
     status: int,
 ) -> None:
-    """The database committed; the news of it got lost."""
+    """The connection breaks after the commit."""
     broken: list[bool] = []
     write = Database.write
 
@@ -237,31 +241,23 @@ async def test_what_was_done_before_the_connection_to_the_database_broke_is_not_
             raise DatabaseUnavailableError("The connection is gone.")
 
     monkeypatch.setattr(Database, "write", breaking)
-    problem(await stored_ada.client.post(path, **body, headers=KEY), 503, "database-unavailable")
+    problem(await ada.client.post(path, **body, headers=KEY), 503, "database-unavailable")
     for _ in range(2):
-        again = await stored_ada.client.post(path, **body, headers=KEY)
+        again = await ada.client.post(path, **body, headers=KEY)
         assert again.status_code == status, again.text
         if status == 409:
             problem(again, 409, "request-interrupted")
     kind = path.removesuffix("/import")
-    assert len(ok(await stored_ada.client.get(kind))["items"]) == 1
-
-
-async def test_a_request_that_fails_may_come_again(either: Running, stored_ada: Account) -> None:
-    path = "/api/v1/personas"
-    for _ in range(2):
-        refused = await stored_ada.client.post(path, json={"name": ""}, headers=KEY)
-        assert refused.status_code == 422
-    assert ok(await stored_ada.client.get(path))["items"] == []
+    assert len(ok(await ada.client.get(kind))["items"]) == 1
 
 
 async def test_an_answer_that_cannot_be_kept_is_given_all_the_same(
-    stored_ada: Account, monkeypatch: pytest.MonkeyPatch
+    ada: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def keep(*_: object) -> None:
         raise DatabaseUnavailableError("The connection is gone.")
 
     monkeypatch.setattr(IdempotencyMiddleware, "_store", keep)
     path = "/api/v1/characters"
-    made = ok(await stored_ada.client.post(path, json={"name": "Mara"}, headers=KEY), 201)
-    assert ok(await stored_ada.client.get(path))["items"][0]["id"] == made["id"]
+    made = ok(await ada.client.post(path, json={"name": "Mara"}, headers=KEY), 201)
+    assert ok(await ada.client.get(path))["items"][0]["id"] == made["id"]

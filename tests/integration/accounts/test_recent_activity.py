@@ -1,4 +1,4 @@
-"""What a user sees of what happened to their account."""
+"""Tests of the list of recent activity."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def kinds(listed: list[dict[str, Any]]) -> list[str]:
     return [each["kind"] for each in listed]
 
 
-async def sign_in(server: Running, name: str = "Ada") -> httpx.Response:
+async def sign_in_elsewhere(server: Running, name: str = "Ada") -> httpx.Response:
     async with server.browser() as client:
         body = {"username": name, "password": PASSWORD}
         return await client.post("/api/v1/sessions", json=body, headers=ELSEWHERE)
@@ -58,7 +58,7 @@ async def test_sign_ins_are_listed_with_when_where_and_what_with(
 ) -> None:
     async with either.account("Ada") as ada:
         clock.forward(hours=3)
-        ok(await sign_in(either), 201)
+        ok(await sign_in_elsewhere(either), 201)
 
         newest, first = await entries(ada)
 
@@ -170,7 +170,7 @@ async def test_an_export_that_cannot_be_recorded_does_not_go_out(
 async def test_nothing_of_an_entry_can_be_read_without_the_users_key(
     server: Running, ada: Account
 ) -> None:
-    ok(await sign_in(server), 201)
+    ok(await sign_in_elsewhere(server), 201)
     for row in await rows(server):
         for blob in (row.sealed_entry, row.sealed_address or b""):
             for word in (b"Firefox", b"signed", b"198.51"):
@@ -188,7 +188,7 @@ async def test_addresses_go_after_thirty_days_and_entries_after_a_year(
         assert (await entries(ada))[0]["address"] == "127.0.0.1"
 
         clock.forward(hours=1)
-        # Not shown any more, even where it is still to be swept.
+        # The address is hidden before the sweep deletes it.
         assert (await entries(ada))[0]["address"] is None
         assert [row.sealed_address is None for row in await rows(either)] == [False]
         await activity.delete_old_activity(database)
@@ -196,7 +196,7 @@ async def test_addresses_go_after_thirty_days_and_entries_after_a_year(
         assert kinds(await entries(ada)) == ["signed_up"]
 
         clock.forward(days=335)
-        ok(await sign_in(either), 201)
+        ok(await sign_in_elsewhere(either), 201)
         await activity.delete_old_activity(database)
         assert len(await rows(either)) == 1
 

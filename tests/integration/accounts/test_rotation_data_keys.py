@@ -1,4 +1,4 @@
-"""Rotation of an account's data key: every text moves, none is lost, the old key goes last."""
+"""Tests of the rotation of an account's data key."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ AT_ONCE = timedelta(0)
 
 @pytest.fixture
 async def account(database: Database) -> Account:
-    """Somebody with two rows in every table that can hold a text."""
+    """An account with two rows in every table with sealed columns."""
     account = await sign_up(database, "Edith", ROOT)
     await account.fill(2)
     return account
@@ -171,7 +171,7 @@ async def test_an_account_without_texts_gets_a_new_key_too(database: Database) -
 
 async def test_progress_is_told_from_nothing_to_everything(account: Account) -> None:
     rows = sum([len(await account.rows(sealed)) for sealed in find_model_tables()])
-    # The password and the recovery slot hold no text.
+    # The password slot and the recovery slot contain no text.
     total, progress = rows - 2, Progress()
     await rotate_data_key(account.database, account.user_id, account.user_key, progress)
     assert progress.steps[0] == (0, total)
@@ -256,7 +256,7 @@ async def test_a_damaged_text_holds_up_none_of_the_others(
 async def test_a_text_that_was_moved_here_from_another_row_stays_unreadable(
     account: Account,
 ) -> None:
-    one, other = [row["id"] for row in await account.rows(table_of(Message))]
+    one, other = [row["id"] for row in await account.rows(find_table(Message))]
     async with account.database.write() as session:
         rows = {each: await session.get_one(Message, each) for each in (one, other)}
         rows[one].sealed_content = rows[other].sealed_content
@@ -292,7 +292,7 @@ async def test_a_table_that_no_model_describes_stops_the_rotation_before_it_begi
 
 async def test_edits_made_while_it_runs_are_not_lost(account: Account) -> None:
     await account.fill(100)
-    messages = [row["id"] for row in await account.rows(table_of(Message))]
+    messages = [row["id"] for row in await account.rows(find_table(Message))]
     written: dict[UUID, str] = {}
 
     is_over = asyncio.Event()
@@ -423,19 +423,19 @@ async def test_every_account_is_due_until_it_has_logged_in(database: Database) -
 
 
 async def arrive(account: Account) -> bool:
-    """What a log-in does about data keys."""
+    """Create the data key that is due, as a sign-in does."""
     async with account.database.write() as session:
         user = await session.get_one(User, account.user_id)
         return await ensure_data_key(session, user, account.user_key)
 
 
-def table_of(model: type[Base]) -> SealedTable:
+def find_table(model: type[Base]) -> SealedTable:
     (found,) = (each for each in find_model_tables() if each.table is model.__table__)
     return found
 
 
 async def a_message(account: Account) -> UUID:
-    found: UUID = (await account.rows(table_of(Message)))[0]["id"]
+    found: UUID = (await account.rows(find_table(Message)))[0]["id"]
     return found
 
 

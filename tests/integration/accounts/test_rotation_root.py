@@ -36,7 +36,7 @@ from tests.integration.accounts.rotation_account import (
     PowerCutError,
     Progress,
     accounts,
-    log_in,
+    open_user_key,
     sign_up,
 )
 from tests.support.process import started
@@ -51,7 +51,7 @@ BOTH = f"2:{NEW},1:{OLD}"
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A key file, made by the first start."""
+    """A new key file."""
     path = tmp_path / "root.key"
     load_root_keys(path, create=True)
     return path
@@ -59,13 +59,13 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every slot is a batch of its own."""
+    """Use batches of one slot."""
     monkeypatch.setattr(rotation, "BATCH_ROWS", 1)
 
 
 @pytest.fixture
-def mounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key file is a mount of its own, as a container's secret is: it can't be replaced."""
+def read_only_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse to replace the key file, as if it were a read_only_file secret of a container."""
 
     def refuse(_: Path, _target: Path) -> None:
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
@@ -94,7 +94,7 @@ async def populate(database: Database, root: RootKeys) -> list[Account]:
 
 
 async def versions(database: Database) -> set[int | None]:
-    """The versions of the root key that something is under."""
+    """Return the versions of the root key that are in use."""
     slots = select(KeySlot.root_version)
     async with database.read() as session:
         return {
@@ -103,11 +103,9 @@ async def versions(database: Database) -> set[int | None]:
         }
 
 
-async def assert_everybody_comes_in(
-    database: Database, people: list[Account], root: RootKeys
-) -> None:
+async def check_sign_ins(database: Database, people: list[Account], root: RootKeys) -> None:
     for person in people:
-        assert await log_in(database, person.name, root) == person.user_key
+        assert await open_user_key(database, person.name, root) == person.user_key
 
 
 async def test_afterwards_everything_is_under_the_new_key_alone(
@@ -119,7 +117,7 @@ async def test_afterwards_everything_is_under_the_new_key_alone(
     assert result == RootKeyRotation(version=2, rewrapped=7, dropped=(1,))
     assert load_root_keys(path).versions == [2]
     assert await versions(database) == {2}
-    await assert_everybody_comes_in(database, people, load_root_keys(path))
+    await check_sign_ins(database, people, load_root_keys(path))
     with pytest.raises(RootKeyError, match="version 2 is missing"):
         await load_instance_keys(database, before)
 
@@ -138,7 +136,7 @@ async def test_it_can_be_done_again_and_again(database: Database, path: Path) ->
     for version in (2, 3, 4):
         result = await rotate(database, path)
         assert (result.version, result.dropped) == (version, (version - 1,))
-    await assert_everybody_comes_in(database, people, load_root_keys(path))
+    await check_sign_ins(database, people, load_root_keys(path))
 
 
 @pytest.mark.every_database
@@ -163,7 +161,7 @@ async def test_a_session_that_does_not_open_is_ended_and_holds_nothing_up(
     async with database.read() as session:
         kinds = set(await session.scalars(select(KeySlot.kind)))
     assert kinds == {"password", "recovery"}
-    await assert_everybody_comes_in(database, people, load_root_keys(path))
+    await check_sign_ins(database, people, load_root_keys(path))
 
 
 async def test_an_installation_without_accounts_can_be_rotated(
@@ -192,7 +190,7 @@ async def test_with_the_setting_nothing_is_written_and_the_old_key_can_go(
     result = await rotate_root_key(database, path=path, value=BOTH, report=Progress())
     assert result == RootKeyRotation(version=2, rewrapped=7, removable=(1,))
     assert not path.exists()
-    await assert_everybody_comes_in(database, people, parse_root_keys(f"2:{NEW}"))
+    await check_sign_ins(database, people, parse_root_keys(f"2:{NEW}"))
 
 
 async def test_the_setting_may_still_name_both_when_it_is_done_already(
@@ -213,7 +211,7 @@ async def test_with_one_key_in_the_setting_it_says_what_to_set(
 
 
 async def test_a_file_that_cannot_be_written_is_the_operators_to_change(
-    database: Database, path: Path, mounted: None
+    database: Database, path: Path, read_only_file: None
 ) -> None:
     people = await populate(database, load_root_keys(path))
     with pytest.raises(RootKeyError, match=r"can't be written.*2:new,1:present"):
@@ -223,7 +221,7 @@ async def test_a_file_that_cannot_be_written_is_the_operators_to_change(
     result = await rotate(database, path)
     assert result == RootKeyRotation(version=2, rewrapped=7, removable=(1,))
     assert load_root_keys(path).versions == [1, 2]
-    await assert_everybody_comes_in(database, people, parse_root_keys(f"2:{NEW}"))
+    await check_sign_ins(database, people, parse_root_keys(f"2:{NEW}"))
 
 
 @pytest.mark.parametrize("cut_at", [0, 1, 2, 3])
@@ -235,10 +233,10 @@ async def test_a_rotation_that_was_cut_off_is_finished_with_the_same_key(
         await rotate(database, path, Progress(cut_at=cut_at))
     unfinished = load_root_keys(path)
     assert unfinished.versions == [1, 2]
-    await assert_everybody_comes_in(database, people, unfinished)
+    await check_sign_ins(database, people, unfinished)
     result = await rotate(database, path)
     assert (result.version, result.dropped) == (2, (1,))
-    await assert_everybody_comes_in(database, people, load_root_keys(path))
+    await check_sign_ins(database, people, load_root_keys(path))
 
 
 async def test_a_power_cut_before_the_old_key_is_dropped_adds_no_third(
@@ -256,7 +254,7 @@ async def test_a_power_cut_before_the_old_key_is_dropped_adds_no_third(
     result = await rotate(database, path)
 
     assert result == RootKeyRotation(version=2, rewrapped=0, dropped=(1,))
-    await assert_everybody_comes_in(database, people, load_root_keys(path))
+    await check_sign_ins(database, people, load_root_keys(path))
 
 
 async def test_people_who_come_while_it_is_unfinished_are_under_the_new_key(
@@ -266,7 +264,7 @@ async def test_people_who_come_while_it_is_unfinished_are_under_the_new_key(
     newcomer = await sign_up(database, "Maud", add_root_key(path))
     result = await rotate(database, path)
     assert result == RootKeyRotation(version=2, rewrapped=7, dropped=(1,))
-    await assert_everybody_comes_in(database, [newcomer], load_root_keys(path))
+    await check_sign_ins(database, [newcomer], load_root_keys(path))
 
 
 @pytest.mark.every_database
@@ -294,7 +292,7 @@ async def test_with_an_older_copy_of_the_file_nothing_is_touched(
     with pytest.raises(RootKeyError, match="version 2 is missing"):
         await rotate(database, path)
     assert read(path) == copy
-    await assert_everybody_comes_in(database, people, parse_root_keys(right))
+    await check_sign_ins(database, people, parse_root_keys(right))
 
 
 @pytest.mark.every_database
@@ -316,7 +314,7 @@ async def test_a_slot_that_does_not_open_is_named_and_the_old_key_stays(
     with pytest.raises(RootKeyError, match=message.format(user_id=agnes.user_id)):
         await rotate(database, path)
     assert load_root_keys(path).versions == kept
-    await assert_everybody_comes_in(database, [edith, ida], load_root_keys(path))
+    await check_sign_ins(database, [edith, ida], load_root_keys(path))
 
 
 async def test_a_server_that_missed_the_rotation_may_wrap_nothing(
@@ -348,7 +346,7 @@ KILLS = rounds(2, 4)
 
 
 async def run_and_kill(random: Random, *arguments: str) -> int:
-    """Let a rotation run for a while in a process of its own, and kill it; its exit status."""
+    """Run a rotation in a process and kill it after a while. Return the exit status."""
     with started(rotation_process.run, *arguments) as (process, output):
         for _ in range(random.randrange(1, 20)):
             await asyncio.to_thread(output.readline)
@@ -377,7 +375,7 @@ async def test_a_data_key_rotation_survives_being_killed(
 
     assert -signal.SIGKILL in statuses
     kept: tuple[int, ...] = (1,)
-    while kept:  # a killed process's locks are gone when PostgreSQL notices
+    while kept:  # PostgreSQL releases a killed process's locks after a while
         kept = (
             await rotate_data_key(
                 database, account.user_id, account.user_key, Progress(), grace=timedelta(0)
@@ -403,7 +401,7 @@ async def test_a_change_of_the_user_key_that_is_killed_is_done_as_a_whole_or_not
     generations: list[int] = []
     for _ in range(KILLS):
         statuses.append(await run_and_kill(random, "user", database_url, str(path), "Edith"))
-        # What checks the MAC, opens every data key, and every slot's public key.
+        # A sign-in checks the MAC, every data key and the public key of every slot.
         service = await accounts(database, root)
         unlocked = await service.unlock("Edith", PASSWORD, address="::1")
         account = replace(account, user_key=unlocked.current.key)
@@ -432,7 +430,9 @@ async def test_a_root_key_rotation_survives_being_killed(
     for _ in range(KILLS):
         statuses.append(await run_and_kill(random, "root", database_url, str(path)))
         for name in random.sample(names, 5):
-            assert await log_in(database, name, load_root_keys(path)) == people[name].user_key
+            assert (
+                await open_user_key(database, name, load_root_keys(path)) == people[name].user_key
+            )
 
     assert -signal.SIGKILL in statuses
     result = await rotate(database, path)
@@ -448,4 +448,4 @@ async def test_a_root_key_rotation_survives_being_killed(
         }
     assert in_use == {result.version}
     for name in names:
-        assert await log_in(database, name, load_root_keys(path)) == people[name].user_key
+        assert await open_user_key(database, name, load_root_keys(path)) == people[name].user_key

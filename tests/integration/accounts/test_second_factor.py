@@ -44,19 +44,19 @@ ELSEWHERE = (f"2001:db8:{n:x}::1" for n in count(1))
 
 
 def wrong(code: str) -> str:
-    """Six digits that are not these."""
+    """Return another code of six digits."""
     return f"{(int(code) + 1) % 1_000_000:06}"
 
 
 async def with_app(server: Running, clock: Clock) -> App:
-    """Ada, with an authenticator app; the code that switched it on is used up."""
+    """Sign up as Ada with an authenticator app. The code that enabled it is used up."""
     async with server.account("Ada") as ada:
         app = await set_up_app(ada, clock.at)
     clock.forward(seconds=60)
     return app
 
 
-async def shown(account: Account) -> dict[str, Any]:
+async def read_factors(account: Account) -> dict[str, Any]:
     found: dict[str, Any] = ok(await account.client.get(FACTORS))
     return found
 
@@ -79,12 +79,12 @@ async def test_the_app_gets_its_secret_and_counts_from_its_first_code_on(
     code = App(begun["secret"], []).code(clock.at)
     answer = await ada.client.post(f"{FACTORS}/totp/confirmation", json={"code": wrong(code)})
     problem(answer, 401, "wrong-second-factor")
-    ok(await sign_in(server), 201)  # nothing is on yet
-    assert await shown(ada) == {"totp": None, "passkeys": [], "one_time_codes": 0}
+    ok(await sign_in(server), 201)  # no factor is enabled yet
+    assert await read_factors(ada) == {"totp": None, "passkeys": [], "one_time_codes": 0}
     done = ok(await ada.client.post(f"{FACTORS}/totp/confirmation", json={"code": code}), 201)
     assert len(set(done["codes"])) == 10
     assert all(re.fullmatch("[A-Z2-7]{5}-[A-Z2-7]{5}", each) for each in done["codes"])
-    assert (await shown(ada))["one_time_codes"] == 10
+    assert (await read_factors(ada))["one_time_codes"] == 10
     problem(await sign_in(server), 401, "second-factor-required")
     assert (await kinds(ada))[0] == "second_factor_on"
 
@@ -103,7 +103,7 @@ async def test_a_set_up_that_was_left_lying_does_not_count(
         body = {"code": App(secret, []).code(clock.at)}
         answer = await ada.client.post(f"{path}/confirmation", json=body)
         assert answer.status_code == status
-    assert (await shown(ada))["totp"] is None
+    assert (await read_factors(ada))["totp"] is None
 
 
 async def test_the_password_alone_gets_nothing_but_the_question(
@@ -113,7 +113,7 @@ async def test_the_password_alone_gets_nothing_but_the_question(
     asked = problem(await sign_in(either), 401, "second-factor-required")
     assert asked["kinds"] == ["totp", "one_time_code"]
     assert asked["passkey"] is None
-    # Without the password nobody learns that there is a second factor.
+    # A wrong password does not reveal that there is a second factor.
     for extra in ({}, {"otp": app.code(clock.at)}, {"otp": app.codes[0]}):
         answer = await sign_in(either, **{"password": NEW, **extra})
         problem(answer, 401, "wrong-credentials")
@@ -208,7 +208,7 @@ async def test_an_app_is_replaced_with_the_old_one_and_removed_with_the_new(
     problem(await ada.client.post(f"{FACTORS}/totp", json=body), 401, "second-factor-required")
     clock.forward(seconds=30)
     new = await set_up_app(ada, clock.at, otp=old.code(clock.at))
-    assert new.codes == []  # the codes that there are go on
+    assert new.codes == []  # the old codes stay valid
     clock.forward(seconds=30)
     problem(await sign_in(server, otp=old.code(clock.at)), 401, "wrong-second-factor")
 
@@ -216,7 +216,7 @@ async def test_an_app_is_replaced_with_the_old_one_and_removed_with_the_new(
     problem(gone, 401, "second-factor-required")
     body["otp"] = new.code(clock.at)
     ok(await ada.client.request("DELETE", f"{FACTORS}/totp", json=body), 204)
-    assert await shown(ada) == {"totp": None, "passkeys": [], "one_time_codes": 0}
+    assert await read_factors(ada) == {"totp": None, "passkeys": [], "one_time_codes": 0}
     ok(await sign_in(server), 201)
     again = await ada.client.request("DELETE", f"{FACTORS}/totp", json=body)
     problem(again, 409, "second-factor-off")
@@ -229,7 +229,7 @@ async def test_a_recovery_switches_second_factors_off(
     await set_up_app(ada, clock.at)
     body = {"username": "Ada", "recovery_code": ada.recovery_code, "new_password": NEW}
     ok(await ada.client.post("/api/v1/recoveries", json=body), 201)
-    assert await shown(ada) == {"totp": None, "passkeys": [], "one_time_codes": 0}
+    assert await read_factors(ada) == {"totp": None, "passkeys": [], "one_time_codes": 0}
     ok(await sign_in(server, password=NEW), 201)
     assert "recovered" in await kinds(ada)
 
@@ -277,7 +277,7 @@ async def test_a_guesser_who_knows_the_password_does_not_lock_the_owner_out(
         await sign_in(server, otp="000000", address=f"203.0.113.{n}")
     code = app.code(clock.at + timedelta(seconds=30))
     problem(await sign_in(server, otp=code, address="203.0.113.99"), 429, "too-many-attempts")
-    # Where the owner has been before, and anywhere with what can't be guessed.
+    # A known address is not delayed, and one-time codes cannot be guessed.
     ok(await sign_in(server, otp=code, address=home), 201)
     ok(await sign_in(server, otp=app.codes[0], address="203.0.113.99"), 201)
 
@@ -437,7 +437,7 @@ async def test_nothing_of_a_factor_can_be_read_without_the_users_key(
 
 
 async def test_an_account_of_before_has_no_second_factor(server: Running, ada: Account) -> None:
-    """Its MAC was made when none was covered."""
+    """The MAC of an older account covers no factors."""
     async with server.parts.database.read() as session:
         user = (await session.scalars(select(User))).one()
         assert user.factors_digest is None
@@ -460,8 +460,8 @@ async def test_nonsense_is_no_second_factor(server: Running, clock: Clock) -> No
     problem(await sign_in(server, otp="1" * 300), 422, "validation-failed")
 
 
-async def challenge_of(server: Running) -> dict[str, Any]:
-    """What the browser is asked at a sign-in."""
+async def request_challenge(server: Running) -> dict[str, Any]:
+    """Return the passkey options of a sign-in."""
     asked = problem(await sign_in(server), 401, "second-factor-required")
     assert "passkey" in asked["kinds"]
     options: dict[str, Any] = asked["passkey"]
@@ -486,7 +486,7 @@ async def test_a_passkey_is_added_and_signs_in(either: Running) -> None:
         assert added["passkey"]["label"] == "Blue key"
         assert added["passkey"]["site"] == "localhost"
         assert len(added["codes"]) == 10
-        asked = await challenge_of(either)
+        asked = await request_challenge(either)
         assert len(asked["allowCredentials"]) == 1
         ok(await sign_in(either, passkey=passkey.get(asked)), 201)
         listed = ok(await ada.client.get(FACTORS))
@@ -497,8 +497,8 @@ async def test_a_passkey_is_added_and_signs_in(either: Running) -> None:
 async def test_an_answer_works_once_and_no_older_one_after_it(either: Running) -> None:
     async with either.account("Ada") as ada:
         passkey, _ = await add_passkey(either, ada)
-        older = await challenge_of(either)
-        newer = await challenge_of(either)
+        older = await request_challenge(either)
+        newer = await request_challenge(either)
         answer = passkey.get(newer)
         answers = await asyncio.gather(*(sign_in(either, passkey=answer) for _ in range(3)))
         assert sorted(each.status_code for each in answers) == [201, 401, 401]
@@ -510,18 +510,18 @@ async def test_a_challenge_is_answered_within_five_minutes(
     server: Running, ada: Account, clock: Clock
 ) -> None:
     passkey, _ = await add_passkey(server, ada)
-    asked = await challenge_of(server)
+    asked = await request_challenge(server)
     clock.forward(minutes=5)
     problem(await sign_in(server, passkey=passkey.get(asked)), 401, "wrong-second-factor")
 
 
 async def test_an_answer_for_something_else_is_refused(server: Running, ada: Account) -> None:
-    """Another passkey, another site, another account's challenge, or one from another browser."""
+    """Refuse another passkey, site or account, and a challenge of another browser."""
     passkey, added = await add_passkey(server, ada)
     async with server.account("Eve") as eve:
         theirs, _ = await add_passkey(server, eve)
         asked_eve = problem(await sign_in(server, "Eve"), 401, "second-factor-required")["passkey"]
-    asked = await challenge_of(server)
+    asked = await request_challenge(server)
     stranger = new_passkey(server)
     stranger.credential_id = passkey.credential_id
     elsewhere = SoftPasskey("http://localhost.example", passkey.credential_id, passkey.key)
@@ -544,8 +544,8 @@ async def test_a_copied_key_is_noticed_by_its_count(server: Running, ada: Accoun
     passkey, _ = await add_passkey(server, ada)
     copy = SoftPasskey(passkey.origin, passkey.credential_id, passkey.key, count=0)
     for _ in range(3):
-        ok(await sign_in(server, passkey=passkey.get(await challenge_of(server))), 201)
-    refused = await sign_in(server, passkey=copy.get(await challenge_of(server)))
+        ok(await sign_in(server, passkey=passkey.get(await request_challenge(server))), 201)
+    refused = await sign_in(server, passkey=copy.get(await request_challenge(server)))
     problem(refused, 401, "wrong-second-factor")
 
 

@@ -31,7 +31,7 @@ SESSIONS = "/api/v1/sessions"
 ME = "/api/v1/me"
 
 
-async def sessions_of(account: Account) -> list[dict[str, Any]]:
+async def list_sessions(account: Account) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = ok(await account.client.get(SESSIONS))["items"]
     return items
 
@@ -42,7 +42,7 @@ async def test_sessions_are_listed_with_their_browser_and_ended_one_by_one(
     async with server.browser() as phone:
         phone.headers["User-Agent"] = "A phone"
         ok(await phone.post(SESSIONS, json={"username": "Ada", "password": PASSWORD}), 201)
-        newest, oldest = await sessions_of(ada)
+        newest, oldest = await list_sessions(ada)
         assert (newest["label"], newest["is_current"]) == ("A phone", False)
         assert oldest["is_current"] is True
 
@@ -51,7 +51,7 @@ async def test_sessions_are_listed_with_their_browser_and_ended_one_by_one(
         problem(await phone.get(ME), 401, "unauthenticated")
         again = await ada.client.delete(f"{SESSIONS}/{newest['id']}")
         problem(again, 404, "session-not-found")
-    assert len(await sessions_of(ada)) == 1
+    assert len(await list_sessions(ada)) == 1
 
 
 async def test_logging_out_ends_the_session_and_not_only_the_cookie(
@@ -105,12 +105,12 @@ async def test_what_has_run_out_is_not_listed_and_cleared_away_at_the_next_log_i
     async with server.signed_in("Ada"):
         clock.forward(days=20)
         async with server.signed_in("Ada") as third:
-            assert len(await sessions_of(third)) == 2
+            assert len(await list_sessions(third)) == 2
             assert await rows() == 2
 
 
 async def follow(client: httpx.AsyncClient, turn_id: str) -> set[str]:
-    """The names of a turn's events, until the stream closes."""
+    """Return the names of a turn's events until the stream closes."""
     async with client.stream("GET", f"/api/v1/turns/{turn_id}/events") as response:
         return {event.name async for event in read_events(response)}
 
@@ -143,7 +143,7 @@ async def test_streams_close_when_their_session_ends_and_the_turn_goes_on(
             others = [asyncio.create_task(follow(client, turn_id)) for client in clients]
             await until_true(lambda: server.parts.watch.stream_count >= len(clients) + 1)
 
-            current = next(each for each in await sessions_of(phone) if each["is_current"])
+            current = next(each for each in await list_sessions(phone) if each["is_current"])
             ok(await ada.client.delete(f"{SESSIONS}/{current['id']}"), 204)
             ok(await laptop.client.delete(f"{SESSIONS}/current"), 204)
             ok(await ada.client.delete(f"/api/v1/api-keys/{key['key']['id']}"), 204)

@@ -20,13 +20,13 @@ pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
 ACCOUNTS = "/api/v1/accounts"
 ELSEWHERE = (f"203.0.113.{n}" for n in count(1))
-"""Addresses, each used once: the server trusts the proxy that the tests are."""
+"""Addresses, each used once. The server trusts the tests as a proxy."""
 
 
 async def sign_up(
     server: Running, name: str, password: str = PASSWORD, **more: Any
 ) -> httpx.Response:
-    """The answer to a sign-up from a browser of its own, and from an address of its own."""
+    """Sign up from a new browser and a new address."""
     headers = {"X-Forwarded-For": next(ELSEWHERE)}
     async with server.browser() as client:
         body = {"username": name, "password": password, **more}

@@ -64,22 +64,22 @@ async def change_mode(account: Account) -> None:
 ACTS: dict[str, Act] = {"rotate": rotate, "password": change_password, "mode": change_mode}
 
 
-def token_of(account: Account) -> str:
+def read_token(account: Account) -> str:
     return account.client.cookies["talekeeper_session"]
 
 
-async def identity_of(server: Running, account: Account) -> Identity:
-    found = await server.parts.sessions.authenticate(token_of(account), "session")
+async def find_identity(server: Running, account: Account) -> Identity:
+    found = await server.parts.sessions.authenticate(read_token(account), "session")
     assert found is not None
     return found
 
 
-async def titles(client: httpx.AsyncClient) -> list[str]:
+async def list_titles(client: httpx.AsyncClient) -> list[str]:
     return [chat["title"] for chat in ok(await client.get("/api/v1/chats"))["items"]]
 
 
 async def rows_of_account(server: Running, account: Account) -> Rows:
-    """The account's rows in the tables of keys, as a thief copies them."""
+    """Copy the account's rows in the tables of keys."""
     user_id = UUID(account.user["id"])
     async with server.parts.database.read() as session:
         found: Rows = {}
@@ -96,7 +96,7 @@ async def rows_of_account(server: Running, account: Account) -> Rows:
 async def put_back(
     session: AsyncSession, rows: Rows, model: Any, *, kind: str | None = None
 ) -> None:
-    """Put an older copy of rows in the place of those that are there."""
+    """Replace rows by an older copy."""
     if model is User:
         (row,) = rows[User]
         await session.execute(update(User).where(User.id == row["id"]).values(row))
@@ -116,24 +116,24 @@ async def test_after_a_change_of_keys_everything_that_may_open_the_account_does(
         key = ok(await ada.client.post("/api/v1/api-keys", json={"label": "script"}), 201)
         for number in range(3):
             before = await rows_of_account(either, ada)
-            await ACTS[act](ada) if number == 0 else await rotate_with(ada, act)
+            await ACTS[act](ada) if number == 0 else await rotate_after(ada, act)
             after = await rows_of_account(either, ada)
             assert after[User][0]["key_generation"] == before[User][0]["key_generation"] + 1
             assert len(after[DataKey]) == len(before[DataKey]) + 1
-            assert await titles(ada.client) == ["The lighthouse"]
+            assert await list_titles(ada.client) == ["The lighthouse"]
             async with either.program(key["token"]) as script:
-                assert await titles(script) == ["The lighthouse"]
+                assert await list_titles(script) == ["The lighthouse"]
             if act == "password":
                 problem(await other.client.get(ME), 401, "unauthenticated")
             else:
-                assert await titles(other.client) == ["The lighthouse"]
+                assert await list_titles(other.client) == ["The lighthouse"]
             password = NEW if act == "password" else PASSWORD
             ok(await sign_in(either, password=password), 201)
         assert ok(await ada.client.get("/api/v1/api-keys"))["items"][0]["label"] == "script"
         ok(await recover(either, ada.recovery_code), 201)
 
 
-async def rotate_with(account: Account, act: str) -> None:
+async def rotate_after(account: Account, act: str) -> None:
     password = NEW if act == "password" else PASSWORD
     ok(await account.client.post(f"{ME}/rotate-key", json={"password": password}), 204)
 
@@ -144,12 +144,12 @@ async def test_who_knows_the_old_user_key_opens_nothing_with_it_and_nothing_that
     either: Running, act: str
 ) -> None:
     async with either.account("Ada") as ada:
-        old = await identity_of(either, ada)
+        old = await find_identity(either, ada)
         await ACTS[act](ada)
         chat = (await ada.new_chat())["id"]
         await ada.turn(chat, text="Written afterwards.")
         rows = await rows_of_account(either, ada)
-        new = await identity_of(either, ada)
+        new = await find_identity(either, ada)
         assert old.user_key != new.user_key
         async with either.parts.database.read() as session:
             user = await repository.get_user(session, old.user_id)
@@ -175,7 +175,7 @@ async def test_keys_are_changed_by_a_session_with_the_password_alone(
         problem(
             await script.post(f"{ME}/rotate-key", json={"password": PASSWORD}), 403, "forbidden"
         )
-    assert (await identity_of(server, ada)).current.generation == 1
+    assert (await find_identity(server, ada)).current.generation == 1
 
 
 @pytest.mark.every_database
@@ -208,7 +208,7 @@ async def test_an_old_password_slot_that_is_put_back_opens_nothing(either: Runni
         problem(await sign_in(either, password=NEW), 401, "wrong-credentials")
         problem(await ada.client.get(ME), 403, "account-tampered")
 
-        # With the account's row of then, too.
+        # The account's older row does not help.
         async with either.parts.database.write() as session:
             await put_back(session, before, User)
         problem(await sign_in(either), 403, "account-tampered")
@@ -243,13 +243,13 @@ async def test_of_a_whole_older_copy_of_the_account_the_old_password_opens_nothi
         async with either.parts.database.write() as session:
             for model in (User, KeySlot, DataKey):
                 await put_back(session, before, model)
-        # Something was written under a data key that the account no longer has.
+        # A text is under a data key that the account no longer has.
         problem(await sign_in(either), 403, "account-tampered")
-        # Without it nobody can tell, and the account is what it was then.
+        # Without that text the older copy of the account is consistent.
         async with either.parts.database.write() as session:
             await session.execute(delete(Chat).where(Chat.id == UUID(chat)))
         async with either.signed_in("Ada") as thief:
-            assert await titles(thief.client) == ["The lighthouse"]
+            assert await list_titles(thief.client) == ["The lighthouse"]
         problem(await sign_in(either, password=NEW), 401, "wrong-credentials")
 
 
@@ -265,14 +265,14 @@ async def test_a_data_key_that_came_with_the_user_key_cannot_be_taken_away(eithe
 
 async def test_what_is_found_by_search_is_the_same_afterwards(either: Running) -> None:
     async with either.account("Ada") as ada:
-        before = (await identity_of(either, ada)).sealer
+        before = (await find_identity(either, ada)).sealer
         chat = (await ada.new_chat())["id"]
         await ada.turn(chat, text="The lighthouse keeper has a wooden leg.")
         await settled(either)
         query = {"q": "wooden lighthouse"}
         found = ok(await ada.client.get("/api/v1/search", params=query))["items"]
         await rotate(ada)
-        after = (await identity_of(either, ada)).sealer
+        after = (await find_identity(either, ada)).sealer
         for purpose in ("memory-terms", "memory-rotation", "embeddings", "context-texts"):
             assert before.derive_key(purpose) == after.derive_key(purpose)
         assert found
@@ -293,7 +293,7 @@ async def test_of_two_changes_at_once_one_is_told_to_come_again(either: Running)
                 problem(answer, 409, "keys-changed")
         assert 204 in [answer.status_code for answer in answers]
         for each in (ada, other):
-            assert await titles(each.client) == ["The lighthouse"]
+            assert await list_titles(each.client) == ["The lighthouse"]
         ok(await sign_in(either), 201)
 
 
@@ -312,18 +312,18 @@ async def test_the_keys_are_not_changed_so_often_that_each_request_opens_very_ma
         assert ok(await ada.client.get(ME))["key_mode"] == "per_job"
         await change_password(ada)
 
-        # A day later those that nothing is under make room.
+        # A day later unused data keys are deleted.
         async with either.parts.database.write() as session:
             await session.execute(update(DataKey).values(created_at=now() - GRACE_PERIOD))
             await session.execute(delete(ActivityEntry))
-        await rotate_with(ada, "password")
+        await rotate_after(ada, "password")
         async with either.parts.database.read() as session:
             assert await session.scalar(select(func.count()).select_from(DataKey)) == 3
         ok(await sign_in(either, password=NEW), 201)
 
 
 class Reader:
-    """A handler that needs its user's key, and uses it."""
+    """A handler that records the number of its user's data key."""
 
     def __init__(self) -> None:
         self.read: list[int] = []
@@ -343,12 +343,12 @@ async def until_no_jobs(server: Running) -> None:
 async def test_jobs_that_carry_the_old_key_are_done_with_the_new_one(either: Running) -> None:
     async with either.account("Ada") as ada:
         parts, reader = either.parts, Reader()
-        old = await identity_of(either, ada)
+        old = await find_identity(either, ada)
         await put(
             parts.queue, "read", user_id=old.user_id, key=parts.queue.grant(old.sealer, "per_job")
         )
         await rotate(ada)
-        # A worker of another process, which has no keys of users who are here.
+        # This worker has no keys in memory, as in another process.
         await work(either, reader)
         await until_no_jobs(either)
         assert reader.read == [2]
@@ -360,7 +360,7 @@ async def test_a_job_that_was_given_the_old_key_too_late_waits_for_its_user(
 ) -> None:
     async with either.account("Ada") as ada:
         parts, reader = either.parts, Reader()
-        old = await identity_of(either, ada)
+        old = await find_identity(either, ada)
         await rotate(ada)
         await put(
             parts.queue, "read", user_id=old.user_id, key=parts.queue.grant(old.sealer, "per_job")
@@ -373,7 +373,7 @@ async def test_a_job_that_was_given_the_old_key_too_late_waits_for_its_user(
 
 
 async def work(server: Running, reader: Reader) -> None:
-    """Let a worker without keys in memory take what there is."""
+    """Run the queued jobs in a worker without keys in memory."""
     parts = server.parts
     worker = Worker(parts.queue, {"read": JobKind(reader)}, JobKeys(ROOT), poll=0.05)
     worker.start()
@@ -424,7 +424,7 @@ async def test_a_key_in_the_memory_of_another_process_is_forgotten(either: Runni
         sessions = SessionService(parts.database, ROOT, parts.settings, elsewhere)
         user_id = UUID(ada.user["id"])
         for forget in (rotate, end_other(other)):
-            assert await sessions.authenticate(token_of(other), "session")
+            assert await sessions.authenticate(read_token(other), "session")
             await sessions.drop_ended_keys()
             assert elsewhere.get(user_id) is not None
             await forget(ada)
@@ -445,7 +445,7 @@ async def change(client: httpx.AsyncClient, current: str, new: str) -> httpx.Res
     return await client.post(f"{ME}/password", json=body)
 
 
-async def at_once(*requests: Coroutine[Any, Any, httpx.Response]) -> list[httpx.Response]:
+async def send_together(*requests: Coroutine[Any, Any, httpx.Response]) -> list[httpx.Response]:
     """Send requests that change one account; none locks it before all are about to.
 
     They have been authenticated by then, so that none of them ends another's session.
@@ -461,7 +461,7 @@ async def at_once(*requests: Coroutine[Any, Any, httpx.Response]) -> list[httpx.
         await refuse_older_root(session, root)
 
     with pytest.MonkeyPatch.context() as patch:
-        # The first step of `lock_account`: the transaction has no connection yet.
+        # This is the first step of `lock_account`, before the transaction has a connection.
         patch.setattr(rotation, "refuse_older_root", held)
         async with asyncio.timeout(PATIENCE):
             return await asyncio.gather(*requests)
@@ -502,7 +502,7 @@ async def test_of_two_changes_at_once_one_holds_and_the_account_stays_whole(
 ) -> None:
     async with either.account("Ada") as ada, either.signed_in("Ada") as other:
         wanted = [NEW, "quite another password"]
-        answers = await at_once(
+        answers = await send_together(
             *(
                 change(person.client, PASSWORD, new)
                 for person, new in zip((ada, other), wanted, strict=True)
@@ -517,7 +517,7 @@ async def test_of_two_changes_at_once_one_holds_and_the_account_stays_whole(
 
 async def test_a_change_of_the_key_mode_at_the_same_time_breaks_nothing(either: Running) -> None:
     async with either.account("Ada") as ada:
-        answers = await at_once(
+        answers = await send_together(
             change(ada.client, PASSWORD, NEW), ada.client.patch(ME, json={"key_mode": "sealed"})
         )
         changed, switched = (answer.is_success for answer in answers)
@@ -545,7 +545,7 @@ async def test_the_recovery_code_opens_the_account_once_and_gives_a_new_one(
             chats = ok(await client.get("/api/v1/chats"))["items"]
             assert [chat["title"] for chat in chats] == ["The lighthouse"]
 
-        # Whatever opened it before may be in other hands.
+        # A recovery ends all earlier keys, because they may be stolen.
         async with either.program(key["token"]) as script:
             for before in (ada.client, script):
                 problem(await before.get(ME), 401, "unauthenticated")
@@ -559,7 +559,7 @@ async def test_the_recovery_code_opens_the_account_once_and_gives_a_new_one(
 async def test_a_recovery_code_that_is_sent_twice_at_once_works_once(either: Running) -> None:
     async with either.account("Ada") as ada:
         wanted = [NEW, "quite another password"]
-        answers = await at_once(
+        answers = await send_together(
             *(recover(either, ada.recovery_code, password=new) for new in wanted)
         )
         statuses = [answer.status_code for answer in answers]
