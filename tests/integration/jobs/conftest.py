@@ -28,7 +28,7 @@ async def ben(database: Database) -> Person:
 
 @pytest.fixture
 async def workshop(queue: JobQueue) -> AsyncGenerator[Workshop]:
-    """Makes workers; they are stopped at the end."""
+    """Makes workers. They are stopped at the end."""
     workshop = Workshop(queue)
     yield workshop
     await workshop.close()

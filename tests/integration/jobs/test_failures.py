@@ -1,4 +1,4 @@
-"""Jobs that fail, workers that disappear, and what they may still do afterwards."""
+"""Tests of jobs that fail, and of workers that disappear."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ SECRET = "the-canary-sings-in-the-cellar"
 
 
 async def lapse(database: Database, job_id: UUID | None) -> None:
-    """Let a lease run out, long enough ago that no wait is left after it."""
+    """Make a lease expire so long ago that no wait is left."""
     async with database.write() as session:
         query = update(Job).where(Job.id == job_id)
         await session.execute(query.values(lease_until=now() - timedelta(minutes=10)))
 
 
 async def note(job: RunningJob, key: bytes) -> None:
-    """Finish with an effect that shows: a row."""
+    """Finish with a visible effect: a row."""
     async with job.finish() as session:
         session.add(LoginFailures(key=key, failures=job.attempt, last_at=now()))
 
@@ -101,10 +101,10 @@ async def test_of_an_unexpected_error_nothing_but_its_kind_is_kept(
         job_id = await put(queue, "note", user_id=ada.id)
         workshop.worker({"note": kind_of(handle)}, draw=lambda: 1.0)
 
-        async def failed() -> bool:
+        async def has_failed() -> bool:
             return (await one(queue.database, job_id)).error is not None
 
-        await until(failed)
+        await until(has_failed)
     assert (await one(queue.database, job_id)).error == "internal-error"
     (line,) = logged.lines("job.failed")
     assert line["job_id"] == str(job_id)
@@ -301,8 +301,8 @@ async def test_a_job_that_is_lost_in_its_last_attempt_begins_it_again(
     assert attempts == [8]
 
 
-async def lost_by(worker: Worker, database: Database, job_id: UUID | None, fence: int) -> None:
-    """Wait until a job runs, then lose its worker as a kill does: nothing is put back."""
+async def lose_worker(worker: Worker, database: Database, job_id: UUID | None, fence: int) -> None:
+    """Wait until a job runs, then kill its worker and let the lease expire."""
     await wait_for_job(database, job_id, fence=fence)
     await worker.kill()
     await lapse(database, job_id)
@@ -320,7 +320,7 @@ async def test_a_job_that_is_lost_alone_as_well_dies_and_is_retried_by_hand(
     assert job_id is not None
     with caught_logs() as logged:
         for fence in (1, 2, 3, 4):
-            await lost_by(workshop.worker({"note": kind_of(hang)}), database, job_id, fence)
+            await lose_worker(workshop.worker({"note": kind_of(hang)}), database, job_id, fence)
         workshop.worker({"note": kind_of(hang)})
         await wait_for_job(database, job_id, state="dead")
     view = await service.get(ada.id, job_id)
@@ -331,7 +331,7 @@ async def test_a_job_that_is_lost_alone_as_well_dies_and_is_retried_by_hand(
 
 
 async def lose(database: Database, job_id: UUID | None, *, times: int, ago: timedelta) -> None:
-    """Leave a job behind as its last process does, when it has lost several."""
+    """Give a job the columns of one that has lost this many processes."""
     async with database.write() as session:
         values = {
             "state": "running",
@@ -358,7 +358,7 @@ async def test_a_job_waits_longer_each_time_that_its_process_is_lost(
 
 
 async def put_lost(queue: JobQueue, owner: Person, **values: Any) -> UUID | None:
-    """Enqueue a job of the kind `suspect` with the marks of lost processes."""
+    """Enqueue a job of the kind `suspect` with these columns."""
     async with queue.database.write() as session:
         job_id = await queue.enqueue(session, NewJob(kind="suspect", user_id=owner.id))
         await session.execute(update(Job).where(Job.id == job_id).values(values))
@@ -404,7 +404,7 @@ async def test_a_job_that_lost_three_processes_runs_alone(
     await put(queue, "note", user_id=ada.id)
     await until_true(lambda: len(others_done) == 4)
     assert together == [{"suspect"}] * 2
-    # Those that made room used up no attempt.
+    # The jobs that were put back lost no attempt.
     assert set(others_done) == {1}
     gate.set()
     await until(lambda: is_empty(database))
@@ -485,7 +485,7 @@ async def test_a_worker_that_is_heard_of_begins_the_count_again(
         await asyncio.Event().wait()
 
     for fence in (1, 2):
-        await lost_by(workshop.worker({"note": kind_of(hang)}), database, job_id, fence)
+        await lose_worker(workshop.worker({"note": kind_of(hang)}), database, job_id, fence)
     workshop.worker({"note": kind_of(report)}, draw=lambda: 1.0)
     await wait_for_job(database, job_id, fence=3, leases_lost=0)
     assert await state_of(database, job_id) == ("queued" if reports == "failure" else "running")
@@ -572,9 +572,9 @@ async def test_a_step_that_fails_keeps_neither_effects_nor_checkpoint(
     job_id = await put(queue, "note", user_id=ada.id, payload={"from": 0})
     workshop.worker({"note": kind_of(handle)}, draw=lambda: 1.0)
 
-    async def failed() -> bool:
+    async def has_failed() -> bool:
         return (await one(queue.database, job_id)).error is not None
 
-    await until(failed)
+    await until(has_failed)
     assert (await one(queue.database, job_id)).payload == '{"from":0}'
     assert await notes(queue.database) == {}

@@ -70,7 +70,7 @@ async def test_a_handler_that_just_returns_has_finished(
 async def test_a_job_that_absorbed_another_is_not_begun_before_that_ones_transaction_is_over(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
-    """What the transaction writes beside it, the job has to see."""
+    """The job must see the other writes of that transaction."""
     seen: list[object] = []
 
     async def handle(job: RunningJob) -> None:
@@ -176,7 +176,7 @@ async def test_who_has_very_many_jobs_does_not_keep_others_waiting(
 async def test_jobs_that_a_worker_took_ahead_of_slow_ones_are_done_by_another(
     queue: JobQueue, workshop: Workshop, ada: Person, ben: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So that ten are taken ahead also where jobs take ten times as long.
+    # Ten jobs are then claimed ahead even if jobs take ten times as long.
     monkeypatch.setattr(slots, "AHEAD_SECONDS", 10 * slots.AHEAD_SECONDS)
 
     async def hang(_: RunningJob) -> None:
@@ -286,7 +286,7 @@ JOBS = 6
 
 
 class Together:
-    """A handler whose first `JOBS` runs come to their ends at the same moment."""
+    """A handler that lets its first `JOBS` runs end at the same moment."""
 
     def __init__(self) -> None:
         self.runs = Counter[int]()
@@ -317,7 +317,7 @@ class Together:
         workshop.worker(kinds, draw=lambda: 0.0, concurrency=2 * JOBS)
 
 
-async def noted(queue: JobQueue) -> Counter[bytes]:
+async def count_notes(queue: JobQueue) -> Counter[bytes]:
     async with queue.database.read() as session:
         rows = await session.scalars(select(LoginFailures))
         return Counter({row.key: row.failures for row in rows})
@@ -327,7 +327,7 @@ _NOTE = insert(get_table(LoginFailures))
 
 
 async def note_twice(job: RunningJob) -> None:
-    """Insert a row whose key the job numbered one less has as well, where the number is odd."""
+    """Insert a row. A job with an odd number has the same key as the job before it."""
     key = b"%d" % (job.payload["number"] // 2)
     await job.finish_statement(_NOTE, [{"key": key, "failures": 1, "last_at": now()}])
 
@@ -343,7 +343,7 @@ async def test_jobs_that_end_together_share_a_transaction_and_a_failure_costs_on
     together.fails = fails
     await together.begin(queue, workshop)
     await until(lambda: is_empty(queue.database))
-    assert await noted(queue) == EACH_ONCE
+    assert await count_notes(queue) == EACH_ONCE
     if fails is None:
         assert set(together.runs.values()) == {1}
         assert len(together.sessions) < JOBS
@@ -362,7 +362,7 @@ async def test_one_that_is_no_longer_the_worker_s_changes_nothing_and_the_others
         return len(await jobs(queue.database)) == 1
 
     await until(only_it_is_left)
-    assert await noted(queue) == EACH_ONCE - Counter([b"2"])
+    assert await count_notes(queue) == EACH_ONCE - Counter([b"2"])
     (left,) = await jobs(queue.database)
     assert (left.state, left.payload) == ("running", '{"number":2}')
 
@@ -376,7 +376,7 @@ async def test_where_an_effect_that_is_known_before_cannot_be_made_its_job_alone
     with caught_logs() as logged:
         workshop.worker(
             {"note": kind_of(note_twice, ends_together=True)}, draw=lambda: 60.0
-        )  # no second try
+        )  # no second attempt
 
         async def half_is_left() -> bool:
             left = await jobs(queue.database)
@@ -384,5 +384,5 @@ async def test_where_an_effect_that_is_known_before_cannot_be_made_its_job_alone
 
         await until(half_is_left)
     assert logged.lines("job.ends_failed")
-    assert await noted(queue) == Counter([b"0", b"1", b"2"])
+    assert await count_notes(queue) == Counter([b"0", b"1", b"2"])
     assert {job.attempts for job in await jobs(queue.database)} == {1}

@@ -1,4 +1,4 @@
-"""Jobs that their owner ends half-way."""
+"""Tests of jobs that their owner stops."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def service(queue: JobQueue) -> JobService:
 
 
 async def note(job: RunningJob, key: bytes, *, done: int) -> None:
-    """A step with an effect that shows: a row."""
+    """Run a step with a visible effect: a row."""
     async with job.step() as session:
         session.add(LoginFailures(key=key, failures=1, last_at=now()))
         job.checkpoint({"done": done, "counts": {"events": 3 * done, "odd": "text"}})

@@ -41,7 +41,7 @@ KILLS = rounds(2, 4)
 
 @contextmanager
 def working(url: str) -> Generator[tuple[Process, IO[str]]]:
-    """A worker process that has begun."""
+    """Run a worker process."""
     with started(worker_process.run, url) as (process, output):
         assert output.readline() == "works\n"
         yield process, output
@@ -88,7 +88,7 @@ ROOT_KEYS = RootKeys({1: b"r" * 32})
 
 
 async def leave(database: Database, *, until: datetime, leases_lost: int = 0) -> UUID:
-    """Leave a job as a process does that is gone. Return the id of the process."""
+    """Leave a running job of a lost process. Return the id of the process."""
     process_id = new_id()
     values = {
         "state": "running",
@@ -135,7 +135,7 @@ async def test_a_job_whose_lease_was_over_before_does_not_wait_longer(database: 
 
 ROOT_KEY = "1:" + "cnJycnJycnJycnJycnJycnJycnJycnJycnJycnJycnI="
 NOBODY_THERE = "http://127.0.0.1:9"
-"""An index that does not answer: the worker starts all the same, and its jobs wait."""
+"""An index that does not answer. The worker starts anyway, and its jobs wait."""
 
 
 @contextmanager
@@ -181,6 +181,5 @@ def test_it_works_until_it_is_told_to_stop(postgres_url: str, tmp_path: Path) ->
         assert process.stdout is not None
         assert "is running jobs" in process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        # It has no job, so there is nothing to wait for.
         assert process.wait(PATIENCE) == 0
         assert process.stdout.readline().startswith("Talekeeper is stopping.")

@@ -1,4 +1,4 @@
-"""A worker for a process of its own: each job adds one to a row of its own, and may take long."""
+"""A worker for a separate process. Each job adds one to its own row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEASE = timedelta(seconds=2)
 
 
 async def count_up(job: RunningJob) -> None:
-    """One more in the job's row, in two statements with a moment between them."""
+    """Add one to the job's row."""
     await asyncio.sleep(random.uniform(0, 0.01))
     async with job.finish() as session:
         key = b"%d" % job.payload["number"]
@@ -32,7 +32,7 @@ async def count_up(job: RunningJob) -> None:
 
 
 async def freeze(_: RunningJob) -> None:
-    """Hold up the whole process, as a runaway regular expression does."""
+    """Block the whole process, as a runaway regular expression does."""
     print("freezes", flush=True)  # noqa: T201  # the parent waits for it
     time.sleep(600)  # noqa: ASYNC251
 

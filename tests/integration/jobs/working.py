@@ -1,4 +1,4 @@
-"""What tests of jobs need: people, workers, and a look at the table."""
+"""Accounts, workers and queries for tests of jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROOT = RootKeys({1: b"r" * 32})
 
 @dataclass(frozen=True)
 class Person:
-    """An account with its keys at hand."""
+    """An account and its keys."""
 
     id: UUID
     user_key: bytes
@@ -46,7 +46,7 @@ class Person:
 async def new_person(
     database: Database, name: str, *, mode: KeyMode = "per_job", root: RootKeys = ROOT
 ) -> Person:
-    """An account without a password that works: enough to own jobs."""
+    """Make an account that owns jobs. It has no working password."""
     user_id, user_key = new_id(), os.urandom(32)
     data_key = make_data_key(user_id, 1, user_key=user_key)
     user = User(
@@ -72,7 +72,7 @@ async def new_person(
 
 
 class Workshop:
-    """Workers on one queue."""
+    """The workers of one queue."""
 
     def __init__(self, queue: JobQueue) -> None:
         self.queue = queue
@@ -105,7 +105,7 @@ def kind_of(handler: Callable[[RunningJob], Awaitable[None]], **options: Any) ->
 
 
 async def put(queue: JobQueue, kind: str, **fields: Any) -> UUID | None:
-    """Enqueue a job in a transaction of its own."""
+    """Enqueue a job in a separate transaction."""
     key = fields.pop("key", None)
     async with queue.database.write() as session:
         return await queue.enqueue(session, NewJob(kind=kind, **fields), key=key)

@@ -1,4 +1,4 @@
-"""Providers for everybody: who may change them, who sees what, and when a change counts."""
+"""Tests of shared providers: permissions, visibility and changes."""
 
 from __future__ import annotations
 
@@ -37,34 +37,34 @@ _names = count(1)
 
 @pytest.fixture(scope="module")
 async def ada(server: Running) -> AsyncGenerator[Account]:
-    """Who signed up first, and administers."""
+    """The first account, which is an administrator."""
     async with server.account("Ada") as ada:
         yield ada
 
 
 @pytest.fixture
 async def ben(server: Running, ada: Account) -> AsyncGenerator[Account]:
-    """Somebody else."""
+    """An account that is no administrator."""
     async with server.account(f"Ben {next(_names)}") as ben:
         yield ben
 
 
-def fields(model: OpenAIServer, **more: Any) -> dict[str, Any]:
+def provider(model: OpenAIServer, **more: Any) -> dict[str, Any]:
     usual = {"kind": "openai", "slug": "everybodys", "name": "Ours", "models": [{"name": MODEL}]}
     return {**usual, "base_url": model.url, "api_key": API_KEY, **more}
 
 
 @pytest.fixture
 async def shared(ada: Account, model: OpenAIServer) -> AsyncGenerator[dict[str, Any]]:
-    """A provider for everybody, for as long as the test lasts."""
-    body = fields(model, scope="installation", extra_headers={"X-Team": "a-secret-of-the-team"})
+    """A shared provider, which is deleted after the test."""
+    body = provider(model, scope="installation", extra_headers={"X-Team": "a-secret-of-the-team"})
     made = ok(await ada.client.post(PROVIDERS, json=body), 201)
     yield made
     await ada.client.delete(f"{PROVIDERS}/{made['id']}")
 
 
 def quietly(_done: int, _total: int) -> None:
-    """Nobody watches."""
+    pass
 
 
 async def ids(account: Account) -> list[str]:
@@ -90,7 +90,7 @@ async def test_everybody_plays_with_it_and_sees_no_more_than_its_name(
 async def test_only_administrators_make_and_change_them(
     ben: Account, model: OpenAIServer, shared: dict[str, Any]
 ) -> None:
-    wanted = fields(model, scope="installation", slug="another")
+    wanted = provider(model, scope="installation", slug="another")
     problem(await ben.client.post(PROVIDERS, json=wanted), 403, "forbidden")
     path = f"{PROVIDERS}/{shared['id']}"
     for method, end in (("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/test")):
@@ -127,7 +127,7 @@ async def test_the_environments_can_be_seen_and_not_changed(
 async def test_a_users_own_of_the_same_slug_comes_first(
     ada: Account, ben: Account, model: OpenAIServer, shared: dict[str, Any]
 ) -> None:
-    body = fields(model, models=[{"name": "own"}])
+    body = provider(model, models=[{"name": "own"}])
     own = ok(await ben.client.post(PROVIDERS, json=body), 201)
     assert await ids(ben) == ["everybodys/own", "demo"]
     entries = {"models": [{"name": "changed"}]}
@@ -135,7 +135,7 @@ async def test_a_users_own_of_the_same_slug_comes_first(
     assert await ids(ben) == ["everybodys/own", "demo"]
     ok(await ben.client.delete(f"{PROVIDERS}/{own['id']}"), 204)
     assert await ids(ben) == ["everybodys/changed", "demo"]
-    taken = await ada.client.post(PROVIDERS, json=fields(model, scope="installation"))
+    taken = await ada.client.post(PROVIDERS, json=provider(model, scope="installation"))
     problem(taken, 409, "slug-taken")
 
 
@@ -143,7 +143,7 @@ async def test_a_change_counts_at_once_and_a_reply_under_way_goes_on(
     ada: Account, ben: Account, model: OpenAIServer, shared: dict[str, Any]
 ) -> None:
     chat, gate = await ben.new_chat(), Gate()
-    ok(await ben.client.post(PROVIDERS, json=fields(model, slug="mine")), 201)
+    ok(await ben.client.post(PROVIDERS, json=provider(model, slug="mine")), 201)
     ok(await ben.client.patch("/api/v1/me/settings", json={"model": SHARED}))
     model.script(held_back(gate), reply("Anew."))
     turn = asyncio.create_task(ben.turn(chat["id"], text="Tell me."))
@@ -186,7 +186,7 @@ async def test_another_process_sees_a_change_after_some_seconds(
     kept = elsewhere.shared
     time[0] = RELOAD_SECONDS
     await seen()
-    assert elsewhere.shared is kept  # nothing had changed
+    assert elsewhere.shared is kept  # there was no change
     ok(await ada.client.delete(f"{PROVIDERS}/{shared['id']}"), 204)
     assert await seen() == [SHARED, "demo"]
     time[0] = 2 * RELOAD_SECONDS
@@ -240,8 +240,8 @@ async def test_a_new_root_key_takes_them_along(
     assert found.detail.startswith("p0, bge")
 
 
-async def failed(account: Account, chat: str) -> dict[str, Any]:
-    """The problem that a turn ends with, as its events and the stored turn have it."""
+async def play_failing_turn(account: Account, chat: str) -> dict[str, Any]:
+    """Play a turn that fails. Return the problem of its events and of the stored turn."""
     events = await account.turn(chat, text="Hello.")
     assert events[-1].name == "turn.failed"
     turn_id = events[-1].data["turn_id"]
@@ -259,7 +259,7 @@ async def test_its_own_words_and_its_address_are_for_administrators(
         ok(await account.client.patch("/api/v1/me/settings", json={"model": SHARED}))
     chats = [(await account.new_chat())["id"] for account in (ada, ben)]
     model.script(error(403, message=said), error(403, message=said))
-    told, kept = await failed(ada, chats[0]), await failed(ben, chats[1])
+    told, kept = await play_failing_turn(ada, chats[0]), await play_failing_turn(ben, chats[1])
     assert told["provider_message"] == "[removed] of [removed] may not use cluster seven"
     assert (kept["title"], kept["detail"]) == (told["title"], told["detail"])
     assert "provider_message" not in kept
@@ -275,6 +275,6 @@ async def test_its_own_words_and_its_address_are_for_administrators(
         nowhere = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
     moved = {"base_url": nowhere, "api_key": API_KEY, "extra_headers": {"X-Team": "red"}}
     ok(await ada.client.patch(f"{PROVIDERS}/{shared['id']}", json=moved))
-    told, kept = await failed(ada, chats[0]), await failed(ben, chats[1])
+    told, kept = await play_failing_turn(ada, chats[0]), await play_failing_turn(ben, chats[1])
     assert told["detail"] == f"Cannot connect to {nowhere}. Is the server running?"
     assert "127.0.0.1" not in str(kept)

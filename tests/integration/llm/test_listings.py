@@ -45,7 +45,7 @@ async def test_what_a_server_lists_comes_with_figures_and_is_kept(
     asked = len(model.requests)
     assert await listing(ada, made, refresh="false") == now
     assert len(model.requests) == asked
-    # An empty choice is all that is listed.
+    # An empty choice means all listed models.
     ok(await ada.client.patch(f"{PROVIDERS}/{made['id']}", json={"models": []}))
     kept = await listing(ada, made, refresh="false")
     assert all(each["enabled"] for each in kept["items"])
@@ -125,7 +125,7 @@ LISTS: list[Any] = [
     {"items": [{"id": "a"}, 3, None, {"id": ""}, [], {"id": "b"}]},
     b'\xef\xbb\xbf{"data": [{"id": "a"}, {"id": "b"}]}',
 ]
-"""Lists of the models a and b."""
+"""Lists of the models `a` and `b`."""
 
 
 @pytest.mark.parametrize("body", LISTS)
@@ -207,7 +207,7 @@ LIST = Answer(body={"object": "list", "data": [{"id": MODEL, "object": "model"}]
 
 
 async def add_preset(ada: Account, vendor: OpenAIServer, preset: str) -> str:
-    """The path of a provider."""
+    """Add a provider. Return its path."""
     body = {"preset": preset, "slug": "mine", "base_url": vendor.url, "api_key": API_KEY}
     return f"{PROVIDERS}/{ok(await ada.client.post(PROVIDERS, json=body), 201)['id']}"
 
@@ -217,7 +217,7 @@ async def read_window(ada: Account, path: str, **query: Any) -> tuple[int, str]:
     return item["context_window"], item["figures_from"]
 
 
-async def offered(ada: Account) -> tuple[int, str]:
+async def read_offer(ada: Account) -> tuple[int, str]:
     models = ok(await ada.client.get("/api/v1/models"))["items"]
     found = next(each for each in models if each["id"] == f"mine/{MODEL}")
     return found["context_window"], found["figures_from"]
@@ -240,12 +240,12 @@ async def test_a_window_that_the_server_reports_comes_with_the_list_and_is_kept(
         # The user's own figure comes first.
         own = {"models": [{"name": MODEL, "context_window": 8_000}]}
         ok(await ada.client.patch(path, json=own))
-        assert await offered(ada) == (8_000, "user")
+        assert await read_offer(ada) == (8_000, "user")
 
 
 async def test_a_test_asks_again_once_the_model_is_loaded(ada: Account) -> None:
     class Loading(OllamaServer):
-        """Knows the window of its model once that has answered."""
+        """Reports the window of its model after the first answer."""
 
         def usual(self, request: Any) -> Answer:
             if request.path == "/v1/models":
@@ -278,10 +278,10 @@ async def test_a_list_with_another_window_replaces_what_was_learned(ada: Account
         message = "This model's maximum context length is 4096 tokens. However, you requested 5000."
         vendor.script(Answer(400, body={"object": "error", "message": message, "code": 400}))
         assert (await ada.turn(chat, text="Well?"))[-1].name == "turn.completed"
-        assert await offered(ada) == (4_096, "learned")
+        assert await read_offer(ada) == (4_096, "learned")
         vendor.script(listing(16_384))
         assert await read_window(ada, path) == (16_384, "provider")
-        assert await offered(ada) == (16_384, "provider")
+        assert await read_offer(ada) == (16_384, "provider")
 
 
 async def read_tool_support(account: Account) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Addresses that administrators allow on a server that others reach, over HTTP."""
+"""Tests of provider addresses that administrators allow on a public server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROVIDERS = "/api/v1/providers"
 ADDRESSES = "/api/v1/admin/provider-addresses"
 REFUSED = "provider-address-refused"
 SERVED: dict[str, Any] = {"allowed_hosts": ("tales.lan",)}
-"""Settings of a server that others reach: by default no inner address is allowed."""
+"""Settings of a public server, which allows no internal address by default."""
 
 _names = count(1)
 
@@ -65,7 +65,7 @@ def fields(model: OpenAIServer, **more: Any) -> dict[str, Any]:
 
 
 def place(model: OpenAIServer) -> dict[str, Any]:
-    """The body that allows a model's server."""
+    """Return the body that allows a model's server."""
     parts = urlsplit(model.url)
     return {"host": parts.hostname, "port": parts.port}
 
@@ -75,7 +75,7 @@ async def allow(account: Account, **address: Any) -> dict[str, Any]:
     return allowed
 
 
-async def listed(account: Account) -> list[str]:
+async def list_addresses(account: Account) -> list[str]:
     items = ok(await account.client.get(ADDRESSES))["items"]
     return [f"{each['host']} {each['port']}" for each in items]
 
@@ -90,7 +90,7 @@ async def test_an_administrator_allows_the_address_that_an_error_names(
     named = refused["address"]
     assert named == {**place(model), "can_be_allowed": True, "instead": None}
     allowed = await allow(ada, host=named["host"], port=named["port"])
-    assert f"127.0.0.1 {named['port']}" in await listed(ada)
+    assert f"127.0.0.1 {named['port']}" in await list_addresses(ada)
 
     made = ok(await ben.client.post(PROVIDERS, json=body), 201)
     ok(await ben.client.patch("/api/v1/me/settings", json={"model": f"home/{MODEL}"}))
@@ -146,9 +146,9 @@ async def test_only_administrators_see_and_change_allowed_addresses(
     for method, where in (("GET", ADDRESSES), ("POST", ADDRESSES), ("DELETE", path)):
         answer = await ben.client.request(method, where, json={"host": "b.lan", "port": 8080})
         problem(answer, 403, "forbidden")
-    assert "nas.lan 8080" in await listed(ada)
+    assert "nas.lan 8080" in await list_addresses(ada)
     ok(await ada.client.delete(path), 204)
-    assert "nas.lan 8080" not in await listed(ada)
+    assert "nas.lan 8080" not in await list_addresses(ada)
     problem(await ada.client.delete(path), 404, "provider-address-not-found")
 
 
@@ -162,21 +162,21 @@ async def test_only_administrators_see_and_change_allowed_addresses(
 async def test_an_address_that_cannot_be_allowed_is_refused_by_name(
     ada: Account, host: str, port: int, named: str
 ) -> None:
-    before = await listed(ada)
+    before = await list_addresses(ada)
     answer = await ada.client.post(ADDRESSES, json={"host": host, "port": port})
     assert answer.status_code in {400, 422}
     assert named in answer.text
-    assert await listed(ada) == before
+    assert await list_addresses(ada) == before
 
 
 async def test_allowing_twice_changes_nothing(ada: Account) -> None:
     first, second = [await allow(ada, host="twice.lan", port=8080) for _ in range(2)]
     assert first == second
-    assert (await listed(ada)).count("twice.lan 8080") == 1
+    assert (await list_addresses(ada)).count("twice.lan 8080") == 1
 
 
 async def test_there_may_be_a_hundred_allowed_addresses(server: Running, ada: Account) -> None:
-    have = len(await listed(ada))
+    have = len(await list_addresses(ada))
     made = [await allow(ada, host="many.lan", port=1 + at) for at in range(MAX_ADDRESSES - have)]
     more = await ada.client.post(ADDRESSES, json={"host": "more.lan", "port": 1})
     problem(more, 409, "too-many-provider-addresses")

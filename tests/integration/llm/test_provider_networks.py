@@ -1,4 +1,4 @@
-"""Where the providers that users add may be, over HTTP."""
+"""Tests of the networks in which users' providers may be."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def ada(server: Running) -> AsyncGenerator[Account]:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """What the system's resolver knows beside what it knows."""
+    """Additional addresses of the system's resolver, by name."""
     known: dict[str, list[str]] = {}
     look_up = socket.getaddrinfo
 
@@ -53,7 +53,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
 
 
 async def take_turn(ada: Account, base_url: str) -> dict[str, Any]:
-    """The last event of a turn by a provider at `base_url`."""
+    """Play a turn with a provider at `base_url`. Return its last event."""
     fields = {"kind": "openai", "api_key": API_KEY, "models": [{"name": MODEL}]}
     made = ok(await ada.client.post(PROVIDERS, json={**fields, "base_url": base_url}), 201)
     settings = {"model": f"{made['slug']}/{MODEL}"}
@@ -66,7 +66,7 @@ async def take_turn(ada: Account, base_url: str) -> dict[str, Any]:
 
 
 async def try_out(ada: Account, base_url: str) -> dict[str, Any]:
-    """How the test of a provider at `base_url` went."""
+    """Test a provider at `base_url`. Return the result."""
     fields = {"kind": "openai", "api_key": API_KEY, "models": [{"name": MODEL}]}
     made = ok(await ada.client.post(PROVIDERS, json={**fields, "base_url": base_url}), 201)
     path = f"{PROVIDERS}/{made['id']}"
@@ -80,7 +80,7 @@ async def try_out(ada: Account, base_url: str) -> dict[str, Any]:
     [
         *("http://127.0.0.2:8080/v1", "http://[::1]:8080/v1", "http://10.0.0.1", "http://0.0.0.0"),
         *("http://169.254.169.254/latest", "http://[::ffff:127.0.0.1]/", "http://2130706433:8080"),
-        *("http://127.0.0.1:22", "http://127.0.0.1:8000/api/v1"),  # what has a name; Talekeeper
+        *("http://127.0.0.1:22", "http://127.0.0.1:8000/api/v1"),  # a known service; Talekeeper
     ],
 )
 async def test_a_refused_address_is_not_stored(ada: Account, url: str) -> None:

@@ -1,4 +1,4 @@
-"""`/providers`: models of one's own, from the key that is pasted in to the reply."""
+"""Tests of `/providers`: a user's own models, from the key to the reply."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_a_change_counts_at_once_and_what_is_absent_stays(
 ) -> None:
     made = await add(ada, model)
     path, revised = f"{PROVIDERS}/{made['id']}", {"If-Match": '"1"'}
-    await models(ada)  # opened, and kept
+    await models(ada)  # now the models are cached
     entries = [{"name": "other", "context_window": 9_000, "max_output_tokens": 700}]
     changed = await ada.client.patch(path, json={"models": entries}, headers=revised)
     assert ok(changed)["key_hint"] == made["key_hint"]
@@ -321,7 +321,7 @@ async def test_what_was_learned_of_a_server_is_kept_until_it_is_tried_out_or_cha
     said = "Unknown parameter: 'stream_options'."
 
     async def asks_for_usage() -> bool:
-        """Whether the next turn still tries what the server refused, by another adapter."""
+        """True if the next turn still sends the setting that the server refused."""
         server.parts.user_models.user_signed_out(UUID(ada.user["id"]))
         before = len(model.requests)
         await ada.turn(chat["id"], text="Go on.")

@@ -1,4 +1,4 @@
-"""Places at servers that answer few requests at the same time, shared by two processes."""
+"""Tests of slots at servers with few concurrent requests, shared by two processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHAT = UUID(int=7)
 
 
 @contextlib.asynccontextmanager
-async def slots_of(database: Database) -> AsyncGenerator[ModelSlots]:
+async def open_slots(database: Database) -> AsyncGenerator[ModelSlots]:
     slots = ModelSlots(database, InstanceKeys(b"i" * 32))
     try:
         yield slots
@@ -41,14 +41,14 @@ async def slots_of(database: Database) -> AsyncGenerator[ModelSlots]:
 
 @pytest.fixture
 async def here(database: Database) -> AsyncGenerator[ModelSlots]:
-    async with slots_of(database) as slots:
+    async with open_slots(database) as slots:
         yield slots
 
 
 @pytest.fixture
 async def there(database: Database) -> AsyncGenerator[ModelSlots]:
-    """Those of another process."""
-    async with slots_of(database) as slots:
+    """The slots of another process."""
+    async with open_slots(database) as slots:
         yield slots
 
 
@@ -63,7 +63,7 @@ async def ben(database: Database) -> UUID:
 
 
 class Worker:
-    """Work in a task of its own, which goes on until it is let go or cut off."""
+    """Work in a task that runs until it is ended or cancelled."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ async def test_the_place_of_a_process_that_crashed_is_free_once_its_lease_is_ove
     crashed = ModelSlots(database, InstanceKeys(b"i" * 32))
     turn = Worker(crashed, ada)
     await turn.begun.wait()
-    # What a kill leaves: a row that nobody renews.
+    # A kill leaves a row that is not renewed.
     assert crashed._keeper is not None
     crashed._keeper.cancel()
     other = Worker(here, ben)

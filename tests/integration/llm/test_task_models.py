@@ -14,7 +14,7 @@ from backend.generation.adapters.gemini import GeminiConfig
 from backend.generation.registry import ModelRegistry
 from backend.jobs.models import Job
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
-from tests.integration.llm.test_installation_providers import SHARED, fields
+from tests.integration.llm.test_installation_providers import SHARED, provider
 from tests.integration.llm.test_providers import OWN, PROVIDERS, add
 from tests.integration.turns.seeding import seed
 from tests.support.chronicling import opt_in
@@ -50,7 +50,7 @@ async def test_an_unknown_model_of_a_task_is_refused_by_name_and_changes_nothing
 async def test_a_model_says_which_one_works_beside_it_where_nothing_is_chosen(
     sqlite_url: str, tmp_path: Path, model: OpenAIServer
 ) -> None:
-    async def beside(account: Account) -> dict[str, str]:
+    async def read_task_models(account: Account) -> dict[str, str]:
         items = ok(await account.client.get("/api/v1/models"))["items"]
         return {each["id"]: each["task_model"] for each in items}
 
@@ -62,15 +62,15 @@ async def test_a_model_says_which_one_works_beside_it_where_nothing_is_chosen(
         server.account("Ada") as ada,
     ):
         await add(ada, model)
-        shown = await beside(ada)
-        # Who plays at home has nothing sent elsewhere.
+        shown = await read_task_models(ada)
+        # Texts of local models are not sent to other servers.
         assert shown == {OWN: OWN, "gemini/gemini-2.5-pro": small, small: small, "demo": small}
     async with (
         running(sqlite_url, tmp_path, enrichment_model="demo") as server,
         server.account("Ben") as ben,
     ):
         await add(ben, model)
-        assert set((await beside(ben)).values()) == {"demo"}
+        assert set((await read_task_models(ben)).values()) == {"demo"}
 
 
 async def test_suggestions_come_from_their_own_model_the_chats_before_the_accounts(
@@ -105,7 +105,7 @@ async def test_what_goes_wrong_with_a_tasks_model_is_told_with_its_setting(
     assert (await ada.client.delete(f"{PROVIDERS}/{made['id']}")).status_code == 204
     gone = await ada.client.post(f"{path}/suggestions", json={"count": 2})
     assert OWN in problem(gone, 422, "unknown-model")["detail"]
-    # What is gone stays where nobody touches it: it does not keep other settings from changing.
+    # A deleted model stays set, and does not prevent changes of other settings.
     ok(await ada.client.patch(f"{path}/settings", json={"system_prompt": "Be brief."}))
 
 
@@ -123,7 +123,7 @@ async def test_a_model_that_is_gone_keeps_nothing_else_from_being_set_or_opened(
         kept = ok(await ada.client.patch(place, json={"system_prompt": "Be brief."}))
         assert (kept["model"], kept["system_prompt"]) == (OWN, "Be brief.")
     other = await ada.new_chat()
-    # What asks the model says that it is gone, and so does what is set of it.
+    # Requests to the deleted model fail, and so do settings with it.
     for refused in (
         await ada.client.post(f"/api/v1/chats/{other['id']}/turns", json={"text": "Hello."}),
         await ada.client.patch(SETTINGS, json={"sampling": {"temperature": 0.5}}),
@@ -154,7 +154,7 @@ async def test_triage_and_the_agent_may_have_different_models(
         assert len(agent.server.requests) == 1
         run = (await study.runs())[-1][0]
         assert (run.state, run.calls, run.triage_model) == ("done", 2, OWN)
-        # Each is paid for what it took itself.
+        # Each request counts its own tokens.
         took = ok(await study.account.client.get(f"/api/v1/chats/{study.chat_id}/usage"))
         asked = {each["model"]: each["prompt_tokens"] for each in took["by_model"] if each["runs"]}
         small = {each["model"]: each["prompt_tokens"] for each in took["by_model"]}[OWN]
@@ -173,7 +173,7 @@ async def test_a_job_asks_the_installation_s_model_as_its_key_mode_allows(
             running(sqlite_url, tmp_path, job_workers=0) as server,
             server.account("Ada") as ada,
         ):
-            ok(await ada.client.post(PROVIDERS, json=fields(model, scope="installation")), 201)
+            ok(await ada.client.post(PROVIDERS, json=provider(model, scope="installation")), 201)
             async with server.account("Ben") as ben:
                 ok(await ben.client.patch(f"{API}/me", json={"key_mode": mode}))
                 tasks = {"task_models": {"agent": SHARED, "triage": SHARED}}
@@ -187,17 +187,17 @@ async def test_a_job_asks_the_installation_s_model_as_its_key_mode_allows(
         assert model.requests == []
         async with running(sqlite_url, tmp_path) as server:
             if mode == "sealed":
-                await until(lambda: is_in(server, job, "waiting_key"))
+                await until(lambda: has_state(server, job, "waiting_key"))
                 assert model.requests == []
                 async with server.signed_in("Ben") as ben:
                     ok(await ben.client.get(f"{API}/me"))
-                    await until(lambda: is_in(server, job, "done"))
+                    await until(lambda: has_state(server, job, "done"))
             else:
-                await until(lambda: is_in(server, job, "done"))
+                await until(lambda: has_state(server, job, "done"))
         told = {(each.headers["authorization"], each.body["model"]) for each in model.requests}
         assert told == {(f"Bearer {API_KEY}", MODEL)}
 
 
-async def is_in(server: Running, job_id: UUID, state: str) -> bool:
+async def has_state(server: Running, job_id: UUID, state: str) -> bool:
     async with server.parts.database.read() as session:
         return (await session.get_one(Job, job_id)).state == state

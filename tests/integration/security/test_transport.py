@@ -33,8 +33,8 @@ async def proxied(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
         yield server
 
 
-def cookies_of(answer: httpx.Response) -> dict[str, Morsel[str]]:
-    """The cookies that an answer sets, with their attributes."""
+def read_cookies(answer: httpx.Response) -> dict[str, Morsel[str]]:
+    """Return the cookies that an answer sets, with their attributes."""
     jar: SimpleCookie = SimpleCookie()
     for header in answer.headers.get_list("set-cookie"):
         jar.load(header)
@@ -43,28 +43,28 @@ def cookies_of(answer: httpx.Response) -> dict[str, Morsel[str]]:
 
 @pytest.fixture
 async def local(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
-    """A server that no origin is set for, with an account."""
+    """A server without an origin, with an account."""
     async with running(sqlite_url, tmp_path) as server, server.account("Ada"):
         yield server
 
 
-async def log_in(server: Running, **headers: str) -> httpx.Response:
+async def sign_in(server: Running, **headers: str) -> httpx.Response:
     async with server.browser() as client:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
         return await client.post(SESSIONS, json=LOG_IN, headers=names)
 
 
 async def test_on_this_machine_the_cookies_go_without_secure(local: Running) -> None:
-    answer = await log_in(local)
+    answer = await sign_in(local)
     ok(answer, 201)
-    cookies = cookies_of(answer)
+    cookies = read_cookies(answer)
     assert set(cookies) == {PLAIN_COOKIE, CSRF_COOKIE}
     session = cookies[PLAIN_COOKIE]
     assert session["httponly"] is True
     assert not session["secure"]
     assert (session["samesite"], session["path"], session["domain"]) == ("lax", "/", "")
     assert int(session["max-age"]) == 180 * 86400
-    # The page has to read this one, to send it back.
+    # The page reads this cookie and sends it back.
     assert not cookies[CSRF_COOKIE]["httponly"]
     assert cookies[CSRF_COOKIE]["samesite"] == "lax"
 
@@ -72,10 +72,10 @@ async def test_on_this_machine_the_cookies_go_without_secure(local: Running) -> 
 async def test_behind_a_trusted_proxy_with_https_the_cookies_belong_to_that_host(
     proxied: Running,
 ) -> None:
-    answer = await log_in(proxied, **HTTPS)
+    answer = await sign_in(proxied, **HTTPS)
     ok(answer, 201)
     assert answer.headers["strict-transport-security"]
-    cookies = cookies_of(answer)
+    cookies = read_cookies(answer)
     assert set(cookies) == {SECURE_COOKIE, CSRF_COOKIE}
     for cookie in cookies.values():
         assert cookie["secure"] is True
@@ -86,24 +86,24 @@ async def test_behind_a_trusted_proxy_with_https_the_cookies_belong_to_that_host
     async with proxied.browser() as client:
         sent = {**HTTPS, "Cookie": f"{SECURE_COOKIE}={token}; {CSRF_COOKIE}={csrf}"}
         ok(await client.get("/api/v1/me", headers=sent))
-        # A cookie of the plain name might have been set by somebody on the way.
+        # A cookie with the plain name might be set by an attacker in the network.
         plain = {**HTTPS, "Cookie": f"{PLAIN_COOKIE}={token}"}
         problem(await client.get("/api/v1/me", headers=plain), 401, "unauthenticated")
         out = await client.delete(f"{SESSIONS}/current", headers={**sent, CSRF_HEADER: csrf})
         assert out.status_code == 204
-        assert {name: each["max-age"] for name, each in cookies_of(out).items()} == {
+        assert {name: each["max-age"] for name, each in read_cookies(out).items()} == {
             SECURE_COOKIE: "0",
             CSRF_COOKIE: "0",
         }
 
 
 async def test_behind_a_proxy_that_says_nothing_an_https_origin_decides(proxied: Running) -> None:
-    """An nginx without further settings sends the upstream's own address as host, and no scheme."""
+    """An nginx without further settings sends the upstream's address as host, and no scheme."""
     for headers in ({}, {"Host": NAME}, {"Host": NAME, "X_Forwarded_For": "203.0.113.7"}):
-        answer = await log_in(proxied, **headers)
+        answer = await sign_in(proxied, **headers)
         ok(answer, 201)
         assert answer.headers["strict-transport-security"]
-        cookies = cookies_of(answer)
+        cookies = read_cookies(answer)
         assert set(cookies) == {SECURE_COOKIE, CSRF_COOKIE}
         assert all(cookie["secure"] is True for cookie in cookies.values())
         assert not cookies[CSRF_COOKIE]["httponly"]
@@ -111,7 +111,7 @@ async def test_behind_a_proxy_that_says_nothing_an_https_origin_decides(proxied:
         async with proxied.browser() as client:
             sent = {"Cookie": f"{SECURE_COOKIE}={token}"}
             ok(await client.get("/api/v1/me", headers=sent))
-            # A cookie of the plain name might have been set by somebody on the way.
+            # A cookie with the plain name might be set by an attacker in the network.
             plain = {"Cookie": f"{PLAIN_COOKIE}={token}"}
             problem(await client.get("/api/v1/me", headers=plain), 401, "unauthenticated")
 
@@ -120,10 +120,10 @@ async def test_what_a_proxy_calls_plain_http_is_refused_under_an_https_origin(
     proxied: Running,
 ) -> None:
     for host in (NAME, "127.0.0.1:8000"):
-        answer = await log_in(proxied, Host=host, X_Forwarded_Proto="http")
+        answer = await sign_in(proxied, Host=host, X_Forwarded_Proto="http")
         detail = problem(answer, 403, "insecure-transport")["detail"]
         assert "TALEKEEPER_TRUSTED_PROXIES" in detail
-        assert cookies_of(answer) == {}
+        assert read_cookies(answer) == {}
         assert "strict-transport-security" not in answer.headers
     async with proxied.browser() as client:
         answer = await client.get("/api/v1/me", headers={"X-Forwarded-Proto": "http"})
@@ -148,8 +148,8 @@ async def test_no_password_is_taken_in_the_clear_over_a_network(local: Running) 
             ):
                 answer = await client.post(path, json=body, headers={"Host": host})
                 problem(answer, 403, "insecure-transport")
-                assert cookies_of(answer) == {}
-    ok(await log_in(local), 201)
+                assert read_cookies(answer) == {}
+    ok(await sign_in(local), 201)
 
 
 async def test_users_of_a_named_network_sign_in_over_plain_http_and_others_do_not(
@@ -160,16 +160,16 @@ async def test_users_of_a_named_network_sign_in_over_plain_http_and_others_do_no
         running(sqlite_url, tmp_path, plain_http_networks="192.168.1.0/24") as server,
         server.account("Ada"),
     ):
-        answer = await log_in(server, Host=host, X_Forwarded_For="192.168.1.7")
+        answer = await sign_in(server, Host=host, X_Forwarded_For="192.168.1.7")
         ok(answer, 201)
-        session = cookies_of(answer)[PLAIN_COOKIE]
+        session = read_cookies(answer)[PLAIN_COOKIE]
         assert not session["secure"]
         for client in ("192.168.2.7", "203.0.113.7"):
-            answer = await log_in(server, Host=host, X_Forwarded_For=client)
+            answer = await sign_in(server, Host=host, X_Forwarded_For=client)
             detail = problem(answer, 403, "insecure-transport")["detail"]
             assert "talekeeper serve --lan" in detail
-        # Another site that gives out the server's address for its own name.
-        answer = await log_in(server, Host="evil.example", X_Forwarded_For="192.168.1.7")
+        # Another site's name resolves to the server's address.
+        answer = await sign_in(server, Host="evil.example", X_Forwarded_For="192.168.1.7")
         problem(answer, 403, "unknown-host")
 
         async with server.browser() as browser:
@@ -212,14 +212,14 @@ async def test_who_is_no_trusted_proxy_is_not_believed(
         ) as server,
         server.account("Ada"),
     ):
-        problem(await log_in(server, **HTTPS), 403, "insecure-transport")
+        problem(await sign_in(server, **HTTPS), 403, "insecure-transport")
         for n in range(5):
             async with server.browser() as client:
                 body = {"username": f"nobody{n}", "password": PASSWORD}
                 headers = {"X-Forwarded-For": f"203.0.113.{n}"}
                 answer = await client.post(SESSIONS, json=body, headers=headers)
                 problem(answer, 401, "wrong-credentials")
-        # All of them were counted for the address that they came from.
+        # All of them count for the address of the connection.
         async with server.browser() as client:
             body = {"username": "nobody", "password": PASSWORD}
             problem(await client.post(SESSIONS, json=body), 429, "too-many-attempts")
@@ -231,14 +231,14 @@ async def test_of_a_chain_of_proxies_the_last_stranger_is_believed(
     for n in range(5):
         async with proxied.browser() as client:
             body = {"username": f"nobody{n}", "password": PASSWORD}
-            # What stands in front was written by the client.
+            # The first address was written by the client.
             headers = {"X-Forwarded-For": f"198.51.100.{n}, 203.0.113.7"}
             problem(
                 await client.post(SESSIONS, json=body, headers=headers), 401, "wrong-credentials"
             )
-    answer = await log_in(proxied, X_Forwarded_For="203.0.113.7")
+    answer = await sign_in(proxied, X_Forwarded_For="203.0.113.7")
     problem(answer, 429, "too-many-attempts")
-    ok(await log_in(proxied, X_Forwarded_For="198.51.100.1"), 201)
+    ok(await sign_in(proxied, X_Forwarded_For="198.51.100.1"), 201)
 
 
 PREFIX = "/api/v1"
@@ -260,7 +260,7 @@ def check(answer: httpx.Response, status: int) -> None:
 
 
 async def raw(server: Running, request: bytes) -> bytes:
-    """The answer to what no client would send."""
+    """Send raw bytes. Return the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
     writer.write(request)
     answer = await reader.read()
@@ -334,7 +334,7 @@ async def test_a_request_with_a_malformed_address_is_answered_like_others(server
         request = b"%b HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n" % (line, host)
         head, _, body = (await raw(server, request)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400"), (line, host, head)
-        if b"x-request-id" in head:  # uvicorn's own parser refuses some of it
+        if b"x-request-id" in head:  # uvicorn's parser refuses some of these requests
             assert b"content-security-policy" in head
             assert b"urn:talekeeper:problem:bad-request" in body
     async with server.browser() as client:
@@ -365,7 +365,7 @@ async def test_a_token_of_another_browser_does_not_fit(server: Running, ada: Acc
 async def test_a_token_that_the_server_did_not_make_is_no_token(
     server: Running, ada: Account
 ) -> None:
-    """A page on a sibling domain can set cookies, and so make the two agree."""
+    """A page on a sibling domain can set cookies, so cookie and header can be equal."""
     ada.client.event_hooks = {}
     forged = "0" * 128
     ada.client.cookies.set(CSRF_COOKIE, forged, domain="127.0.0.1")
@@ -394,7 +394,7 @@ async def test_a_page_of_another_origin_is_refused_whatever_it_sends(
 
 
 async def test_another_page_can_sign_nobody_in(server: Running, ada: Account) -> None:
-    """A victim who is signed in to the attacker's account would write there."""
+    """Otherwise a victim could be signed in to the attacker's account, and write there."""
     body = {"username": "Ada", "password": PASSWORD}
     async with server.browser() as victim:
         for path in ("/api/v1/sessions", "/api/v1/accounts", "/api/v1/recoveries"):
@@ -431,7 +431,7 @@ async def test_a_program_with_a_key_needs_no_token_and_has_no_origin(
     made = ok(await ada.client.post("/api/v1/api-keys", json={"label": "script"}), 201)
     async with server.program(made["token"]) as script:
         ok(await script.post(CHATS, json={}), 201)
-        # One that has an origin is a page, and a page elsewhere has no business with the key.
+        # A request with an origin comes from a page, and pages of other sites must not use the key.
         refused = await script.post(CHATS, json={}, headers={"Origin": ELSEWHERE})
         problem(refused, 403, "cross-site-request")
 
@@ -439,7 +439,7 @@ async def test_a_program_with_a_key_needs_no_token_and_has_no_origin(
 async def test_an_upload_without_the_token_is_refused_before_it_is_read(
     server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Litestar would look for the token in the form, and write that to a file, in the clear."""
+    """Litestar would search the form for the token, and write the form to a plain file."""
     monkeypatch.setattr("tempfile.tempdir", "/no/such/folder")
     ada.client.event_hooks = {}
     file = {"file": b"x" * 3_000_000}
