@@ -1,4 +1,4 @@
-"""What Anthropic's API has in its own ways."""
+"""Tests of features that only Anthropic's API has."""
 
 from __future__ import annotations
 

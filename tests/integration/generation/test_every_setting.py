@@ -1,4 +1,4 @@
-"""Each sampling setting that an adapter takes arrives in the request that leaves."""
+"""Tests that each accepted sampling setting is in the request."""
 
 from __future__ import annotations
 

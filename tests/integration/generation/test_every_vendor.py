@@ -49,13 +49,13 @@ PROMPT = Prompt([PromptMessage("user", "Is the ferryman still waiting for me?")]
 PLAIN = Sampling()
 LOOK = Tool("look", "Look around.", {"type": "object", "properties": {}})
 SHORT = 1.0
-"""Seconds: long enough for a server on loopback to begin, short enough to wait for."""
+"""Seconds. Long enough for a server on loopback to start a reply."""
 
 
 async def listen(
     vendor: Vendor, *, heard: list[Piece] | None = None, **changes: Any
 ) -> list[Piece]:
-    """Hear a reply to its end; `heard` keeps what was said before an error."""
+    """Return the pieces of a reply. `heard` keeps the pieces before an error."""
     heard = [] if heard is None else heard
     async for piece in vendor.connect(**changes).stream(PROMPT, PLAIN):
         heard.append(piece)
@@ -319,7 +319,7 @@ async def test_an_answer_with_nothing_in_it_is_no_answer(vendor: Vendor) -> None
 
 async def test_many_replies_at_once_are_not_mixed_up(vendor: Vendor) -> None:
     model = vendor.connect(chunk_timeout=30)
-    count = 120  # more than an HTTP client's usual hundred connections
+    count = 120  # more than the usual 100 connections of an HTTP client
     gate = Gate()
     vendor.server.script(
         *(
@@ -386,7 +386,7 @@ def is_text(body: object) -> bool:
 
 
 def replay(seen: Seen) -> Answer:
-    """The answer as a server sends it."""
+    """Return the answer as a server sends it."""
     if seen.in_stream:
         return Answer(events=[seen.body])
     headers = dict(seen.headers)
@@ -399,7 +399,7 @@ def replay(seen: Seen) -> Answer:
 @pytest.mark.parametrize("seen", ANSWERS.values(), ids=ANSWERS)
 async def test_an_answer_becomes_the_error_that_names_its_cause(vendor: Vendor, seen: Seen) -> None:
     answer = replay(seen)
-    # A stream without an event is asked for once more, as a whole.
+    # After a stream without an event, the whole reply is requested.
     requests = 2 if answer.status == 200 and is_text(seen.body) else 1
     vendor.server.script(*[answer] * requests)
     with pytest.raises(ModelError) as caught:

@@ -1,4 +1,4 @@
-"""What is Gemini's own: roles, thoughts, safety, error details, thought signatures."""
+"""Tests of features that only Gemini's API has."""
 
 from __future__ import annotations
 

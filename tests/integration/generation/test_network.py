@@ -40,7 +40,7 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
 @dataclass
 class NameServer:
-    """Answers each lookup with the next of its answers, and then with the last one."""
+    """Answers each lookup with the next answer, and then always with the last one."""
 
     answers: list[Sequence[str]]
     asked: list[str] = field(default_factory=list[str])
@@ -54,7 +54,7 @@ class NameServer:
 
 
 class Listener:
-    """One port on both addresses. `said` is what it answers, `reached` who was connected to."""
+    """One port on two addresses. `said` is the answer, `reached` the connected addresses."""
 
     def __init__(self) -> None:
         self.said = OK
@@ -102,7 +102,7 @@ async def listener() -> AsyncGenerator[Listener, None]:
 
 
 async def say(vendor: Vendor, **changes: Any) -> ModelError:
-    """The error that a reply of a user's provider ends with."""
+    """Return the error of a streamed reply."""
     changes = {"network": NetworkPolicy(["loopback"]), **changes}
     with pytest.raises(ModelError) as caught:
         async for _ in vendor.connect(**changes).stream(PROMPT, Sampling()):
@@ -111,7 +111,7 @@ async def say(vendor: Vendor, **changes: Any) -> ModelError:
 
 
 async def answer(vendor: Vendor) -> ModelError:
-    """The error that an answer as a whole, of a user's provider, ends with."""
+    """Return the error of a whole answer."""
     model = vendor.connect(network=NetworkPolicy(["loopback"]))
     with pytest.raises(ModelError) as caught:
         await model.structured(PROMPT, {"type": "object"}, Sampling())
@@ -131,7 +131,7 @@ async def test_no_sdk_connects_to_a_refused_address_whatever_is_there(vendor: Ve
     }
     assert len({str(error.to_problem()) for error in errors.values()}) == 1
     assert all(f"http://{host} is refused" in detail for host, detail in said.items())
-    # Nothing tells a port where something listens from one where nothing does.
+    # The errors of open and closed ports are equal.
     assert said[f"{GOOD}:{port}"] == said[f"{GOOD}:9"].replace(":9 ", f":{port} ")
     assert not vendor.server.requests
 
@@ -220,7 +220,7 @@ async def test_tls_is_by_name(listener: Listener) -> None:
     server = await asyncio.start_server(listener.serve, GOOD, 0, ssl=context)
     port = server.sockets[0].getsockname()[1]
     async with listener.client(NameServer([[GOOD]]).policy()) as client:
-        with pytest.raises(httpx2.ConnectError):  # the server has no certificate at all
+        with pytest.raises(httpx2.ConnectError):  # the server has no certificate
             await client.get(f"https://{NAME}:{port}/")
     server.close()
     assert shown == [NAME]
@@ -249,7 +249,7 @@ async def test_a_packed_answer_is_read(vendor: Vendor) -> None:
     headers = {"content-encoding": "gzip", "content-type": "application/json"}
     vendor.server.script(Answer(body=body, headers=headers))
 
-    # It is read as far as its text, which is no JSON.
+    # The body is read, but it is not JSON.
     assert "did not return" in (await answer(vendor)).detail
     assert vendor.server.requests[0].headers["accept-encoding"] == "gzip"
 
@@ -320,7 +320,7 @@ async def test_cookies_of_the_provider_s_are_not_sent_back() -> None:
 
 
 async def test_a_request_on_a_connection_that_the_server_has_closed_is_sent_again() -> None:
-    """Each connection answers one request, says that it stays open, and closes at the next one."""
+    """Each connection answers one request, announces keep-alive, and closes at the next one."""
     served: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

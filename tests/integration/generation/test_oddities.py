@@ -84,8 +84,8 @@ DAMAGE = Tool(
 )
 
 
-def rows(*tables: Iterable[Oddity]) -> pytest.MarkDecorator:
-    """Each row in each of its formats."""
+def parametrize_rows(*tables: Iterable[Oddity]) -> pytest.MarkDecorator:
+    """Parametrize a test with each row in each of its formats."""
     found = [(row, FORMATS[name]) for table in tables for row in table for name in row.formats]
     names = [f"{form.name}-{row.name}" for row, form in found]
     assert len(set(names)) == len(names)
@@ -94,7 +94,7 @@ def rows(*tables: Iterable[Oddity]) -> pytest.MarkDecorator:
 
 @dataclass
 class Connected:
-    """A model, and what was learned of it."""
+    """A model, and its learned abilities."""
 
     model: ChatModel
     learned: list[ServerAbilities] = field(default_factory=list[ServerAbilities])
@@ -113,7 +113,7 @@ async def connect(row: Oddity, form: WireFormat) -> AsyncGenerator[Connected]:
 
 
 def sum_up(row: Oddity, heard: Sequence[Piece], problem: ModelError | None) -> Result:
-    """Return what was heard in the words of the table."""
+    """Return the pieces as a result of the table."""
     kept = apply_resets(heard)
     words = f"{problem.title}: {problem.detail}" if problem else ""
     sent = next((piece for piece in kept if isinstance(piece, SentRequest)), SentRequest())
@@ -134,7 +134,7 @@ def sum_up(row: Oddity, heard: Sequence[Piece], problem: ModelError | None) -> R
 
 
 def find_learned(connected: Connected, row: Oddity) -> dict[str, Any]:
-    """Return what was learned of a row's model."""
+    """Return the learned abilities of a row's model."""
     found = connected.learned[-1].of(row.name) if connected.learned else None
     return {
         name: value
@@ -143,11 +143,11 @@ def find_learned(connected: Connected, row: Oddity) -> dict[str, Any]:
     }
 
 
-def expected(row: Oddity) -> Result:
+def build_expected(row: Oddity) -> Result:
     return replace(row.result, calls=list(row.result.calls), left_out=tuple(row.result.left_out))
 
 
-@rows(STREAMS, THOUGHTS, TEMPLATES, SETTINGS)
+@parametrize_rows(STREAMS, THOUGHTS, TEMPLATES, SETTINGS)
 async def test_a_reply_is_read_as_it_was_meant(row: Oddity, form: WireFormat) -> None:
     heard: list[Piece] = []
     problem: ModelError | None = None
@@ -160,20 +160,20 @@ async def test_a_reply_is_read_as_it_was_meant(row: Oddity, form: WireFormat) ->
             problem = error
 
     found = replace(sum_up(row, heard, problem), learned=find_learned(connected, row))
-    assert found == expected(row)
+    assert found == build_expected(row)
 
 
-@rows(CALLS)
+@parametrize_rows(CALLS)
 async def test_calls_are_read_as_they_were_meant(row: Oddity, form: WireFormat) -> None:
     async with connect(row, form) as connected:
         stream = stream_with_tools(connected.model, Prompt(STORY), [DAMAGE], Sampling())
         heard = [piece async for piece in stream]
         answer = await connected.model.call_tools(Prompt(STORY), [DAMAGE], Sampling())
-    assert sum_up(row, heard, None) == expected(row)
+    assert sum_up(row, heard, None) == build_expected(row)
     assert [(call.name, call.arguments) for call in answer.calls] == list(row.result.calls)
 
 
-@rows(VALUES)
+@parametrize_rows(VALUES)
 async def test_a_value_is_read_as_it_was_meant(row: Oddity, form: WireFormat) -> None:
     async with connect(row, form) as connected:
         answer = await connected.model.structured(Prompt(STORY), SCHEMA, Sampling())
@@ -305,7 +305,7 @@ async def listen(openai: Vendor, sampling: Sampling = Sampling(), **changes: Any
 
 
 def joined(pieces: list[Piece]) -> tuple[str, str]:
-    """What was thought and what was said."""
+    """Return the thoughts and the text."""
     thought = "".join(piece.text for piece in pieces if isinstance(piece, ThinkingPiece))
     return thought, "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
 
@@ -427,7 +427,7 @@ async def test_json_is_asked_for_in_the_next_way_and_what_works_is_remembered(
     openai.server.script(*answers)
 
     answer = await model.structured(PROMPT, WHO_SCHEMA, Sampling())
-    if not learned:  # an answer that is no JSON may be chance, once
+    if not learned:  # one answer without JSON may be chance
         openai.server.script(*answers)
         await model.structured(PROMPT, WHO_SCHEMA, Sampling())
     asked = len(openai.server.requests)

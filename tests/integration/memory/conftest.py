@@ -1,4 +1,4 @@
-"""A Talekeeper that remembers, on each database, shared by the tests of a module."""
+"""A Talekeeper with a memory index, shared by the tests of a module."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["ada", "chat", "shared_url"]
 
 @pytest.fixture(scope="module")
 async def vectors() -> AsyncGenerator[OpenAIServer]:
-    """Where vectors come from: texts are near each other when they share words."""
+    """A server of embeddings. Texts with common words are similar."""
     async with OpenAIServer() as vectors:
         yield vectors
 
 
 @pytest.fixture(scope="module")
 async def model() -> AsyncGenerator[OpenAIServer]:
-    """Who replies."""
+    """A model that replies."""
     async with OpenAIServer() as model:
         yield model
 
@@ -51,7 +51,7 @@ def start(database_url: str, tmp_path: Path) -> Start:
 
 @pytest.fixture
 async def usual() -> AsyncGenerator[Moody]:
-    """The installation's embedding model, where accounts have their own."""
+    """The embedding model of the installation."""
     async with Moody() as model:
         yield model
 

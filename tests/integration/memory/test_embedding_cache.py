@@ -1,4 +1,4 @@
-"""What was embedded once is not embedded again; and a failing embedder costs a turn nothing."""
+"""Tests of the cache of embeddings, and of failing embedders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LINES = ("The ferry is late.", "A bell tolls.", "The ferry is late.", "Nobody an
 
 
 class Hands:
-    """A clock that only waiting moves."""
+    """A clock that advances only by waiting."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -43,7 +43,7 @@ class Hands:
 
 
 async def sign_up(database: Database) -> Sealer:
-    """A user with random keys."""
+    """Make a user with random keys."""
     user_id = new_id()
     async with database.write() as session:
         session.add(
@@ -81,7 +81,7 @@ Connect = Callable[..., CachedEmbedder]
 async def connect(
     database: Database, server: GeminiServer, hands: Hands
 ) -> AsyncGenerator[Connect]:
-    """Makes an embedder with an empty memory over the same table and server."""
+    """Make an embedder with an empty cache in memory, for the same table and server."""
     made: list[CachedEmbedder] = []
 
     def connect(*, batch: int = 100, query_timeout: float = 5) -> CachedEmbedder:
@@ -107,15 +107,15 @@ def embedder(connect: Connect) -> CachedEmbedder:
     return connect()
 
 
-def sent(server: GeminiServer) -> list[list[str]]:
-    """The texts of each request."""
+def list_sent_texts(server: GeminiServer) -> list[list[str]]:
+    """Return the texts of each request."""
     return [
         [each["content"]["parts"][0]["text"] for each in request.body["requests"]]
         for request in server.requests
     ]
 
 
-async def stored(database: Database) -> Sequence[Embedding]:
+async def list_stored(database: Database) -> Sequence[Embedding]:
     async with database.read() as session:
         return (await session.scalars(select(Embedding))).all()
 
@@ -126,7 +126,7 @@ async def test_a_text_is_embedded_once(
     first = await embedder.embed_documents(ada, LINES)
     again = await connect().embed_documents(ada, [*LINES, "A new line."])
 
-    assert sent(server) == [
+    assert list_sent_texts(server) == [
         ["The ferry is late.", "A bell tolls.", "Nobody answers."],
         ["A new line."],
     ]
@@ -150,7 +150,7 @@ async def test_what_is_stored_tells_nothing_and_opens_for_its_owner_alone(
     ben = await sign_up(database)
     vectors = await embedder.embed_documents(ada, LINES[:1])
     await embedder.embed_documents(ben, LINES[:1])
-    rows = {row.user_id: row for row in await stored(database)}
+    rows = {row.user_id: row for row in await list_stored(database)}
     assert rows[ada.user_id].digest != rows[ben.user_id].digest
     plain = vectors[0].astype("<f2").tobytes()
     assert all(plain not in row.sealed_vector for row in rows.values())
@@ -179,7 +179,7 @@ async def test_what_was_embedded_before_a_failure_is_kept(
         await embedder.embed_documents(ada, texts)
     await embedder.embed_documents(ada, texts)
     assert caught.value.retry_after == 30
-    assert sent(server) == [texts[2:4], texts[2:4], texts[4:6]]
+    assert list_sent_texts(server) == [texts[2:4], texts[2:4], texts[4:6]]
 
 
 @pytest.mark.every_database
@@ -215,7 +215,7 @@ async def test_a_vector_that_does_not_open_is_made_anew(
     await embedder.embed_documents(ada, LINES)
     await embedder.embed_documents(ada, LINES)
     assert len(server.requests) == 2
-    assert len(await stored(database)) == 3
+    assert len(await list_stored(database)) == 3
 
 
 @pytest.mark.every_database
@@ -224,7 +224,7 @@ async def test_use_is_noted_once_a_day(
 ) -> None:
     await embedder.embed_documents(ada, LINES)
     recently, long_ago = now() - timedelta(hours=23), now() - timedelta(days=40)
-    texts = await stored(database)
+    texts = await list_stored(database)
     async with database.write() as session:
         for row, used_at in zip(texts, (recently, long_ago, long_ago), strict=True):
             change = update(Embedding).where(Embedding.id == row.id).values(used_at=used_at)
@@ -232,7 +232,7 @@ async def test_use_is_noted_once_a_day(
 
     await embedder.embed_documents(ada, LINES)
 
-    used = sorted(row.used_at for row in await stored(database))
+    used = sorted(row.used_at for row in await list_stored(database))
     assert used[0] == recently
     assert used[1] > recently
 
@@ -243,7 +243,7 @@ async def test_what_nobody_used_is_forgotten(
 ) -> None:
     await embedder.embed_documents(ada, LINES)
     long_ago = now() - timedelta(days=40)
-    unused = (await stored(database))[:2]
+    unused = (await list_stored(database))[:2]
     async with database.write() as session:
         change = update(Embedding).where(Embedding.id.in_([row.id for row in unused]))
         await session.execute(change.values(used_at=long_ago))
@@ -253,7 +253,7 @@ async def test_what_nobody_used_is_forgotten(
         removed = [await delete_unused(session, before, most=1) for _ in range(3)]
 
     assert removed == [1, 1, 0]
-    assert len(await stored(database)) == 1
+    assert len(await list_stored(database)) == 1
 
 
 @pytest.mark.every_database
@@ -280,7 +280,7 @@ async def test_the_same_query_is_embedded_once_and_only_in_memory(
     assert len(server.requests) == 1
     await embedder.embed_query(ben, "Where is the ferry?")
     assert len(server.requests) == 2
-    assert await stored(database) == []
+    assert await list_stored(database) == []
 
 
 async def test_a_query_is_a_query_to_the_model_even_where_the_text_is_stored(

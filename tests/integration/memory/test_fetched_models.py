@@ -1,4 +1,4 @@
-"""A model that an administrator fetches: the server goes over to it, and so do texts."""
+"""Tests of embedding models that an administrator fetches."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ async def server(start: Start, hub: HubServer) -> AsyncGenerator[Running]:
 
 @pytest.fixture
 async def ada(server: Running) -> AsyncGenerator[Account]:
-    """An administrator with something to be found."""
+    """An administrator with a text to find."""
     async with server.account("Ada") as ada:
         chat = str((await ada.new_chat())["id"])
         await tell(server, ada, chat, [FACT, "I see.", "A gannet dives."])
         yield ada
 
 
-async def offer(account: Account) -> dict[str, Any]:
-    """The first model on offer."""
+async def read_offer(account: Account) -> dict[str, Any]:
+    """Return the first model on offer."""
     models: list[dict[str, Any]] = ok(await account.client.get(MODELS))["models"]
     return models[0]
 
 
-async def begin(account: Account) -> str:
-    """Have it fetched; the path of the job."""
+async def begin_fetch(account: Account) -> str:
+    """Fetch the model. Return the path of the job."""
     job = ok(await account.client.post(f"{MODELS}/fetch", json={"name": SMALL}), 202)
     return f"{API}/jobs/{job['id']}"
 
 
-async def ended(account: Account, path: str) -> dict[str, Any]:
+async def wait_for_end(account: Account, path: str) -> dict[str, Any]:
     async def is_over() -> dict[str, Any] | None:
         job: dict[str, Any] = ok(await account.client.get(path))
         return job if job["state"] in {"done", "dead"} else None
@@ -72,17 +72,17 @@ async def ended(account: Account, path: str) -> dict[str, Any]:
 async def test_a_fetched_model_is_used_without_a_restart_and_texts_move_to_it(
     server: Running, hub: HubServer, ada: Account
 ) -> None:
-    first = await offer(ada)
+    first = await read_offer(ada)
     assert (first["name"], first["state"], first["job"]) == (SMALL, "on_offer", None)
     assert (first["languages"], first["licence"], first["size"]) == (["en"], "apache-2.0", 91102069)
     assert hub.requests == []
     assert await search(ada, OTHER_WORDS) == []
 
-    path = await begin(ada)
-    assert await begin(ada) == path
-    job = await ended(ada, path)
+    path = await begin_fetch(ada)
+    assert await begin_fetch(ada) == path
+    job = await wait_for_end(ada, path)
     assert (job["error"], job["progress"]["done"]) == (None, job["progress"]["total"])
-    assert (await offer(ada))["state"] == "in_use"
+    assert (await read_offer(ada))["state"] == "in_use"
     await settled(server)
     assert (await search(ada, OTHER_WORDS))[0]["text"] == FACT
 
@@ -105,20 +105,20 @@ async def test_a_fetch_is_stopped_and_goes_on_where_it_was(
     server: Running, hub: HubServer, ada: Account
 ) -> None:
     hub.pace.clear()
-    path = await begin(ada)
+    path = await begin_fetch(ada)
 
     async def has_begun() -> bool:
         return bool(ok(await ada.client.get(path))["progress"]["done"])
 
     await until(has_begun)
     ok(await ada.client.post(f"{path}/stop"), 202)
-    assert (await ended(ada, path))["error"] == "stopped"
+    assert (await wait_for_end(ada, path))["error"] == "stopped"
     assert server.parts.memory.chosen is None
 
-    again = await begin(ada)
+    again = await begin_fetch(ada)
     hub.pace.set()
     assert again != path
-    assert (await ended(ada, again))["error"] is None
+    assert (await wait_for_end(ada, again))["error"] is None
     asked = [request.path for request in hub.requests if request.method == "GET"]
     assert sum(each.endswith("/config.json") for each in asked) == 1
 
@@ -127,7 +127,7 @@ async def test_a_damaged_model_ends_the_job_and_nothing_changes(
     server: Running, hub: HubServer, ada: Account
 ) -> None:
     hub.altered = {"model.onnx"}
-    assert (await ended(ada, await begin(ada)))["error"] == "model-damaged"
+    assert (await wait_for_end(ada, await begin_fetch(ada)))["error"] == "model-damaged"
     assert server.parts.memory.embedder is None
     assert (await search(ada, "astrolabe"))[0]["text"] == FACT
 

@@ -1,4 +1,4 @@
-"""Fetching an embedding model from a hub that breaks off, lies, or is not there."""
+"""Tests of downloads of embedding models from a faulty hub."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ async def ignore(_done: int, _total: int) -> None:
     pass
 
 
-async def at_once(_seconds: float) -> None:
-    """Nobody waits between two attempts."""
+async def skip_wait(_seconds: float) -> None:
+    """Do not wait between two attempts."""
 
 
 async def fetch(hub: HubServer, models: Path) -> None:
-    await fetch_model(TINY, models, ignore, hub=hub.url, wait=at_once)
+    await fetch_model(TINY, models, ignore, hub=hub.url, wait=skip_wait)
 
 
 async def test_a_model_comes_whole_and_is_used(hub: HubServer, tmp_path: Path) -> None:

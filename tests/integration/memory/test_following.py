@@ -36,7 +36,7 @@ WALRUSES = "Do old walruses doze on flat rocks, at high tide?"
 
 
 async def check_index(server: Running, account: Account) -> None:
-    """Raise unless the index holds each row of a user's once, and nothing else."""
+    """Check that the index contains each row of a user once, and nothing else."""
     user_id = UUID(account.user["id"])
     points = await points_of(server.parts.memory.collections.current, user_id)
     rows = rows_of(points)
@@ -57,7 +57,7 @@ async def test_lines_replies_and_greetings_are_found_once_they_are_stored(
         ("creaks", "The door creaks open."),
     ):
         assert (await texts_found(ada, words))[0] == text
-    # Its swipe is in the index, and counts once it is active.
+    # The swipe is indexed, but found only while it is active.
     assert "A knock at the window." not in await texts_found(ada, "knock window")
     await check_index(server, ada)
 
@@ -85,7 +85,7 @@ async def test_an_edit_takes_its_old_words_out_of_search_and_coming_back_brings_
     found = await texts_found(ada, "anvil bellows key")
     assert found[0] == "The key is in the bellows."
     assert "The key is under the anvil." not in found
-    # Nor do its neighbours hold its words any more.
+    # Its neighbours no longer contain its words.
     assert await texts_worded(ada, "anvil") == []
     await check_index(server, ada)
 
@@ -121,7 +121,7 @@ async def test_deleting_takes_the_points_of_all_that_went(
     assert "A copper ladle." not in await texts_found(ada, "copper ladle")
     assert (await texts_found(ada, "pewter"))[0] == "A pewter spoon."
     await check_index(server, ada)
-    # Its neighbours' windows held its words, too.
+    # The windows of its neighbours contained its words, too.
     assert await texts_worded(ada, "ladle") == []
 
 
@@ -243,7 +243,7 @@ async def test_a_hundred_lines_left_behind_do_not_hide_the_one_that_counts(
 async def test_the_line_of_a_turn_that_failed_is_remembered(
     server: Running, ada: Account, chat: str, model: OpenAIServer
 ) -> None:
-    for _ in range(3):  # some failures are tried again by the vendor's own library
+    for _ in range(3):  # the client repeats some failed requests
         model.script(error(500, message="broken"))
     events = await ada.turn(chat, text="The heron sleeps in the bell tower.")
     model.unscript()

@@ -1,4 +1,4 @@
-"""Qdrant Edge in a folder: what is on the disk, and what becomes of it."""
+"""Tests of Qdrant Edge in a folder: files, engine processes and faults."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_the_nearest_of_many_are_found_as_exactly_once_they_are_put_in_ord
 async def test_a_file_of_the_engine_s_log_may_go_while_it_is_synced(tmp_path: Path) -> None:
     index = await open_edge(tmp_path, "tales", DIMENSION)
     gone = next(tmp_path.rglob("wal")) / "tmp-open-9"  # noqa: ASYNC240  nothing waits
-    gone.symlink_to(tmp_path / "nowhere")  # is listed, and is not there when it is opened
+    gone.symlink_to(tmp_path / "nowhere")  # it is listed, but cannot be opened
     try:
         await index.upsert([point(OWNER, CHAT)])
         assert await index.count(OWNER) == 1
@@ -169,21 +169,21 @@ async def test_a_folder_of_another_dimension_or_format_is_made_anew(tmp_path: Pa
     assert not (tmp_path / "tales.0").exists()
 
 
-def engines() -> list[int]:
-    """Processes below this one that an engine works in."""
+def list_engines() -> list[int]:
+    """Return the ids of the engine processes of this process."""
     children, found = list[int](), list[int]()
     for thread in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # what ends meanwhile
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             children += map(int, (thread / "children").read_text().split())
     for pid in children:
         with suppress(FileNotFoundError, ProcessLookupError):
-            if b"edge_engine" in command_of(pid):
+            if b"edge_engine" in read_command(pid):
                 found.append(pid)
     return found
 
 
-def command_of(pid: int) -> bytes:
-    """The command line of a process; a dead one has none.
+def read_command(pid: int) -> bytes:
+    """Return the command line of a process, which is empty if it is dead.
 
     A process that was just started has none for a moment, after its parent is told that it runs.
     """
@@ -194,8 +194,8 @@ def command_of(pid: int) -> bytes:
     return command
 
 
-def files_of(pid: int) -> str:
-    """What a process has mapped, libraries among it."""
+def list_mapped_files(pid: int) -> str:
+    """Return the mapped files of a process."""
     return Path(f"/proc/{pid}/maps").read_text()
 
 
@@ -204,8 +204,8 @@ async def test_an_engine_does_without_what_only_the_server_needs(tmp_path: Path)
         await index.upsert([point(OWNER, CHAT)])
         asked = [query(unit(1), scope(OWNER, CHAT)), query(terms({3: 1}), scope(OWNER, CHAT))]
         await index.search(asked)
-        [engine_process] = engines()
-        mapped = files_of(engine_process)
+        [engine_process] = list_engines()
+        mapped = list_mapped_files(engine_process)
     assert "qdrant_edge" in mapped
     for library in ("numpy", "msgspec", "sqlalchemy"):
         assert library not in mapped
@@ -213,16 +213,16 @@ async def test_an_engine_does_without_what_only_the_server_needs(tmp_path: Path)
 
 async def test_an_index_takes_the_engine_that_was_prepared(tmp_path: Path) -> None:
     await EngineProcess.prepare()
-    [prepared] = engines()
+    [prepared] = list_engines()
     index = await open_edge(tmp_path, "tales", DIMENSION)
-    assert engines() == [prepared]
+    assert list_engines() == [prepared]
     other = await open_edge(tmp_path, "others", DIMENSION)
-    assert len(engines()) == 2
+    assert len(list_engines()) == 2
     await index.aclose()
     await other.aclose()
 
     await EngineProcess.prepare()
-    [killed] = engines()
+    [killed] = list_engines()
     os.kill(killed, signal.SIGKILL)
 
     async def is_gone() -> bool:
@@ -242,8 +242,8 @@ async def test_an_engine_that_is_killed_is_started_again_and_nothing_is_lost(
     asked = [query(unit(1), scope(OWNER, CHAT))]
     try:
         before = await index.search(asked)
-        [engine_process] = engines()
-        os.kill(engine_process, signal.SIGSTOP)  # so that the search is under way
+        [engine_process] = list_engines()
+        os.kill(engine_process, signal.SIGSTOP)  # the search is still running
         search = asyncio.create_task(index.search(asked))
         await asyncio.sleep(0.01)
         os.kill(engine_process, signal.SIGKILL)
@@ -252,23 +252,23 @@ async def test_an_engine_that_is_killed_is_started_again_and_nothing_is_lost(
         index._starts._next_start = 0.0
         found = await asyncio.gather(index.search(asked), index.search(asked))
         assert list(found) == [before] * 2
-        assert len(engines()) == 1
+        assert len(list_engines()) == 1
         assert not index.is_new
     finally:
         await index.aclose()
-    assert engines() == []
+    assert list_engines() == []
 
 
 async def test_an_engine_that_keeps_ending_is_not_started_without_end(tmp_path: Path) -> None:
     await made(tmp_path)
     index = await open_edge(tmp_path, "tales", DIMENSION)
     index._starts._next_start = float("inf")
-    [engine_process] = engines()
+    [engine_process] = list_engines()
     os.kill(engine_process, signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
             await index.ping()
-    assert engines() == []
+    assert list_engines() == []
     await index.aclose()
 
 
@@ -277,7 +277,7 @@ async def test_what_is_damaged_while_it_is_served_is_not_made_anew_in_silence(
 ) -> None:
     await made(tmp_path)
     index = await open_edge(tmp_path, "tales", DIMENSION)
-    [engine_process] = engines()
+    [engine_process] = list_engines()
     os.kill(engine_process, signal.SIGKILL)
     damage(tmp_path, "edge_config.json")
     with pytest.raises(IndexUnavailableError, match="in the data folder failed"):
@@ -396,8 +396,8 @@ async def test_nothing_of_a_user_who_is_deleted_stays_in_memory(tmp_path: Path) 
     await index.aclose()
 
 
-async def stored_tale(folder: Path) -> EdgeIndex:
-    """An index in which a text with `WORD` lies, as it would be indexed."""
+async def make_tale(folder: Path) -> EdgeIndex:
+    """Make an index with a text that contains `WORD`."""
     blinder = Blinder(Sealer(OWNER, {1: bytes(32)}, user_key=os.urandom(32)))
     index = await open_edge(folder, "tales", DIMENSION)
     for number in range(20):
@@ -428,7 +428,7 @@ async def stored_tale(folder: Path) -> EdgeIndex:
 
 
 def without_gaps(folder: Path, copy: Path) -> Path:
-    """The folder's files without the zeros of which the engine's files are mostly made."""
+    """Return the folder's files without zeros, which are most of the engine's files."""
     for path in folder.rglob("*"):
         if path.is_file():
             name = copy / path.relative_to(folder)
@@ -439,19 +439,19 @@ def without_gaps(folder: Path, copy: Path) -> Path:
 
 async def test_a_word_that_was_indexed_is_nowhere_in_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "index"
-    index = await stored_tale(folder)
+    index = await make_tale(folder)
     stem = next(iter(count_terms(WORD)))
     needles = [*disguises(WORD), *disguises(stem)]
     assert find_in_folder(needles, without_gaps(folder, tmp_path / "open")) == {}
     await index.aclose()
     closed = without_gaps(folder, tmp_path / "closed")
     assert find_in_folder(needles, closed) == {}
-    # What is stored as text is found by this search.
+    # This search finds plain text.
     assert find_in_folder(disguises(str(CHAT)), closed)
 
 
 async def test_payloads_hold_ids_numbers_booleans_and_the_kind(tmp_path: Path) -> None:
-    await (await stored_tale(tmp_path)).aclose()
+    await (await make_tale(tmp_path)).aclose()
     shard = engine.EdgeShard.load(str(tmp_path / f"tales.{FORMAT}"))
     records, following = shard.scroll(engine.ScrollRequest(limit=100, with_payload=True))
     shard.close()

@@ -39,7 +39,7 @@ async def server() -> AsyncIterator[QdrantServer]:
 
 @pytest.fixture
 async def index(server: QdrantServer) -> AsyncIterator[VectorIndex]:
-    """An index whose collection is there already."""
+    """An index with an existing collection."""
     server.collections[NAME] = collection_info()
     opened = await connected(server_settings(server.url), "tales", DIMENSION)
     server.requests.clear()
@@ -359,7 +359,7 @@ async def lone_server() -> AsyncIterator[QdrantServer]:
 
 
 @pytest.fixture
-async def keyed_index(lone_server: QdrantServer) -> AsyncIterator[VectorIndex]:
+async def index_with_key(lone_server: QdrantServer) -> AsyncIterator[VectorIndex]:
     chosen = server_settings(lone_server.url, qdrant_api_key=KEY)
     opened = await connected(chosen, "tales", DIMENSION)
     lone_server.requests.clear()
@@ -368,14 +368,14 @@ async def keyed_index(lone_server: QdrantServer) -> AsyncIterator[VectorIndex]:
 
 
 async def test_the_key_goes_with_every_request_and_stands_in_no_error(
-    lone_server: QdrantServer, keyed_index: VectorIndex, caplog: pytest.LogCaptureFixture
+    lone_server: QdrantServer, index_with_key: VectorIndex, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
-    await keyed_index.upsert([point(OWNER, CHAT)])
+    await index_with_key.upsert([point(OWNER, CHAT)])
     assert [each.headers["api-key"] for each in lone_server.requests] == [KEY]
     lone_server.script(failed(401, f"Invalid API key {KEY}"))
     with pytest.raises(IndexUnavailableError) as caught:
-        await keyed_index.ping()
+        await index_with_key.ping()
     assert KEY not in json.dumps(caught.value.to_problem())
     assert KEY not in caplog.text
 
@@ -395,29 +395,29 @@ async def test_the_key_goes_with_every_request_and_stands_in_no_error(
     ],
 )
 async def test_a_failure_is_told_in_words(
-    lone_server: QdrantServer, keyed_index: VectorIndex, answer: Answer, says: str
+    lone_server: QdrantServer, index_with_key: VectorIndex, answer: Answer, says: str
 ) -> None:
     lone_server.script(answer)
     with pytest.raises(IndexUnavailableError, match=says):
-        await keyed_index.count(OWNER)
-    assert await keyed_index.count(OWNER) == 0
+        await index_with_key.count(OWNER)
+    assert await index_with_key.count(OWNER) == 0
 
 
 async def test_an_answer_that_is_too_few_is_a_failure(
-    lone_server: QdrantServer, keyed_index: VectorIndex
+    lone_server: QdrantServer, index_with_key: VectorIndex
 ) -> None:
     lone_server.answers["batch"] = []
     with pytest.raises(IndexUnavailableError, match="too few results"):
-        await keyed_index.search([query(unit(1), scope(OWNER, CHAT))])
+        await index_with_key.search([query(unit(1), scope(OWNER, CHAT))])
 
 
 async def test_a_point_that_is_none_of_ours_is_a_failure(
-    lone_server: QdrantServer, keyed_index: VectorIndex
+    lone_server: QdrantServer, index_with_key: VectorIndex
 ) -> None:
     foreign = {"id": str(uuid4()), "version": 1, "score": 1.0, "payload": {"text": "a tale"}}
     lone_server.answers["batch"] = [{"points": [foreign]}]
     with pytest.raises(IndexUnavailableError, match="an unknown payload"):
-        await keyed_index.search([query(unit(1), scope(OWNER, CHAT))])
+        await index_with_key.search([query(unit(1), scope(OWNER, CHAT))])
 
 
 async def test_a_server_that_is_silent_is_given_up() -> None:
@@ -456,12 +456,12 @@ MESSAGE = "pull access denied for testcontainers/ryuk,\n repository does not exi
 
 
 class Engine(ScriptedServer):
-    """A container engine that can make no container."""
+    """A container engine that fails to make a container."""
 
     usual_answer: ClassVar[Answer] = Answer(500, body={"message": MESSAGE})
 
     def wants_stream(self, request: Request) -> bool:  # noqa: ARG002  # nothing is streamed
-        """Nothing is streamed."""
+        """Return False, because nothing is streamed."""
         return False
 
 

@@ -1,4 +1,4 @@
-"""The adapter for a Qdrant server, over real gRPC."""
+"""Tests of the adapter for a Qdrant server, over real gRPC."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def qdrant(server: tuple[QdrantGrpc, int]) -> QdrantGrpc:
 
 @pytest.fixture
 async def index(server: tuple[QdrantGrpc, int]) -> AsyncIterator[VectorIndex]:
-    # Nothing speaks HTTP at port 1.
+    # There is no HTTP server at port 1.
     chosen = server_settings(
         "http://127.0.0.1:1", qdrant_protocol="grpc", qdrant_grpc_port=server[1], qdrant_api_key=KEY
     )

@@ -85,7 +85,7 @@ async def test_only_their_texts_move_to_the_account_s_model_and_back(
         assert (await problems(ada), (await status(ada))["move"]) == ([], None)
         assert mine.requests[-1].headers["authorization"] == f"Bearer {API_KEY}"
 
-        # A query of each goes to the model of each, and new texts do.
+        # Queries and new texts of each account go to the model of the account.
         before = queries(usual), queries(mine)
         assert (await notes(ada), await notes(ben)) == ([], [])
         assert (queries(usual), queries(mine)) == (before[0] + 1, before[1] + 1)
@@ -95,7 +95,8 @@ async def test_only_their_texts_move_to_the_account_s_model_and_back(
         assert not [each for each in usual.requests if "puffin" in str(each.body)]
         assert len(await search(ada, "puffin")) >= 1
 
-        # At night nobody's points are taken for a stranger's, and those left behind go.
+        # The nightly comparison keeps each account's points, and deletes those in the old
+        # collection.
         await reconcile(server)
         assert await rows_in(current, ada) == set()
         stored = await stored_rows(server, UUID(ada.user["id"]))
@@ -129,7 +130,7 @@ async def test_a_model_that_does_not_answer_leaves_words_and_says_so(
             return await problems(ada) == ["own_model_unavailable", "delayed"]
 
         await until(is_told)
-        # Until it has answered once, the texts stay where they are.
+        # The texts do not move before the model has answered once.
         assert (await notes(ada), (await status(ada))["model"]["is_own"]) == ([], False)
         mine.refusal = None
         await retried(server, ada)
@@ -141,7 +142,7 @@ async def test_a_model_that_does_not_answer_leaves_words_and_says_so(
         assert (FACT in str(answer["items"]), answer["notes"]) == (True, [words])
         assert await problems(ada) == ["own_model_unavailable"]
 
-        # Without its provider nothing else embeds what was given to it.
+        # If the provider is deleted, no other model embeds the account's texts.
         asked = len(usual.requests)
         ok(await ada.client.delete(path), 204)
         gone = "searched by words only: the account's embedding model does not exist"
@@ -151,7 +152,7 @@ async def test_a_model_that_does_not_answer_leaves_words_and_says_so(
         assert (await search(ada, "gannet"))[0]["text"] == "A gannet dives."
         assert (await problems(ada), len(usual.requests)) == (["own_model_gone"], asked)
 
-        # Another one of that name takes it up again, with vectors for what came meanwhile.
+        # A new provider of that name also embeds the texts that were added before.
         await provide(ada, mine)
         await settled(server)
         assert (await notes(ada), await problems(ada)) == ([], [])
@@ -193,13 +194,13 @@ async def test_vectors_of_another_server_are_never_compared_though_its_model_has
         before = await index.dense_vectors(ids)
         assert set(before) == set(ids)
 
-        usual.common = 0.5  # whose vectors are others
+        usual.common = 0.5  # other vectors for the same texts
         usual.refusal = error(500)
         ok(await ada.client.patch(path, json={"base_url": usual.url, "api_key": API_KEY}))
         gone = "searched by words only: the account's embedding model does not exist"
         assert await notes(ada) == [gone]
         assert queries(usual) == 0
-        await until(lambda: delayed(ada))
+        await until(lambda: is_delayed(ada))
         usual.refusal = None
         await retried(server, ada)
         assert await notes(ada) == []
@@ -208,7 +209,7 @@ async def test_vectors_of_another_server_are_never_compared_though_its_model_has
         assert not (await status(ada))["move"]
 
 
-async def delayed(account: Account) -> bool:
+async def is_delayed(account: Account) -> bool:
     return "delayed" in await problems(account)
 
 
@@ -278,7 +279,7 @@ async def test_its_key_is_used_as_the_key_mode_allows(start: Start, mine: Moody,
             user_id = UUID(ada.user["id"])
             ok(await ada.client.delete(f"{API}/sessions/current"), 204)
         asked = len(mine.requests)
-        # What is noted while nobody is there waits for the key, but where the server has it.
+        # Without a session the job waits for the key, unless the server has the key.
         async with server.parts.database.write() as session:
             await server.parts.index.reindex(session, user_id, OWN)
         if mode == "managed":
@@ -321,7 +322,7 @@ async def test_reindexing_outside_of_the_server_follows_the_account_s_choice(
         await provide(ada, mine)
         await choose(ada, "mine/words")
         settings = server.parts.settings
-    settings.resolved_root_key_file.write_bytes(base64.b64encode(b"r" * 32))  # as `ROOT`
+    settings.resolved_root_key_file.write_bytes(base64.b64encode(b"r" * 32))  # the key of `ROOT`
     database = Database(settings.resolved_database_url)
     try:
         said = await reindex_user(database, settings, name="Ada", password=PASSWORD, report=quietly)
@@ -338,7 +339,7 @@ BARRED = "sk-another-another-another"
 
 
 class Changeable(OpenAIServer):
-    """Gives vectors of any length, takes one key, and may be silent."""
+    """Returns vectors of any length, accepts one key, and can be silent."""
 
     length = OWN_DIMENSION
     key = API_KEY
@@ -360,7 +361,7 @@ async def changeable() -> AsyncGenerator[Changeable]:
 
 
 async def long_chat(server: Running, account: Account, model: OpenAIServer) -> tuple[str, str]:
-    """A chat whose first line no history holds; its id, and the path of the model's provider."""
+    """Make a chat with a fact outside of the history. Return its id and the provider's path."""
     rain = [f"It rains on roof {n}." for n in range(30)]
     chat, path = await moved(server, account, model, [FACT, *rain])
     await set_chat(account, chat, budgets={"history": 100})
@@ -369,7 +370,7 @@ async def long_chat(server: Running, account: Account, model: OpenAIServer) -> t
 
 
 async def ask(account: Account, words: str) -> list[str]:
-    """What there is to say about a search that finds the fact."""
+    """Search for the fact. Return the notes of the search."""
     answer = ok(await account.client.get(f"{API}/search", params={"q": words}))
     assert FACT in str(answer["items"])
     said: list[str] = answer["notes"]
@@ -377,7 +378,7 @@ async def ask(account: Account, words: str) -> list[str]:
 
 
 async def are_all_there(server: Running, account: Account) -> bool:
-    """Every line has its vector."""
+    """True if every line has a vector."""
     ids = await lines(server, UUID(account.user["id"]))
     return set(await (await own_index(server)).dense_vectors(ids)) == set(ids)
 
@@ -400,10 +401,10 @@ async def test_a_turn_streams_while_the_key_is_refused_or_nothing_is_answered_un
         assert (await context_of(ada, reply))["notes"] == [WORDS]
         assert "own_model_unavailable" in await problems(ada)
         if fault == "revoked":
-            await until(lambda: delayed(ada))
+            await until(lambda: is_delayed(ada))
         for number in range(4):
             assert await ask(ada, f"Is the chapel's bell of {number} tons?") == [WORDS]
-        # After three failures in a row it is left alone for a moment.
+        # After three failures in a row the model is not asked for a moment.
         assert len(changeable.requests) - asked <= 8
 
         if fault == "silent":
@@ -427,7 +428,7 @@ async def test_a_turn_asks_for_one_vector_and_a_model_is_measured_once(
         await take_turn(ada, chat, text=line)
         await settled(server)
         texts = [each.body["input"] for each in changeable.requests[asked:]]
-        # The query; then the line and the reply, as what is indexed. Each is one request.
+        # The first request has the query, the others have the line and the reply.
         assert [some for some in texts if some == [line]] == [[line]]
         assert len(texts) <= 3
         ok(await ada.client.delete(f"{API}/sessions/current"), 204)
@@ -449,9 +450,9 @@ async def test_vectors_of_another_length_are_never_compared_and_a_rebuild_takes_
         assert await notes(ada) == [WORDS]
         assert await problems(ada) == ["own_model_unavailable"]
         await tell(server, ada, chat, ["A gannet dives."], indexed=False)
-        await until(lambda: delayed(ada))
+        await until(lambda: is_delayed(ada))
 
-        # As it was before, it fills in what is missing.
+        # With the old length, the missing vectors are added.
         changeable.length = before
         await retried(server, ada)
         assert (await notes(ada), await problems(ada)) == ([], [])
@@ -470,7 +471,7 @@ async def test_vectors_of_another_length_are_never_compared_and_a_rebuild_takes_
 
 
 def folder_of_own(data: Path) -> Path:
-    """That of the collection."""
+    """Return the folder of the collection."""
     (path,) = (data / "index").glob(f"{OWN}.[0-9]*")
     return path
 
@@ -557,7 +558,7 @@ async def test_reindexing_outside_of_the_server_fills_what_was_lost(
         ok(await ada.client.patch(f"{API}/me", json={"key_mode": "managed"}))
         await moved(server, ada, mine, [FACT])
     settings = server.parts.settings
-    settings.resolved_root_key_file.write_bytes(base64.b64encode(b"r" * 32))  # as `ROOT`
+    settings.resolved_root_key_file.write_bytes(base64.b64encode(b"r" * 32))  # the key of `ROOT`
     shutil.rmtree(folder_of_own(tmp_path))
     database = Database(settings.resolved_database_url)
     try:
@@ -573,5 +574,5 @@ async def test_reindexing_outside_of_the_server_fills_what_was_lost(
         await database.dispose()
     async with start(embedder="none") as server, server.signed_in("Ada") as ada:
         assert (await notes(ada), await problems(ada)) == ([], [])
-        # Its vectors were kept: nobody is asked for them a second time.
+        # The stored vectors are used again, so the model is not asked a second time.
         assert sum(FACT in str(each.body) for each in mine.requests) == 1

@@ -1,4 +1,4 @@
-"""Whose memories are whose, and whose key it takes to make them."""
+"""Tests of the separation of accounts in the index, and of the keys that indexing needs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ QUESTION = "Where did the captain bury the astrolabe, under which bell?"
 
 
 async def write(server: Running, account: Account) -> tuple[str, str]:
-    """A chat with a memory and a book with an entry; their ids."""
+    """Make a chat with a memory and a book with an entry. Return their ids."""
     chat = str((await account.new_chat())["id"])
     await tell(server, account, chat, [FACT, *[f"Roof {n}." for n in range(40)]])
     await set_chat(account, chat, budgets={"history": 60}, memory={"min_relevance": 0})
@@ -71,10 +71,10 @@ async def test_equal_texts_of_two_people_are_each_one_s_own(start: Start) -> Non
             assert not [each for each in theirs if each in str(context)]
             mine = set(map(str, await stored_rows(server, UUID(account.user["id"]))))
             assert {item["source_id"] for item in context["retrieved"]} <= mine
-            # Words alone bring no lore in.
+            # Common words alone do not activate lore.
             assert "Chapel" not in reasons(context)
 
-        # The terms of equal texts have other ids.
+        # Equal texts of two accounts have different term ids.
         index = server.parts.memory.collections.current
         gone = UUID(ben.user["id"])
         assert await index.owners() == {UUID(ada.user["id"]), gone}

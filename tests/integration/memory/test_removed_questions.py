@@ -1,4 +1,4 @@
-"""Installations that had questions of messages in the index lose all of them with an upgrade."""
+"""Tests that an upgrade deletes the questions of earlier versions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RUNS = table("enrichment_runs", column("kind", String))
 
 
 async def add_question_point(server: Running, owner_id: UUID, line: Payload) -> None:
-    """Add a point such as earlier versions made."""
+    """Add a point of the kind that earlier versions made."""
     payload = msgspec.structs.replace(line, kind="question")
     point = Point(
         id=point_id("question", line.source_id),
@@ -49,13 +49,13 @@ async def add_question_point(server: Running, owner_id: UUID, line: Payload) -> 
     await server.parts.memory.collections.current.upsert([point])
 
 
-async def stored_bytes(server: Running) -> int:
+async def count_stored_bytes(server: Running) -> int:
     async with server.parts.database.read() as session:
         return await session.scalar(text("SELECT sum(bytes) FROM storage_ledger")) or 0
 
 
 async def store_questions(server: Running, account: Any, chat_id: UUID, message_id: UUID) -> None:
-    """Store what earlier versions stored: questions, their run and job, and the setting."""
+    """Store the rows of earlier versions: questions, their run and job, and the setting."""
     parts, identity = server.parts, await identity_of(server, account)
     sealer, run_id = identity.sealer, uuid4()
     settings = msgspec.json.encode({"memory": {"questions": True, "max_items": 7}})
@@ -95,10 +95,10 @@ async def test_an_upgrade_leaves_nothing_of_the_questions(start: Start) -> None:
         points = await points_of(index, said.user_id)
         line = next(each for each in points if (each.kind, each.source_id) == ("message", said.id))
         await add_question_point(server, said.user_id, line)
-        database, before = server.parts.database, await stored_bytes(server)
+        database, before = server.parts.database, await count_stored_bytes(server)
         await migrate.downgrade(database, "2026_11_22")
         await store_questions(server, ada, UUID(chat), said.id)
-        # The point is in nobody's way while it is there.
+        # The old point does not disturb searches.
         assert LINE in await texts_found(ada, "hound", sources="message")
         await migrate.upgrade(database)
         assert LINE in await texts_found(ada, "hound", sources="message")
@@ -109,7 +109,7 @@ async def test_an_upgrade_leaves_nothing_of_the_questions(start: Start) -> None:
             assert (await session.scalars(select(EnrichmentRun.kind))).all() == []
             jobs = select(Job.kind).where(Job.kind.like("enrichment.%"))
             assert (await session.scalars(jobs)).all() == []
-        assert abs(await stored_bytes(server) - before) < 1_000
+        assert abs(await count_stored_bytes(server) - before) < 1_000
         settings = ok(await ada.client.get(f"{API}/chats/{chat}/settings"))
         assert settings["memory"] == {"max_items": 7}
         changed = {"memory": {"max_items": 8}}

@@ -78,7 +78,7 @@ async def test_a_model_is_measured_once_it_answers(database: Database) -> None:
 
 
 class OneDirection:
-    """An embedder to whom every text means the same."""
+    """An embedder that returns the same vector for every text."""
 
     spec = EmbedderSpec(provider="local", model="minilm-l6-v2", dimension=DIMENSION)
 

@@ -65,7 +65,7 @@ async def test_the_status_tells_what_is_indexed_what_waits_and_what_is_wrong(sta
             "event": (0, 0),
             "campaign": (0, 0),
         }
-        assert found["points"] == 4  # the message has a scene
+        assert found["points"] == 4  # one point is the scene
         assert found["compared_at"] is None
         assert (found["move"], found["jobs"], found["problems"]) == (None, [], [])
         assert rows(await status(bob))["message"] == (0, 0)
@@ -84,7 +84,7 @@ async def test_the_status_tells_what_is_indexed_what_waits_and_what_is_wrong(sta
         assert [each["kind"] for each in found["problems"]] == ["model_unavailable", "delayed"]
         assert all(each["advice"] for each in found["problems"])
 
-        # Of rebuilds one is under way at a time.
+        # Only one rebuild runs at a time.
         first = await rebuild(ada)
         assert (await rebuild(ada))["id"] == first["id"]
         assert (await status(ada))["jobs"][0]["id"] == first["id"]
@@ -153,7 +153,7 @@ async def rebuild(account: Account) -> dict[str, Any]:
 
 
 def rows(found: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Totals and what waits, by kind."""
+    """Return (total, waiting) by kind."""
     return {each["kind"]: (each["total"], each["waiting"]) for each in found["indexed"]}
 
 
@@ -198,7 +198,7 @@ async def test_texts_move_to_another_model_s_collection_and_are_found_all_the_wh
             assert rows_of(await points_of(collections.current, user_id)).keys() == stored
             assert rows_of(await points_of(old, user_id)).keys() == stored
 
-            # What is said from now on is in the new one alone, and at night the old one is emptied.
+            # New texts are only in the new collection. At night the old collection is emptied.
             await tell(server, ada, chat, ["A puffin lands."])
             assert rows_of(await points_of(old, user_id)).keys() == stored
             await reconcile(server)
@@ -208,7 +208,7 @@ async def test_texts_move_to_another_model_s_collection_and_are_found_all_the_wh
 
 
 async def found(account: Account, words: str) -> list[tuple[str, list[str]]]:
-    """Texts that are found, each with what there is to say about the search."""
+    """Return the texts of a search, each with the notes of the search."""
     answer = ok(await account.client.get(f"{API}/search", params={"q": words}))
     return [(item["text"], answer["notes"]) for item in answer["items"]]
 
@@ -216,8 +216,8 @@ async def found(account: Account, words: str) -> list[tuple[str, list[str]]]:
 QUESTION = "Where did the captain bury the astrolabe, under which bell?"
 
 
-async def failed_job(server: Running, account: Account) -> dict[str, Any]:
-    """The one job of the index that was tried and put back."""
+async def find_failed_job(server: Running, account: Account) -> dict[str, Any]:
+    """Return the only job of the index that failed and is queued again."""
 
     async def found() -> list[dict[str, Any]]:
         jobs = ok(await account.client.get(f"{API}/jobs"))["items"]
@@ -228,8 +228,8 @@ async def failed_job(server: Running, account: Account) -> dict[str, Any]:
     return job  # type: ignore[no-any-return]
 
 
-async def part_of(account: Account, name: str) -> dict[str, Any]:
-    """What `/ready` says of a part."""
+async def read_part(account: Account, name: str) -> dict[str, Any]:
+    """Return the state of a part from `/ready`."""
     parts = ok(await account.client.get("/ready"))["parts"]
     return next(part for part in parts if part["name"] == name)
 
@@ -251,12 +251,12 @@ async def test_without_its_embedder_memory_goes_by_words_and_catches_up_later(
         await set_chat(ada, chat, budgets={"history": 300})
         if refusal.status == 500:
             vectors.refusal = refusal
-        # More than are embedded together: the rest does not wait for the first ones' vectors.
+        # There are several batches. The later ones do not wait for vectors of the first one.
         lines = [f"It rains on roof number {n}." for n in range(210)]
         rows = await tell(server, ada, chat, [*lines, FACT, *lines[:30]], indexed=False)
         fact = rows[210]
         if refusal.status == 500:
-            job = await failed_job(server, ada)
+            job = await find_failed_job(server, ada)
             assert job["attempts"] == 1
             points = await points_of(index, UUID(ada.user["id"]))
             assert rows_of(points).keys() == {row.id for row in rows}
@@ -296,7 +296,7 @@ async def test_where_vectors_of_what_was_found_do_not_come_it_is_told_all_the_sa
     ):
         chat = str((await ada.new_chat())["id"])
         await tell(server, ada, chat, [FACT, "I see.", FACT])
-        # What says the same is known by its vector.
+        # Equal texts are recognised by their vectors.
         assert (await texts_found(ada, QUESTION)).count(FACT) == 1
         monkeypatch.setattr(EdgeIndex, "dense_vectors", unavailable)
         assert (await texts_found(ada, QUESTION)).count(FACT) == 2
@@ -314,7 +314,7 @@ async def test_without_its_index_a_turn_goes_on_and_what_was_said_is_indexed_lat
         chat = str((await ada.new_chat())["id"])
         await tell(server, ada, chat, [FACT, *[f"Roof {n}." for n in range(60)]])
         await set_chat(ada, chat, budgets={"history": 100})
-        assert (await part_of(ada, "index"))["ready"]
+        assert (await read_part(ada, "index"))["ready"]
         await server.parts.memory.collections.current.aclose()
 
         reply_id = await take_turn(ada, chat, text=f"{QUESTION} A zeppelin?")
@@ -325,10 +325,10 @@ async def test_without_its_index_a_turn_goes_on_and_what_was_said_is_indexed_lat
         found = ok(await ada.client.get(f"{API}/search", params={"q": "bell"}))
         assert found["items"] == []
         assert found["notes"] == [said]
-        part = await part_of(ada, "index")
+        part = await read_part(ada, "index")
         assert not part["ready"]
         assert not part["needed"]
-        job = await failed_job(server, ada)
+        job = await find_failed_job(server, ada)
         assert job["error"] == "index-unavailable"
 
     async with start(embedder="none") as server, server.signed_in("Ada") as ada:
@@ -351,7 +351,7 @@ async def embedding_model() -> AsyncGenerator[OpenAIServer]:
 
 
 async def add(account: Account, embedding_model: OpenAIServer) -> str:
-    """The path of a provider for everybody that embeds."""
+    """Add a shared provider of embeddings. Return its path."""
     body = {"kind": "openai", "scope": "installation", "embedding_model": "words"}
     wanted = {**body, "base_url": embedding_model.url, "api_key": API_KEY}
     made = ok(await account.client.post(f"{API}/providers", json=wanted), 201)
@@ -359,13 +359,13 @@ async def add(account: Account, embedding_model: OpenAIServer) -> str:
 
 
 async def follow(server: Running) -> MemoryRuntime:
-    """What happens every 15 seconds, and before each piece of work on the index."""
+    """Check the embedding model, as the server does every 15 seconds."""
     await server.parts.memory.follow_model()
     await settled(server)
     return server.parts.memory
 
 
-async def offered(account: Account) -> dict[str, Any]:
+async def read_offer(account: Account) -> dict[str, Any]:
     offers: dict[str, Any] = ok(await account.client.get(f"{API}/admin/embedding-models"))
     return {name: offers[name] for name in ("embedder", "model", "is_used")}
 
@@ -385,7 +385,7 @@ async def test_texts_move_to_its_collection_and_back(
         path, embedding_model.common = await add(ada, embedding_model), 0.5
         embedding_model.script(error(500))
         await server.parts.memory.follow_model()
-        assert server.parts.memory.embedder is None  # what does not work is not gone over to
+        assert server.parts.memory.embedder is None  # a failing model is not used
         memory = await follow(server)
         assert memory.embedder is not None
         assert (memory.embedder.spec.model, memory.embedder.spec.dimension) == (
@@ -393,12 +393,12 @@ async def test_texts_move_to_its_collection_and_back(
             OWN_DIMENSION,
         )
         assert embedding_model.requests[-1].headers["authorization"] == f"Bearer {API_KEY}"
-        assert await offered(ada) == {"embedder": "provider", "model": "words", "is_used": False}
+        assert await read_offer(ada) == {"embedder": "provider", "model": "words", "is_used": False}
         assert await is_found(server, ada)
         assert await memory.embedder.cosines() != MINILM
         ok(await ada.client.patch(path, json={"embedding_model": None}))
         assert (await follow(server)).embedder is None
-        assert (await offered(ada))["embedder"] == "none"
+        assert (await read_offer(ada))["embedder"] == "none"
         assert await is_found(server, ada)
 
 
@@ -412,6 +412,6 @@ async def test_a_start_goes_on_with_it_and_does_not_wait_for_one_that_is_down(st
             assert embedder.spec.model == "words"
         async with start(embedder="none") as server:
             await server.parts.memory.follow_model()
-            assert server.parts.memory.embedder is None  # the settings say so
+            assert server.parts.memory.embedder is None  # as the settings require
     async with start() as server:
         assert server.parts.memory.embedder is None

@@ -1,4 +1,4 @@
-"""The harness of docs/explanation/reliability.md checks an index on a Qdrant server."""
+"""Tests of the reliability harness with an index on a Qdrant server."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ async def qdrant() -> AsyncGenerator[QdrantEngine]:
 
 @pytest.fixture
 def on_server(qdrant: QdrantEngine) -> dict[str, str]:
-    """Settings of processes whose index is on the server."""
+    """Settings of processes with an index on the server."""
     return {"qdrant_url": qdrant.url, "qdrant_protocol": "http", "qdrant_collection_prefix": PREFIX}
 
 
 @pytest.fixture
 async def server(start: Start, on_server: dict[str, str]) -> AsyncGenerator[Running]:
-    """A Talekeeper with a chat, whose lines are in the index."""
+    """A Talekeeper with an indexed chat."""
     async with start(embedder="none", **on_server) as running, running.account("Ada") as ada:
         chat = await ada.new_chat()
         await tell(running, ada, str(chat["id"]), LINES)
@@ -46,7 +46,7 @@ async def server(start: Start, on_server: dict[str, str]) -> AsyncGenerator[Runn
 
 @pytest.fixture
 def made(tmp_path: Path, on_server: dict[str, str]) -> Installation:
-    """The same, as the harness knows it."""
+    """The account and the chat as the harness describes them."""
     return Installation("sqlite", "", tmp_path, TaggedModel("canary"), [], [], on_server, "")
 
 

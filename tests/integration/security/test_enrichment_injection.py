@@ -31,7 +31,7 @@ from tests.integration.security.obeyed import (
     Neighbour,
     Played,
     Wire,
-    allowed_addresses,
+    find_allowed_addresses,
     play,
     settle_down,
     undo,
@@ -146,7 +146,7 @@ async def check(
 
 def check_requests(played: Played, urls: Sequence[str]) -> None:
     """Check that only the model was asked, and not too often."""
-    assert played.reached <= allowed_addresses(urls)
+    assert played.reached <= find_allowed_addresses(urls)
     asked = [each for each in played.requests if "embed" not in each.path]
     assert 1 <= len(asked) <= MOST_CALLS
     assert played.steps >= 1, "the model was not given its tools"
