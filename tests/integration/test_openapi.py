@@ -59,11 +59,11 @@ BODIES: dict[str, Any] = {
     "rebuildChronicle": {"chat_id": str(uuid4())},
     "mergeChronicleEvents": {"event_ids": [str(uuid4()), str(uuid4())]},
 }
-"""What routes need that have no example; the others take an empty object."""
+"""Bodies of routes without an example that refuse an empty object."""
 
 
 class Operation(NamedTuple):
-    """A method on a path, as the document has it."""
+    """A documented method of a path."""
 
     method: str
     path: str
@@ -76,13 +76,13 @@ class Operation(NamedTuple):
 
     @property
     def body(self) -> dict[str, Any]:
-        """What the document says of a JSON body."""
+        """The documented JSON body."""
         content = self.said.get("requestBody", {}).get("content", {})
         found: dict[str, Any] = content.get(JSON, {})
         return found
 
     def options(self) -> dict[str, Any]:
-        """A request that the route can read."""
+        """Return options of a request that the route accepts."""
         if self.path.endswith("/avatar") and self.method == "PUT":
             return {"content": picture(), "headers": {"Content-Type": "image/png"}}
         if not self.body:
@@ -111,8 +111,8 @@ def operations(document: dict[str, Any]) -> Iterator[Operation]:
             yield Operation(method.upper(), path, said)
 
 
-def members_of(document: dict[str, Any], operation: Operation) -> dict[str, dict[str, Any]]:
-    """What the JSON body of a route may have in it."""
+def find_members(document: dict[str, Any], operation: Operation) -> dict[str, dict[str, Any]]:
+    """Return the members of a route's JSON body."""
     schema = operation.body.get("schema", {})
     found: dict[str, dict[str, Any]] = {}
     for each in (schema, *schema.get("oneOf", ())):
@@ -125,13 +125,13 @@ def operation(document: dict[str, Any], name: str) -> Operation:
     return next(each for each in operations(document) if each.id == name)
 
 
-def names_in(path: str) -> list[str]:
+def find_names(path: str) -> list[str]:
     return [part[1:-1] for part in path.split("/") if part.startswith("{")]
 
 
-def filled(path: str, **values: str) -> str:
-    """The path with these values, and ids that nothing has for the others."""
-    return fill_path(path, {name: str(uuid4()) for name in names_in(path)} | values)
+def fill(path: str, **values: str) -> str:
+    """Fill a path with these values, and with random ids for the others."""
+    return fill_path(path, {name: str(uuid4()) for name in find_names(path)} | values)
 
 
 async def test_every_operation_has_a_name_a_summary_a_text_and_its_errors(
@@ -157,7 +157,7 @@ async def test_it_says_of_each_route_whether_one_has_to_sign_in(
 ) -> None:
     for each in operations(document):
         async with server.browser() as stranger:
-            answer = await stranger.request(each.method, filled(each.path))
+            answer = await stranger.request(each.method, fill(each.path))
         is_open = answer.status_code != 401
         assert each.said.get("security", document["security"]) == (
             [] if is_open else document["security"]
@@ -168,11 +168,9 @@ async def test_it_names_what_a_route_says_of_things_that_are_not_there(
     administrator: Account, document: dict[str, Any]
 ) -> None:
     for each in operations(document):
-        if not names_in(each.path):
+        if not find_names(each.path):
             continue
-        answer = await administrator.client.request(
-            each.method, filled(each.path), **each.options()
-        )
+        answer = await administrator.client.request(each.method, fill(each.path), **each.options())
         assert answer.status_code == 404, (each.id, answer.text)
         slug = answer.json()["type"].removeprefix(TYPE_PREFIX)
         assert f"`{slug}`" in each.said["responses"]["404"]["description"], each.id
@@ -182,7 +180,7 @@ async def test_it_names_what_the_parts_that_chats_do_not_know_refuse(
     ada: Account, document: dict[str, Any]
 ) -> None:
     settle, fork = (operation(document, name) for name in ("patchChatSettings", "forkChat"))
-    path = filled(settle.path, chat_id=(await ada.new_chat())["id"])
+    path = fill(settle.path, chat_id=(await ada.new_chat())["id"])
     answer = await ada.client.patch(path, json={"chronicle_id": str(uuid4())})
     slug = problem(answer, 404, "chronicle-not-found")["type"].removeprefix(TYPE_PREFIX)
     assert f"`{slug}`" in settle.said["responses"]["404"]["description"]
@@ -204,7 +202,7 @@ async def test_its_examples_are_taken(
         "chronicle_id": ok(made, 201)["id"],
         "lorebook_id": ok(book, 201)["id"],
     }
-    # To a choice belongs a turn that waits for it: those have tests of their own.
+    # A choice needs a waiting turn. Other tests cover that.
     found = [
         each for each in operations(document) if "example" in each.body and each.id != "choose"
     ]
@@ -215,7 +213,7 @@ async def test_its_examples_are_taken(
         for each in sorted(found, key=lambda each: each.id != "signUp"):
             client = stranger if each.said.get("security") == [] else ada.client
             answer = await client.request(
-                each.method, filled(each.path, **ids), json=each.body["example"]
+                each.method, fill(each.path, **ids), json=each.body["example"]
             )
             assert answer.is_success, (each.id, answer.text)
 
@@ -226,10 +224,10 @@ async def test_the_forms_of_a_turn_are_those_in_which_it_comes(
     chat = (await ada.new_chat())["id"]
     take, follow = (operation(document, name) for name in ("takeTurn", "followTurn"))
     described = take.said["responses"]["200"]["content"]
-    path = filled(take.path, chat_id=chat)
+    path = fill(take.path, chat_id=chat)
     streamed = await ada.client.post(path, json={"text": "Who is there?"})
     whole = await ada.client.post(path, json={"text": "Nobody?"}, headers={"Accept": JSON})
-    events = await ada.client.get(filled(follow.path, turn_id=ok(whole)["id"]))
+    events = await ada.client.get(fill(follow.path, turn_id=ok(whole)["id"]))
 
     kinds = [answer.headers["content-type"].partition(";")[0] for answer in (streamed, whole)]
     assert kinds == list(described) == [EVENTS, JSON]
@@ -252,8 +250,8 @@ async def test_an_answer_without_a_body_is_described_without_one(document: dict[
     assert [each for each in bare if "content" in each] == []
 
 
-def linked(document: dict[str, Any], name: str) -> dict[str, dict[str, str]]:
-    """Where the links of an operation lead, with the values that they hand on."""
+def find_links(document: dict[str, Any], name: str) -> dict[str, dict[str, str]]:
+    """Return the targets of an operation's links, with their values."""
     answers = operation(document, name).said["responses"].values()
     links: dict[str, Any] = next(each["links"] for each in answers if "links" in each)
     return {target: link["parameters"] for target, link in links.items()}
@@ -271,15 +269,16 @@ async def test_its_links_lead_from_what_was_made_to_where_it_is(
     }
     followed = 0
     for name, answer in made.items():
-        for target, parameters in linked(document, name).items():
+        for target, parameters in find_links(document, name).items():
             to = operation(document, target)
-            assert parameters.keys() == set(names_in(to.path)), (name, target)
+            assert parameters.keys() == set(find_names(to.path)), (name, target)
             assert set(parameters.values()) == {"$response.body#/id"}
             if to.method == "GET":
-                path = filled(to.path, **dict.fromkeys(parameters, str(answer["id"])))
+                path = fill(to.path, **dict.fromkeys(parameters, str(answer["id"])))
                 answered = await ada.client.get(path)
                 slug = answered.json().get("type", "") if answered.status_code == 404 else ""
-                # What the thing has not yet (a picture, a summary) may be missing, not the thing.
+                # A resource without a picture or summary may return 404, but the resource must
+                # exist.
                 kind = name.removeprefix("open").removeprefix("create").lower()
                 assert slug != f"{TYPE_PREFIX}{kind}-not-found", (name, target)
                 followed += 1
@@ -287,10 +286,10 @@ async def test_its_links_lead_from_what_was_made_to_where_it_is(
 
 
 async def test_its_links_hand_on_what_the_way_to_them_needs(document: dict[str, Any]) -> None:
-    entry = linked(document, "createLoreEntry")["patchLoreEntry"]
+    entry = find_links(document, "createLoreEntry")["patchLoreEntry"]
     assert entry == {"lorebook_id": "$request.path.lorebook_id", "entry_id": "$response.body#/id"}
-    assert linked(document, "makeApiKey")["endApiKey"] == {"key_id": "$response.body#/key/id"}
-    assert linked(document, "listMessages")["getMessage"]["message_id"].endswith("#/items/0/id")
+    assert find_links(document, "makeApiKey")["endApiKey"] == {"key_id": "$response.body#/key/id"}
+    assert find_links(document, "listMessages")["getMessage"]["message_id"].endswith("#/items/0/id")
 
 
 async def test_what_is_not_ready_is_described_as_what_is(document: dict[str, Any]) -> None:
@@ -304,14 +303,14 @@ async def test_a_member_of_the_wrong_kind_is_named_whatever_it_is_called(
 ) -> None:
     asked = 0
     for each in operations(document):
-        for name, schema in members_of(document, each).items():
+        for name, schema in find_members(document, each).items():
             odd: Any = 1 if '"array"' in json.dumps(schema) else [[[]]]
             answer = await administrator.client.request(
-                each.method, filled(each.path), json={name: odd}
+                each.method, fill(each.path), json={name: odd}
             )
             asked += 1
             if each.method == "PATCH" and answer.status_code == 404:
-                continue  # some look for the thing before they look at what it is to be
+                continue  # some routes load the resource before they validate the body
             body = problem(answer, 422, "validation-failed")
             assert name in answer.text, (each.id, body)
     assert asked > 150
@@ -326,11 +325,11 @@ NO_DEFAULT = {
     "patchCampaignEcho": ("text",),
     "patchCampaignTerm": ("term",),
 }
-"""Members that can't be cleared, beside `name`."""
+"""Members that cannot be cleared, in addition to `name`."""
 
 
 async def campaign_items(account: Account) -> dict[str, str]:
-    """Ids of a campaign and of an item of each kind."""
+    """Return the ids of a campaign and of an item of each kind."""
     client = account.client
     made = ok(await client.post("/api/v1/campaigns", json={"name": "The coast"}), 201)
     path = f"/api/v1/campaigns/{made['id']}"
@@ -388,7 +387,7 @@ async def test_a_patch_may_hold_each_member_that_is_described_or_null(
         if each.method != "PATCH" or "$ref" in schema:
             continue
         patched.add(each.id)
-        path = filled(each.path, **ids)
+        path = fill(each.path, **ids)
         assert schema["properties"], each.id
         for name in schema["properties"]:
             answer = await ada.client.patch(path, json={name: None})
@@ -454,7 +453,7 @@ async def test_files_have_the_media_types_that_are_described(
         formats = ("png", "json", "charx") if each.id == "exportCharacter" else (None,)
         for file_format in formats:
             query = {"format": file_format} if file_format else {}
-            answer = await ada.client.get(filled(each.path, **ids), params=query)
+            answer = await ada.client.get(fill(each.path, **ids), params=query)
             assert answer.status_code == 200, (each.id, answer.text)
             kind = answer.headers["content-type"].partition(";")[0]
             assert described[kind]["schema"] == ({"type": "object"} if kind == JSON else binary)
@@ -574,9 +573,7 @@ async def test_requests_are_answered_while_the_document_is_rendered_once_for_all
             asyncio.create_task(client.get(("/schema", "/schema/openapi.json")[number % 2]))
             for number in range(AT_ONCE)
         ]
-        while (
-            len(state.tasks) < AT_ONCE and not rendered
-        ):  # until all of them wait for the document
+        while len(state.tasks) < AT_ONCE and not rendered:  # all requests wait for the document
             await asyncio.sleep(0.01)
         ok(await client.get("/health"))
         assert not any(each.done() for each in asked)

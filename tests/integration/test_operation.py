@@ -91,7 +91,7 @@ async def test_without_its_database_it_is_alive_and_not_ready(
     async with running(postgres_url, tmp_path) as server, server.browser() as client:
         ok(await client.get("/ready"))
         answer = await client.get("/ready")
-        # A worker may be the first to find its connection closed, and open another one.
+        # A worker may replace its closed connection first.
         while answer.status_code != 503:
             async with admin.connect() as connection:
                 await connection.exec_driver_sql(
@@ -262,7 +262,7 @@ async def test_while_the_database_is_busy_nothing_is_half_done(
         refused = await ada.client.post(f"{API}/chats", json={})
         body = problem(refused, 503, "database-unavailable")
         assert "sqlite" not in str(body).lower()
-        # Who only reads is not in the way of who writes.
+        # Readers do not block writers.
         assert ok(await ada.client.get(f"{API}/chats"))["items"] == []
         other.execute("ROLLBACK")
         other.close()
@@ -276,7 +276,7 @@ async def test_a_chore_that_fails_keeps_no_other_from_being_done(
     done, is_started = asyncio.Event(), False
 
     async def fail(*_: Any) -> None:
-        if is_started:  # in the sweep, not at the start
+        if is_started:  # during the sweep, not at the start
             raise RuntimeError(CANARY)
 
     async def clean(*_: Any, **__: Any) -> None:

@@ -19,7 +19,7 @@ from tests.support.server import Running, ok, problem, running
 pytestmark = pytest.mark.anyio
 
 LARGEST = 290_000
-"""Bytes of all scripts together, as they go out and before they are zipped."""
+"""Bytes of all scripts together, before compression."""
 
 FILES = sorted(
     path.relative_to(FOLDER).as_posix()
@@ -50,12 +50,12 @@ def browser(server: Running) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=server.url, trust_env=False)
 
 
-def source(name: str) -> str:
+def read_source(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
 @cache
-def served(name: str) -> bytes:
+def read_served(name: str) -> bytes:
     files = PageFiles()
     found = files.find(files.version, name)
     assert found is not None
@@ -64,7 +64,7 @@ def served(name: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def base() -> str:
-    """The folder that this version's files are in."""
+    """Return the path of this version's files."""
     return f"/page/{PageFiles().version}"
 
 
@@ -120,7 +120,7 @@ async def test_files_come_plain_or_zipped_and_are_kept_for_good(
         assert "content-encoding" not in plain.headers
         for answer in (zipped, plain):
             assert answer.status_code == 200
-            assert answer.content == served(name)
+            assert answer.content == read_served(name)
             media_type, _, charset = answer.headers["content-type"].partition("; ")
             assert media_type == MEDIA_TYPES[Path(name).suffix]
             assert charset == ("charset=utf-8" if media_type.startswith("text/") else "")
@@ -131,7 +131,7 @@ async def test_files_come_plain_or_zipped_and_are_kept_for_good(
 
 def test_files_lose_what_only_people_read_and_nothing_else() -> None:
     for name in FILES:
-        out, written = served(name).decode(), source(name)
+        out, written = read_served(name).decode(), read_source(name)
         bare = re.sub(r"/\*.*?\*/", "", written, flags=re.DOTALL)
         match Path(name).suffix:
             case ".js":
@@ -187,7 +187,7 @@ async def test_nothing_else_is_given_out(client: httpx.AsyncClient, base: str) -
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".js")])
 def test_whatever_a_module_refers_to_is_there(name: str) -> None:
-    text = source(name)
+    text = read_source(name)
     folder = posixpath.dirname(name)
     for target in IMPORT.findall(text):
         assert target.startswith(("./", "../")), target
@@ -195,13 +195,13 @@ def test_whatever_a_module_refers_to_is_there(name: str) -> None:
         assert posixpath.normpath(posixpath.join(folder, target)) in FILES, target
     for sheet in SHEET.findall(text):
         assert f"style/{sheet}.css" in FILES
-    icons = set(re.findall(r"<symbol[^>]* id=\"([\w-]+)\"", source("icons.svg")))
+    icons = set(re.findall(r"<symbol[^>]* id=\"([\w-]+)\"", read_source("icons.svg")))
     assert set(ICON.findall(text)) <= icons
 
 
 def test_nothing_of_the_page_comes_from_elsewhere() -> None:
     for name in ("index.html", *FILES):
-        text = source(name)
+        text = read_source(name)
         for target in (
             *IMPORT.findall(text),
             *LINK.findall(text),
@@ -211,7 +211,7 @@ def test_nothing_of_the_page_comes_from_elsewhere() -> None:
 
 
 def test_the_page_is_small() -> None:
-    sizes = {name: len(served(name)) for name in FILES if name.endswith(".js")}
+    sizes = {name: len(read_served(name)) for name in FILES if name.endswith(".js")}
     assert sum(sizes.values()) < LARGEST, sizes
 
 

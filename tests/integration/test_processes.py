@@ -38,7 +38,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncGenerator[Database]:
-    """One with two connections."""
+    """A database with two connections."""
     database = Database(postgres_url, pool_size=1)
     yield database
     await database.dispose()
@@ -46,7 +46,7 @@ async def database(postgres_url: str) -> AsyncGenerator[Database]:
 
 @pytest.fixture
 async def observer(postgres_url: str) -> AsyncGenerator[Database]:
-    """Another view of the same database."""
+    """A second pool on the same database."""
     observer = Database(postgres_url)
     yield observer
     await observer.dispose()
@@ -79,11 +79,11 @@ async def beat_again(database: Database, observer: Database) -> None:
 
 
 PUNCTUAL = 0.19
-"""Seconds between two heartbeats, of which none is late."""
+"""Seconds between two heartbeats that are not late."""
 
 
 class _Watch:
-    """A clock that goes on by `step` seconds from heartbeat to heartbeat."""
+    """A clock that advances by `step` seconds at each heartbeat."""
 
     def __init__(self, step: float) -> None:
         self.step = step
@@ -164,10 +164,10 @@ async def test_a_process_that_ends_in_order_gives_up_what_it_still_holds(
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 ROOT_KEY = "1:" + "cnJycnJycnJycnJycnJycnJycnJycnJycnJycnJycnI="
 NOBODY_THERE = "http://127.0.0.1:9"
-"""An index that does not answer: turns go on without it."""
+"""An index that does not answer. Turns continue without it."""
 
 REPLIES = 4
-"""The proxy gives each server two."""
+"""The proxy sends two to each server."""
 
 
 def start(folder: Path, address: str, port: int, database_url: str, stack: ExitStack) -> Served:
@@ -187,7 +187,7 @@ def start(folder: Path, address: str, port: int, database_url: str, stack: ExitS
 
 
 def write_until(player: Player, is_over: threading.Event) -> set[int]:
-    """Make one chat after the other. Return the statuses of the answers."""
+    """Make chats until the event is set. Return the statuses of the answers."""
     statuses: set[int] = set()
     with player.client() as client:
         while not is_over.is_set():

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("moment")]
 
 @pytest.fixture(params=[0.0, 60.0], ids=["by the event loop", "in place"])
 def moment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Statements are waited for in one way, or in the other."""
+    """Wait for statements in one of two ways."""
     monkeypatch.setattr(sqlite_connection, "MAX_BLOCKING_SECONDS", request.param)
 
 
@@ -135,7 +135,7 @@ async def test_a_statement_that_waits_keeps_nobody_else_waiting(
         async with database.write() as session:
             await session.execute(text("INSERT INTO numbers VALUES (1)"))
 
-    await write()  # opens the database, for which nobody else may have it
+    await write()  # opens the database, which needs exclusive access
     other = sqlite3.connect(database.place, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     task = asyncio.create_task(write())

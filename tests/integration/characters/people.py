@@ -1,4 +1,4 @@
-"""An application with the characters' routes alone, and people who use it."""
+"""An application with the routes of characters and personas, and its users."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CARD_FIXTURES = (
     "syn_v3.charx",
 )
 ON_SQLITE_ALONE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-"""For tests of what the database has no part in: a copy of SQLite's is made much faster."""
+"""For tests that do not depend on the database. A SQLite database is copied much faster."""
 
 AROUND_THE_CARD = {
     "id",
@@ -57,7 +57,7 @@ AROUND_THE_CARD = {
 
 
 def character_service(database: Database) -> CharacterService:
-    """Characters, with their books, whose changes are noted for an index that nobody keeps here."""
+    """Make the service of characters. Index changes are queued, but not processed."""
     outbox = IndexOutbox(JobQueue(database, RootKeys({1: b"r" * 32})))
     return CharacterService(
         database, CardBookService(outbox), pool=CpuPool(), longest_message=100_000
@@ -65,11 +65,11 @@ def character_service(database: Database) -> CharacterService:
 
 
 def make_app(database: Database, identities: Mapping[str, Identity]) -> Litestar:
-    """The header `x-user` says who asks."""
+    """Make an application. The header `x-user` names the account."""
 
     def who(request: Request[Any, Any, Any]) -> Identity:
         identity = identities[request.headers["x-user"]]
-        request.scope["user"] = identity  # as `IdentityMiddleware` does
+        request.scope["user"] = identity  # the same as `IdentityMiddleware`
         return identity
 
     characters = character_service(database)
@@ -84,14 +84,14 @@ def make_app(database: Database, identities: Mapping[str, Identity]) -> Litestar
             "activity": Provide(lambda: activity, sync_to_thread=False),
         },
         exception_handlers=http.EXCEPTION_HANDLERS,
-        # The client runs the application in an event loop of its own.
+        # The client runs the application in another event loop.
         on_shutdown=[database.dispose],
         logging_config=None,
     )
 
 
 async def sign_up(database: Database) -> Identity:
-    """An account with random keys."""
+    """Make an account with random keys."""
     user_id, user_key = new_id(), os.urandom(KEY_BYTES)
     user = User(
         id=user_id,
@@ -109,7 +109,7 @@ async def sign_up(database: Database) -> Identity:
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody who is signed in."""
+    """An account that is signed in."""
 
     name: str
     identity: Identity
@@ -148,18 +148,18 @@ class Person:
 
 
 def body(response: httpx.Response, *, status: int = 200) -> dict[str, Any]:
-    """The answer's JSON, when it is the answer that was hoped for."""
+    """Return the JSON of an answer; fail unless it has this status."""
     assert response.status_code == status, response.text
     return cast("dict[str, Any]", response.json())
 
 
 def card_of(character: Mapping[str, Any]) -> dict[str, Any]:
-    """The card's fields alone."""
+    """Return the fields of the card."""
     return {name: value for name, value in character.items() if name not in AROUND_THE_CARD}
 
 
 async def count_rows(database: Database) -> dict[str, int]:
-    """How many rows every table has, but the ledger of stored bytes: its lines only come."""
+    """Count the rows of every table except the storage ledger, which only grows."""
 
     def count(connection: Connection) -> dict[str, int]:
         return {

@@ -1,4 +1,4 @@
-"""Pictures of characters and of personas."""
+"""Tests of pictures of characters and personas."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PNG = {"Content-Type": "image/png"}
 
 @pytest.fixture(params=["/characters", "/personas"])
 async def holder(request: pytest.FixtureRequest, ada: Person) -> str:
-    """The path of a character, then of a persona."""
+    """The path of a character or a persona."""
     collection: str = request.param
     return f"{collection}/{(await ada.make(collection, name='Magda'))['id']}"
 
 
-async def listed(person: Person, holder: str) -> dict[str, Any]:
+async def read_item(person: Person, holder: str) -> dict[str, Any]:
     items: list[dict[str, Any]] = body(await person.get(holder.rpartition("/")[0]))["items"]
     return items[0]
 
@@ -68,9 +68,15 @@ async def test_a_picture_comes_in_a_form_too(ada: Person, holder: str) -> None:
 
 
 async def test_views_and_lists_say_whether_there_is_a_picture(ada: Person, holder: str) -> None:
-    before = (body(await ada.get(holder))["has_avatar"], (await listed(ada, holder))["has_avatar"])
+    before = (
+        body(await ada.get(holder))["has_avatar"],
+        (await read_item(ada, holder))["has_avatar"],
+    )
     await ada.put(f"{holder}/avatar", content=picture(), headers=PNG)
-    after = (body(await ada.get(holder))["has_avatar"], (await listed(ada, holder))["has_avatar"])
+    after = (
+        body(await ada.get(holder))["has_avatar"],
+        (await read_item(ada, holder))["has_avatar"],
+    )
     assert (before, after) == ((False, False), (True, True))
     patched = body(await ada.patch(holder, json={"name": "Magdalena"}))
     assert patched["has_avatar"] is True

@@ -42,13 +42,13 @@ HAPPY = "assets/emotion/images/happy.png"
 JSON_CARD = (CARDS / "syn_v3.json").read_bytes()
 
 
-def without_picture(data: bytes) -> bytes:
-    """The PNG with its pixels taken out: the card is all that is left."""
+def drop_pixels(data: bytes) -> bytes:
+    """Remove the pixels of a PNG, so that only the card is left."""
     kept = (chunk.whole for chunk in chunks(data) if chunk.kind != b"IDAT")
     return b"".join((SIGNATURE, *kept))
 
 
-async def exported(person: Person, character_id: str, query: str) -> bytes:
+async def export(person: Person, character_id: str, query: str) -> bytes:
     answer = await person.get(f"/characters/{character_id}/export?{query}")
     assert answer.status_code == 200, answer.text
     return answer.content
@@ -72,7 +72,7 @@ async def test_what_is_exported_imports_back_to_the_same_card(
     ada: Person, name: str, query: str
 ) -> None:
     first = (await ada.import_card((CARDS / name).read_bytes()))["character"]
-    again = (await ada.import_card(await exported(ada, first["id"], query)))["character"]
+    again = (await ada.import_card(await export(ada, first["id"], query)))["character"]
     assert card_of(again) == card_of(first)
     assert again["id"] != first["id"]
 
@@ -131,7 +131,7 @@ async def test_a_png_carries_both_versions_and_the_picture(ada: Person) -> None:
 
 async def test_a_character_without_a_picture_is_exported_with_a_placeholder(ada: Person) -> None:
     made = await ada.make(name="Magda")
-    file = await exported(ada, made["id"], "format=png")
+    file = await export(ada, made["id"], "format=png")
     assert opened(file).format == "PNG"
     assert card_of((await ada.import_card(file))["character"]) == card_of(made)
 
@@ -222,7 +222,7 @@ async def test_an_archive_comes_back_with_its_files_and_the_picture(ada: Person)
 @ON_SQLITE_ALONE
 async def test_a_picture_is_the_main_icon_of_an_archive(ada: Person) -> None:
     first = (await ada.import_card(PNG_CARD))["character"]
-    again = (await ada.import_card(await exported(ada, first["id"], "format=charx")))["character"]
+    again = (await ada.import_card(await export(ada, first["id"], "format=charx")))["character"]
     icon = {"type": "icon", "uri": f"embeded://{ICON}", "name": "main", "ext": "png"}
     assert card_of(again) == {**card_of(first), "assets": [icon]}
     assert again["has_avatar"] is True
@@ -231,7 +231,7 @@ async def test_a_picture_is_the_main_icon_of_an_archive(ada: Person) -> None:
 @ON_SQLITE_ALONE
 async def test_a_character_that_came_from_no_archive_is_exported_as_one(ada: Person) -> None:
     made = await ada.make(name="Magda")
-    file = await exported(ada, made["id"], "format=charx")
+    file = await export(ada, made["id"], "format=charx")
     assert list(unpack(file)) == ["card.json"]
     assert card_of((await ada.import_card(file))["character"]) == card_of(made)
 
@@ -242,7 +242,7 @@ async def test_other_files_name_what_an_archive_held_as_the_card_does(
     ada: Person, query: str
 ) -> None:
     first = (await ada.import_card(CHARX_CARD))["character"]
-    again = (await ada.import_card(await exported(ada, first["id"], query)))["character"]
+    again = (await ada.import_card(await export(ada, first["id"], query)))["character"]
     assert [asset["uri"] for asset in again["assets"]] == [
         f"embeded://{ICON}",
         f"embeded://{HAPPY}",
@@ -251,18 +251,18 @@ async def test_other_files_name_what_an_archive_held_as_the_card_does(
 
 
 async def test_a_card_whose_picture_is_broken_is_imported_with_a_warning(ada: Person) -> None:
-    imported = await ada.import_card(without_picture(PNG_CARD))
+    imported = await ada.import_card(drop_pixels(PNG_CARD))
     assert imported["character"]["name"] == "RIGHT_ccv3"
     assert imported["character"]["has_avatar"] is False
     reason = "The picture is damaged, or is not a PNG, JPEG, WebP or GIF."
     assert imported["warnings"] == [f"The card came without its picture: {reason}"]
 
 
-def nested(depth: int) -> bytes:
+def nest(depth: int) -> bytes:
     return b'{"name": "Magda", "extensions": ' + b'{"a":' * depth + b"1" + b"}" * depth + b"}"
 
 
-def with_members(**members: Any) -> bytes:
+def make_card(**members: Any) -> bytes:
     return json.dumps({"spec": "chara_card_v2", "data": {"name": "M", **members}}).encode()
 
 
@@ -273,8 +273,8 @@ HOSTILE: dict[str, tuple[bytes, int, str]] = {
     "no object": (b"[1, 2, 3]", 422, "unreadable-card"),
     "no name": (b'{"description": "nobody"}', 422, "unreadable-card"),
     "broken json": (JSON_CARD[:-20], 422, "unreadable-card"),
-    "deep json": (nested(65), 422, "card-limit"),
-    "very deep json": (nested(100_000), 422, "card-limit"),
+    "deep json": (nest(65), 422, "card-limit"),
+    "very deep json": (nest(100_000), 422, "card-limit"),
     "binary": (bytes(range(256)), 422, "unreadable-card"),
     "lorebook": ((CARDS / "syn_lorebook_v3.json").read_bytes(), 422, "unreadable-card"),
     "group": ((FOREIGN / "st_group.json").read_bytes(), 422, "unreadable-card"),
@@ -283,7 +283,7 @@ HOSTILE: dict[str, tuple[bytes, int, str]] = {
         422,
         "unreadable-card",
     ),
-    "long text": (with_members(scenario="s" * 200_001), 422, "card-limit"),
+    "long text": (make_card(scenario="s" * 200_001), 422, "card-limit"),
     "yaml tags": (b"name: !!python/object/apply:os.system [id]", 422, "unreadable-card"),
     "yaml bomb": (
         b"a: &a [x, x, x, x, x, x, x, x]\n"

@@ -1,4 +1,4 @@
-"""Making, reading, changing, listing and deleting characters."""
+"""Tests of characters: create, read, change, list and delete."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FULL_CARD: dict[str, Any] = {
 }
 
 
-async def names(person: Person, query: str = "") -> list[str]:
+async def list_names(person: Person, query: str = "") -> list[str]:
     page = body(await person.get(f"/characters?{query}"))
     return [item["name"] for item in page["items"]]
 
@@ -124,7 +124,7 @@ async def test_a_patch_leaves_what_is_absent_and_clears_what_is_null(ada: Person
     assert changed["updated_at"] > made["updated_at"]
     assert changed["created_at"] == made["created_at"]
     assert body(await ada.get(f"/characters/{made['id']}")) == changed
-    assert await names(ada) == ["Magdalena"]
+    assert await list_names(ada) == ["Magdalena"]
 
 
 @ON_SQLITE_ALONE

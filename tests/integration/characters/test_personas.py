@@ -1,4 +1,4 @@
-"""Personas: making, reading, changing, listing and deleting them."""
+"""Tests of personas: create, read, change, list and delete."""
 
 from __future__ import annotations
 

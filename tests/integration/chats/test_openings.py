@@ -25,21 +25,21 @@ LONGEST = 100_000
 """The default of `max_message_chars`."""
 
 
-async def imported(ada: Account, **data: Any) -> dict[str, Any]:
+async def import_card(ada: Account, **data: Any) -> dict[str, Any]:
     card = {"spec": "chara_card_v3", "spec_version": "3.0", "data": {"name": "Mara", **data}}
     files = {"file": ("card.json", json.dumps(card).encode())}
     made: dict[str, Any] = ok(await ada.client.post(f"{API}/characters/import", files=files), 201)
     return made
 
 
-async def refused(ada: Account, character_id: str, slug: str) -> dict[str, Any]:
-    """The problem that opening a chat meets; no chat is left behind."""
+async def refuse_chat(ada: Account, character_id: str, slug: str) -> dict[str, Any]:
+    """Fail to open a chat. Return the problem. No chat may be stored."""
     answer = await ada.client.post(f"{API}/chats", json={"character_ids": [character_id]})
     assert ok(await ada.client.get(f"{API}/chats"))["items"] == []
     return problem(answer, 422, slug)
 
 
-async def swipes(ada: Account, chat: dict[str, Any]) -> list[dict[str, Any]]:
+async def list_swipes(ada: Account, chat: dict[str, Any]) -> list[dict[str, Any]]:
     url = f"{API}/messages/{chat['leaf_id']}/siblings"
     return [each for page in await read_pages(ada.client.get, url, limit=200) for each in page]
 
@@ -67,8 +67,8 @@ async def test_greetings_that_macros_make_too_long_open_no_chat(
     ada: Account, greeting: str, length: int, slug: str, told: dict[str, Any]
 ) -> None:
     greetings = {"first_mes": greeting, "alternate_greetings": [greeting] * 39}
-    card = await imported(ada, description="x" * length, **greetings)
-    body = await refused(ada, card["character"]["id"], slug)
+    card = await import_card(ada, description="x" * length, **greetings)
+    body = await refuse_chat(ada, card["character"]["id"], slug)
     assert {name: body[name] for name in told} == told
 
 
@@ -77,27 +77,27 @@ async def test_a_greeting_that_is_too_long_costs_a_warning_on_import_and_names_i
     ada: Account,
 ) -> None:
     long = "x" * (LONGEST + 1)
-    made = await imported(ada, first_mes="Hello.", alternate_greetings=["Hm.", long])
+    made = await import_card(ada, first_mes="Hello.", alternate_greetings=["Hm.", long])
     (warning,) = made["warnings"]
     assert warning.startswith("`alternate_greetings` 2 has 100,001 characters; a message may have")
     character = made["character"]
     assert character["alternate_greetings"][1] == long
-    body = await refused(ada, character["id"], "message-too-long")
+    body = await refuse_chat(ada, character["id"], "message-too-long")
     assert body["detail"].startswith("Greeting 3 has 100,001 characters; 100,000 are allowed.")
-    # It stays a character like any other, that can be changed, and shortened.
+    # The character can still be changed, and its greeting shortened.
     url = f"{API}/characters/{character['id']}"
     ok(await ada.client.patch(url, json={"tags": ["long"], "first_mes": "Well?"}))
     ok(await ada.client.patch(url, json={"alternate_greetings": ["Hm.", long, "Ah."]}))
     ok(await ada.client.patch(url, json={"alternate_greetings": ["Hm.", long[1:]]}))
     chat = await ada.new_chat(character_ids=[character["id"]])
-    assert [len(each["text"]) for each in await swipes(ada, chat)] == [5, 3, LONGEST]
+    assert [len(each["text"]) for each in await list_swipes(ada, chat)] == [5, 3, LONGEST]
 
 
 async def test_greetings_that_are_too_long_together_cost_a_warning_on_import(ada: Account) -> None:
-    made = await imported(ada, alternate_greetings=["x" * 99_000] * 11)
+    made = await import_card(ada, alternate_greetings=["x" * 99_000] * 11)
     (warning,) = made["warnings"]
     assert warning.startswith("The greetings have 1,089,000 characters together; a chat opens with")
-    await refused(ada, made["character"]["id"], "opening-too-long")
+    await refuse_chat(ada, made["character"]["id"], "opening-too-long")
 
 
 async def test_a_greeting_that_is_too_long_cannot_be_typed_in(ada: Account) -> None:
@@ -123,10 +123,10 @@ async def test_a_thousand_greetings_are_swipes_of_one_message(ada: Account) -> N
         1,
         1_001,
     )
-    found = await swipes(ada, chat)
+    found = await list_swipes(ada, chat)
     assert [each["text"] for each in found[1:]] == [f"Mara says {n}." for n in range(1_000)]
     assert [each["is_active"] for each in found] == [True, *[False] * 1_000]
-    # Another one can be chosen, and answered.
+    # Another greeting can be activated and answered.
     ok(await ada.client.post(f"{API}/messages/{found[7]['id']}/activate"))
     await ada.turn(chat["id"], text="Why?")
     lines = await ada.messages(chat["id"])
@@ -134,7 +134,7 @@ async def test_a_thousand_greetings_are_swipes_of_one_message(ada: Account) -> N
 
 
 DEEP = 6000
-"""More than `tree.CHUNK`, and more than any stack has frames."""
+"""More than `tree.CHUNK`, and more than the recursion limit."""
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ async def grove(database: Database) -> Grove:
 
 
 async def grow(grove: Grove, length: int) -> list[UUID]:
-    """A chain below the root, written at once, off the active path; its ids from the top down."""
+    """Insert an inactive chain of messages below the root. Return its ids from the top down."""
     (root,) = grove.expected.nodes
     line = MessageDraft(role="user", author=AUTHORS["user"], text="And then?")
     made = [
@@ -180,8 +180,8 @@ async def grow(grove: Grove, length: int) -> list[UUID]:
     async with grove.database.write() as session:
         await session.execute(insert(Message), rows)
         if not grove.database.is_sqlite:
-            # As autovacuum does within a minute: planned without statistics, each step down the
-            # tree would read the whole table.
+            # Without statistics each step down the tree would read the whole table. Autovacuum
+            # analyses the table within a minute.
             await session.execute(text("ANALYZE messages"))
     return ids
 
@@ -196,7 +196,7 @@ async def active_ids(grove: Grove) -> list[UUID]:
         return list(await session.scalars(query))
 
 
-async def sums_at(grove: Grove, *ids: UUID) -> list[int]:
+async def read_sums(grove: Grove, *ids: UUID) -> list[int]:
     async with grove.database.read() as session:
         return [(await session.get_one(Message, each)).path_tokens for each in ids]
 
@@ -218,12 +218,12 @@ async def test_hiding_the_first_message_reaches_every_sum_below(grove: Grove) ->
     (root,) = grove.expected.nodes
     ids = await grow(grove, DEEP)
     tokens = grove.expected.tokens(root)
-    before = await sums_at(grove, ids[0], ids[DEEP // 2], ids[-1])
+    before = await read_sums(grove, ids[0], ids[DEEP // 2], ids[-1])
     await grove.messages.hide(grove.identity, root, hidden=True)
-    after = await sums_at(grove, ids[0], ids[DEEP // 2], ids[-1])
+    after = await read_sums(grove, ids[0], ids[DEEP // 2], ids[-1])
     assert after == [each - tokens for each in before]
     await grove.messages.hide(grove.identity, root, hidden=False)
-    assert await sums_at(grove, ids[0], ids[DEEP // 2], ids[-1]) == before
+    assert await read_sums(grove, ids[0], ids[DEEP // 2], ids[-1]) == before
 
 
 @pytest.mark.every_database

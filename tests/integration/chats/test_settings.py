@@ -1,4 +1,4 @@
-"""Settings of a chat over HTTP, and which model and sampling its next turn takes."""
+"""Tests of the settings of a chat, and of the model and sampling of its turns."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_a_model_that_does_not_exist_is_refused_with_those_that_do(
 
 
 class TestSampling:
-    """With models that do not take every setting."""
+    """Tests with models that do not accept every setting."""
 
     @pytest.fixture
     async def vendor(self) -> AsyncGenerator[OpenAIServer]:

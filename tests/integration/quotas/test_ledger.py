@@ -37,8 +37,8 @@ API = "/api/v1"
 CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
 
 
-async def held(server: Running, ada: Account) -> int:
-    """What the tables hold of a user's, added up row by row."""
+async def sum_rows(server: Running, ada: Account) -> int:
+    """Sum the sizes of a user's rows in all tables."""
     user_id, total = UUID(ada.user["id"]), 0
     async with server.parts.database.read() as session:
         for each in find_counted_tables():
@@ -47,15 +47,15 @@ async def held(server: Running, ada: Account) -> int:
     return total
 
 
-async def counted(server: Running, ada: Account) -> int:
+async def count_bytes(server: Running, ada: Account) -> int:
     async with server.parts.database.read() as session:
         return await count_stored_bytes(session, UUID(ada.user["id"]))
 
 
-async def agree(server: Running, ada: Account) -> int:
+async def check_count(server: Running, ada: Account) -> int:
     await settled(server)
-    found = await counted(server, ada)
-    assert found == await held(server, ada)
+    found = await count_bytes(server, ada)
+    assert found == await sum_rows(server, ada)
     return found
 
 
@@ -85,12 +85,12 @@ async def test_every_table_of_texts_is_counted_by_all_of_its_sealed_columns(
 async def test_playing_and_importing_and_deleting_are_counted(
     server: Running, ada: Account, chat: str
 ) -> None:
-    client, sizes = ada.client, [await agree(server, ada)]
+    client, sizes = ada.client, [await check_count(server, ada)]
     events = await ada.turn(chat, text="Is anyone there?")
-    sizes.append(await agree(server, ada))
+    sizes.append(await check_count(server, ada))
     await ada.turn(chat, regenerate_of=events[0].data["reply_id"])
     await ada.turn(chat, impersonate=True)
-    sizes.append(await agree(server, ada))
+    sizes.append(await check_count(server, ada))
     book = await new_book(ada)
     entry = await new_entry(ada, book, keys=["inn"], content="An inn. " * 100)
     card = (CARDS / "syn_v3.charx").read_bytes()
@@ -100,18 +100,18 @@ async def test_playing_and_importing_and_deleting_are_counted(
         f"{API}/characters/{made}/avatar", content=picture(), headers={"content-type": "image/png"}
     )
     assert put.status_code == 204
-    sizes.append(await agree(server, ada))
+    sizes.append(await check_count(server, ada))
     tip = (await ada.messages(chat))[-1]["id"]
     fork = ok(await client.post(f"{API}/chats/{chat}/fork", json={"message_id": tip}), 201)["id"]
-    sizes.append(await agree(server, ada))
+    sizes.append(await check_count(server, ada))
     assert sizes == sorted(set(sizes))
 
     path = f"{API}/lorebooks/{book}/entries/{entry}"
     ok(await client.patch(path, json={"content": "A small inn."}))
-    assert await agree(server, ada) < sizes[-1]
+    assert await check_count(server, ada) < sizes[-1]
     line = (await ada.messages(fork))[-2]["id"]
     ok(await client.patch(f"{API}/messages/{line}", json={"text": "Long. " * 1000}))
-    await agree(server, ada)
+    await check_count(server, ada)
     for gone in (
         f"lorebooks/{book}/entries/{entry}",
         f"lorebooks/{book}",
@@ -119,23 +119,23 @@ async def test_playing_and_importing_and_deleting_are_counted(
         f"chats/{fork}",
         f"chats/{chat}",
     ):
-        before = await counted(server, ada)
+        before = await count_bytes(server, ada)
         assert (await client.delete(f"{API}/{gone}")).is_success
-        assert await agree(server, ada) < before
+        assert await check_count(server, ada) < before
 
 
 @pytest.mark.every_database
 async def test_a_text_counts_as_many_bytes_as_its_sealed_form_and_its_row(
     server: Running, ada: Account, chat: str
 ) -> None:
-    before = await agree(server, ada)
+    before = await check_count(server, ada)
     [line] = await seed(server, ada, chat, ["x" * 5000])
-    grown = await agree(server, ada) - before
+    grown = await check_count(server, ada) - before
     assert grown == 5000 + len(ada.name) + 2 * OVERHEAD + ROW_BYTES
-    # What is no text costs nothing, however often it changes.
+    # Changes of columns without text cost nothing.
     async with server.parts.database.write() as session:
         await session.execute(update(Message).where(Message.id == line.id).values(tokens=7))
-    assert await agree(server, ada) == before + grown
+    assert await check_count(server, ada) == before + grown
 
 
 @pytest.mark.every_database
@@ -143,9 +143,9 @@ async def test_parallel_writes_of_one_account_neither_wait_nor_get_lost(
     server: Running, ada: Account
 ) -> None:
     chats = [(await ada.new_chat())["id"] for _ in range(6)]
-    before = await agree(server, ada)
+    before = await check_count(server, ada)
     await asyncio.gather(*(ada.turn(each, text="At the same moment.") for each in chats))
-    assert await agree(server, ada) > before
+    assert await check_count(server, ada) > before
 
 
 @pytest.mark.every_database
@@ -154,14 +154,14 @@ async def test_many_lines_are_folded_into_one_and_the_sum_stays(
 ) -> None:
     await seed(server, ada, chat, [f"Line {number}" for number in range(MIN_ROWS_TO_FOLD)])
     user_id, database = UUID(ada.user["id"]), server.parts.database
-    before = await agree(server, ada)
+    before = await check_count(server, ada)
     await asyncio.gather(*(fold_ledger(database) for _ in range(3)))
     async with database.read() as session:
         query = select(func.count()).where(StorageLedger.user_id == user_id)
         lines = await session.scalar(query)
     assert lines is not None
     assert lines < MIN_ROWS_TO_FOLD / 2
-    assert await agree(server, ada) == before
+    assert await check_count(server, ada) == before
 
 
 @pytest.mark.every_database
@@ -169,12 +169,12 @@ async def test_a_ledger_that_has_drifted_is_mended_and_a_right_one_left_alone(
     server: Running, ada: Account, chat: str
 ) -> None:
     await ada.turn(chat, text="Hello.")
-    before, user_id = await agree(server, ada), UUID(ada.user["id"])
+    before, user_id = await check_count(server, ada), UUID(ada.user["id"])
     assert await recount(server.parts.database, user_id) == 0
     async with server.parts.database.write() as session:
         await session.execute(insert(StorageLedger).values(user_id=user_id, bytes=-777))
     assert await recount(server.parts.database, user_id) == 777
-    assert await agree(server, ada) == before
+    assert await check_count(server, ada) == before
 
 
 async def usage(account: Account, path: str = "me/usage") -> dict[str, dict[str, Any]]:
