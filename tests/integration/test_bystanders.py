@@ -59,7 +59,6 @@ async def ada(server: Running) -> AsyncGenerator[Account]:
 
 
 def make_prose(characters: int, seed: int = 0) -> str:
-    """Make sentences of new words."""
     draw = random.Random(seed)
     words: list[str] = []
     length = 0
@@ -72,7 +71,6 @@ def make_prose(characters: int, seed: int = 0) -> str:
 
 
 async def open_chat(ada: Account, **card: Any) -> str:
-    """Make a chat with a character."""
     character = await ada.new_character(**card)
     return str((await ada.new_chat(character_ids=[character["id"]]))["id"])
 

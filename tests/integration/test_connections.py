@@ -34,7 +34,6 @@ async def connect(server: Running) -> AsyncGenerator[Streams]:
 
 
 async def read_to_end(reader: asyncio.StreamReader) -> bytes:
-    """Return the bytes until the server closes the connection."""
     with contextlib.suppress(ConnectionError):
         return await asyncio.wait_for(reader.read(), 20)
     return b""

@@ -163,7 +163,6 @@ async def test_a_lock_that_another_process_does_not_give_back_is_unavailability(
 
 @pytest.fixture
 async def administer(postgres_server: Any) -> AsyncGenerator[Callable[[str], Awaitable[None]]]:
-    """Run a statement on PostgreSQL's default database."""
     admin = create_async_engine(
         postgres_server.get_uri(driver="asyncpg"), isolation_level="AUTOCOMMIT", poolclass=NullPool
     )
@@ -177,7 +176,6 @@ async def administer(postgres_server: Any) -> AsyncGenerator[Callable[[str], Awa
 
 
 def hang_up(url: str) -> str:
-    """Return a statement that ends every connection to a database."""
     name = make_url(url).database
     return f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
 
@@ -246,7 +244,6 @@ def get_connection(context: MigrationContext) -> Connection:
 
 
 def find_differences(connection: Connection) -> list[Any]:
-    """Return the differences between tables and models."""
     options = {"compare_type": type_differs, "compare_server_default": True}
     context = MigrationContext.configure(connection, opts=options)
     found: list[Any] = list(compare_metadata(context, Base.metadata))

@@ -43,7 +43,6 @@ class Installation:
 
     @contextlib.asynccontextmanager
     async def open(self, **settings: Any) -> AsyncGenerator[Running]:
-        """Serve the installation."""
         root = load_root_keys(self.folder / "root.key")
         settings = {"embedder": "none", **settings}
         async with running(self.database_url, self.folder, root=root, **settings) as server:
@@ -51,14 +50,12 @@ class Installation:
 
     @contextlib.asynccontextmanager
     async def sign_in(self, server: Running) -> AsyncGenerator[Account]:
-        """Sign in with the password of its only account."""
         name, password = self.written["username"], self.written["password"]
         async with server.signed_in(name, password) as account:
             yield account
 
 
 def archives(database: str) -> list[Any]:
-    """Return the installations with one kind of database, as parameters."""
     marks = [pytest.mark.postgres] if database == "postgres" else []
     return [
         pytest.param(path, id=f"{path.parent.name}-{database}", marks=marks)

@@ -63,8 +63,6 @@ BODIES: dict[str, Any] = {
 
 
 class Operation(NamedTuple):
-    """A documented method of a path."""
-
     method: str
     path: str
     said: dict[str, Any]
@@ -76,13 +74,11 @@ class Operation(NamedTuple):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The documented JSON body."""
         content = self.said.get("requestBody", {}).get("content", {})
         found: dict[str, Any] = content.get(JSON, {})
         return found
 
     def options(self) -> dict[str, Any]:
-        """Return options of a request that the route accepts."""
         if self.path.endswith("/avatar") and self.method == "PUT":
             return {"content": picture(), "headers": {"Content-Type": "image/png"}}
         if not self.body:
@@ -92,7 +88,6 @@ class Operation(NamedTuple):
 
 @pytest.fixture(scope="module", autouse=True)
 async def administrator(server: Running) -> AsyncGenerator[Account]:
-    """The first account."""
     async with server.account("Administrator") as account:
         yield account
 
@@ -112,7 +107,6 @@ def operations(document: dict[str, Any]) -> Iterator[Operation]:
 
 
 def find_members(document: dict[str, Any], operation: Operation) -> dict[str, dict[str, Any]]:
-    """Return the members of a route's JSON body."""
     schema = operation.body.get("schema", {})
     found: dict[str, dict[str, Any]] = {}
     for each in (schema, *schema.get("oneOf", ())):
@@ -251,7 +245,6 @@ async def test_an_answer_without_a_body_is_described_without_one(document: dict[
 
 
 def find_links(document: dict[str, Any], name: str) -> dict[str, dict[str, str]]:
-    """Return the targets of an operation's links, with their values."""
     answers = operation(document, name).said["responses"].values()
     links: dict[str, Any] = next(each["links"] for each in answers if "links" in each)
     return {target: link["parameters"] for target, link in links.items()}
@@ -329,7 +322,6 @@ NO_DEFAULT = {
 
 
 async def campaign_items(account: Account) -> dict[str, str]:
-    """Return the ids of a campaign and of an item of each kind."""
     client = account.client
     made = ok(await client.post("/api/v1/campaigns", json={"name": "The coast"}), 201)
     path = f"/api/v1/campaigns/{made['id']}"

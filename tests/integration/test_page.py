@@ -64,7 +64,6 @@ def read_served(name: str) -> bytes:
 
 @pytest.fixture(scope="module")
 def base() -> str:
-    """Return the path of this version's files."""
     return f"/page/{PageFiles().version}"
 
 

@@ -38,7 +38,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncGenerator[Database]:
-    """A database with two connections."""
     database = Database(postgres_url, pool_size=1)
     yield database
     await database.dispose()
@@ -46,7 +45,6 @@ async def database(postgres_url: str) -> AsyncGenerator[Database]:
 
 @pytest.fixture
 async def observer(postgres_url: str) -> AsyncGenerator[Database]:
-    """A second pool on the same database."""
     observer = Database(postgres_url)
     yield observer
     await observer.dispose()

@@ -51,7 +51,6 @@ class Account:
     user_key: bytes
 
     async def sealer(self) -> Sealer:
-        """Return the sealer that a request has now."""
         async with self.database.read() as session:
             user = await repository.get_user(session, self.user_id)
             rows = await repository.list_data_keys(session, self.user_id)
@@ -63,13 +62,11 @@ class Account:
             return sorted(await session.scalars(query))
 
     async def rows(self, sealed: SealedTable) -> list[dict[str, Any]]:
-        """Their rows of a table, by id."""
         query = select(sealed.table).where(sealed.owner == self.user_id).order_by(sealed.id)
         async with self.database.read() as session:
             return [dict(row) for row in (await session.execute(query)).mappings()]
 
     async def blobs(self) -> dict[tuple[str, str, UUID], bytes]:
-        """Every blob of theirs."""
         return {
             (sealed.table.name, column.name, row["id"]): row[column.name]
             for sealed in find_model_tables()

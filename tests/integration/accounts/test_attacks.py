@@ -46,7 +46,6 @@ ELSEWHERE = "https://elsewhere.example"
 
 
 async def send(server: Running, path: str, body: Any, **headers: str) -> httpx.Response:
-    """Send a request from a new browser."""
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     async with server.browser() as client:
         return await client.post(path, json=body, headers=names)
@@ -296,7 +295,6 @@ async def test_a_host_that_the_settings_name_is_let_in(database_url: str, tmp_pa
 
 
 async def tamper(server: Running, table: Any, **values: Any) -> None:
-    """Change every row of a table."""
     async with server.parts.database.write() as session:
         await session.execute(update(table).values(**values))
 

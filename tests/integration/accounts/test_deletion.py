@@ -265,7 +265,6 @@ async def read_keys(server: Running, account: Account) -> list[bytes]:
 
 
 async def read_texts(server: Running, account: Account, *tables: str) -> list[bytes]:
-    """Return the account's sealed texts."""
     user_id, found = UUID(account.user["id"]), list[bytes]()
     async with server.parts.database.read() as session:
         for sealed in find_model_tables():

@@ -52,7 +52,6 @@ def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def describe(answer: httpx.Response) -> tuple[int, Any, set[str]]:
-    """Return the status, body and header names of an answer."""
     return answer.status_code, answer.json(), set(answer.headers)
 
 

@@ -51,7 +51,6 @@ BOTH = f"2:{NEW},1:{OLD}"
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A new key file."""
     path = tmp_path / "root.key"
     load_root_keys(path, create=True)
     return path
@@ -59,13 +58,12 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use batches of one slot."""
     monkeypatch.setattr(rotation, "BATCH_ROWS", 1)
 
 
 @pytest.fixture
 def read_only_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refuse to replace the key file, as if it were a read_only_file secret of a container."""
+    """Refuse to replace the key file, as if it were a mounted secret of a container."""
 
     def refuse(_: Path, _target: Path) -> None:
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
@@ -84,7 +82,6 @@ def write(path: Path, text: str) -> None:
 async def rotate(
     database: Database, path: Path, progress: Progress | None = None
 ) -> RootKeyRotation:
-    """Rotate the root key in a file."""
     report = progress or Progress()
     return await rotate_root_key(database, path=path, value=None, report=report)
 

@@ -44,7 +44,6 @@ ELSEWHERE = (f"2001:db8:{n:x}::1" for n in count(1))
 
 
 def wrong(code: str) -> str:
-    """Return another code of six digits."""
     return f"{(int(code) + 1) % 1_000_000:06}"
 
 
@@ -461,7 +460,6 @@ async def test_nonsense_is_no_second_factor(server: Running, clock: Clock) -> No
 
 
 async def request_challenge(server: Running) -> dict[str, Any]:
-    """Return the passkey options of a sign-in."""
     asked = problem(await sign_in(server), 401, "second-factor-required")
     assert "passkey" in asked["kinds"]
     options: dict[str, Any] = asked["passkey"]

@@ -110,7 +110,6 @@ async def test_what_has_run_out_is_not_listed_and_cleared_away_at_the_next_log_i
 
 
 async def follow(client: httpx.AsyncClient, turn_id: str) -> set[str]:
-    """Return the names of a turn's events until the stream closes."""
     async with client.stream("GET", f"/api/v1/turns/{turn_id}/events") as response:
         return {event.name async for event in read_events(response)}
 

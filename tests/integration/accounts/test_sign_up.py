@@ -26,7 +26,6 @@ ELSEWHERE = (f"203.0.113.{n}" for n in count(1))
 async def sign_up(
     server: Running, name: str, password: str = PASSWORD, **more: Any
 ) -> httpx.Response:
-    """Sign up from a new browser and a new address."""
     headers = {"X-Forwarded-For": next(ELSEWHERE)}
     async with server.browser() as client:
         body = {"username": name, "password": password, **more}

@@ -96,7 +96,6 @@ async def rows_of_account(server: Running, account: Account) -> Rows:
 async def put_back(
     session: AsyncSession, rows: Rows, model: Any, *, kind: str | None = None
 ) -> None:
-    """Replace rows by an older copy."""
     if model is User:
         (row,) = rows[User]
         await session.execute(update(User).where(User.id == row["id"]).values(row))

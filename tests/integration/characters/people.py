@@ -91,7 +91,6 @@ def make_app(database: Database, identities: Mapping[str, Identity]) -> Litestar
 
 
 async def sign_up(database: Database) -> Identity:
-    """Make an account with random keys."""
     user_id, user_key = new_id(), os.urandom(KEY_BYTES)
     user = User(
         id=user_id,
@@ -109,8 +108,6 @@ async def sign_up(database: Database) -> Identity:
 
 @dataclass(frozen=True)
 class Person:
-    """An account that is signed in."""
-
     name: str
     identity: Identity
     client: AsyncTestClient[Litestar]
@@ -154,7 +151,6 @@ def body(response: httpx.Response, *, status: int = 200) -> dict[str, Any]:
 
 
 def card_of(character: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the card."""
     return {name: value for name, value in character.items() if name not in AROUND_THE_CARD}
 
 

@@ -14,7 +14,6 @@ METADATA = "taken at home, 52.37 N 4.90 E"
 def picture(
     kind: str = "PNG", *, width: int = 1500, height: int = 900, color: str = "teal"
 ) -> bytes:
-    """Make a plain picture with `METADATA`."""
     target = io.BytesIO()
     options: dict[str, object] = {"comment": METADATA.encode()}
     if kind == "PNG":
@@ -35,7 +34,6 @@ def opened(data: bytes) -> Image.Image:
 
 
 def archive(files: dict[str, bytes]) -> bytes:
-    """Make a zip archive."""
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as zipped:
         for name, data in files.items():

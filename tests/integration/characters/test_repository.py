@@ -135,7 +135,6 @@ CANARY = "k4n4ri3nv0g3l"
 
 
 async def read_stored_values(database: Database) -> AsyncIterator[tuple[str, Any]]:
-    """Yield every value of the tables of characters and personas."""
     for table in ("characters", "character_assets", "personas", "avatars"):
         async with database.read() as session:
             rows = (await session.execute(text(f"SELECT * FROM {table}"))).mappings().all()

@@ -28,7 +28,6 @@ PICTURE = {"content": picture(width=320, height=200), "headers": {"Content-Type"
 
 
 async def import_file(person: Person, data: bytes) -> str:
-    """Import a file. Return the path of the character."""
     return f"/characters/{(await person.import_card(data))['character']['id']}"
 
 
@@ -39,7 +38,6 @@ async def export(person: Person, path: str, query: str) -> bytes:
 
 
 def read_cards(data: bytes) -> dict[bytes, Any]:
-    """Return the cards in a PNG, by keyword."""
     reader = png.TextReader()
     return {
         chunk.keyword(): json.loads(png.decode_value(reader.read(chunk)))
@@ -48,13 +46,11 @@ def read_cards(data: bytes) -> dict[bytes, Any]:
 
 
 def read_other_chunks(data: bytes) -> list[bytes]:
-    """Return the chunks of a PNG without cards."""
     cards = {bytes(chunk.whole) for chunk in png.find_texts(data).cards}
     return [whole for chunk in png.chunks(data) if (whole := bytes(chunk.whole)) not in cards]
 
 
 def add_text(data: bytes, keyword: bytes, value: bytes) -> bytes:
-    """Add a text chunk before the end of a PNG."""
     body = b"tEXt" + keyword + b"\0" + value
     chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
     return data[:-12] + chunk + data[-12:]

@@ -141,6 +141,5 @@ async def test_a_fork_keeps_its_scenes_and_an_edit_begins_none(
 
 
 async def list_lines(server: Running, chat_id: str) -> list[Message]:
-    """Return the messages of all branches."""
     async with server.parts.database.read() as session:
         return list(await session.scalars(select(Message).where(Message.chat_id == UUID(chat_id))))

@@ -138,8 +138,6 @@ async def test_a_model_that_does_not_exist_is_refused_with_those_that_do(
 
 
 class TestSampling:
-    """Tests with models that do not accept every setting."""
-
     @pytest.fixture
     async def vendor(self) -> AsyncGenerator[OpenAIServer]:
         async with OpenAIServer() as server:

@@ -52,7 +52,6 @@ AUTHORS: dict[Literal["user", "assistant"], str] = {"user": "Ada", "assistant": 
 
 
 async def sign_up(database: Database) -> Identity:
-    """Make an account with random keys."""
     user_id, user_key = new_id(), os.urandom(KEY_BYTES)
     user = User(
         id=user_id,
@@ -70,8 +69,6 @@ async def sign_up(database: Database) -> Identity:
 
 @dataclass
 class Node:
-    """A message of the model."""
-
     parent: UUID | None
     role: Literal["user", "assistant"]
     text: str
@@ -91,7 +88,6 @@ class Expected:
         return [key for key, node in self.nodes.items() if node.parent == parent]
 
     def path(self, key: UUID | None) -> list[UUID]:
-        """Return the path to a message, from the root down."""
         path: list[UUID] = []
         while key is not None:
             path.insert(0, key)
@@ -118,7 +114,6 @@ class Expected:
         return key
 
     def remove(self, key: UUID) -> int:
-        """Remove a subtree. Return the number of its messages."""
         parent = self.nodes[key].parent
         family = self.children(parent)
         place = family.index(key)
@@ -211,7 +206,6 @@ class Grove:
             return await session.get(Message, key) if key else None
 
     async def attach(self, text: str, *, parent: UUID | None) -> UUID:
-        """Add a message below another one."""
         return await self.attach_below(await self.read(parent), text)
 
     async def attach_below(self, row: Message | None, text: str) -> UUID:
@@ -276,7 +270,6 @@ class Grove:
         return copy
 
     async def check(self) -> None:
-        """Compare every row with the model."""
         expected, sealer = self.expected, self.identity.sealer
         rows = {row.id: row for row in await self.rows()}
         async with self.database.read() as session:

@@ -116,6 +116,5 @@ async def anthropic() -> AsyncGenerator[Vendor]:
 
 @pytest.fixture(params=["gemini", "openai", "anthropic"])
 def vendor(request: pytest.FixtureRequest) -> Vendor:
-    """Each vendor in turn."""
     chosen: Vendor = request.getfixturevalue(request.param)
     return chosen

@@ -59,8 +59,6 @@ WORDS = 7 + 2 * MESSAGE_OVERHEAD
 
 @dataclass
 class Connected:
-    """A server, and its learned abilities."""
-
     server: DocumentedServer
     learned: list[ServerAbilities] = field(default_factory=list[ServerAbilities])
     registries: list[ModelRegistry] = field(default_factory=list[ModelRegistry])

@@ -94,8 +94,6 @@ def parametrize_rows(*tables: Iterable[Oddity]) -> pytest.MarkDecorator:
 
 @dataclass
 class Connected:
-    """A model, and its learned abilities."""
-
     model: ChatModel
     learned: list[ServerAbilities] = field(default_factory=list[ServerAbilities])
 
@@ -134,7 +132,6 @@ def sum_up(row: Oddity, heard: Sequence[Piece], problem: ModelError | None) -> R
 
 
 def find_learned(connected: Connected, row: Oddity) -> dict[str, Any]:
-    """Return the learned abilities of a row's model."""
     found = connected.learned[-1].of(row.name) if connected.learned else None
     return {
         name: value
@@ -305,7 +302,6 @@ async def listen(openai: Vendor, sampling: Sampling = Sampling(), **changes: Any
 
 
 def joined(pieces: list[Piece]) -> tuple[str, str]:
-    """Return the thoughts and the text."""
     thought = "".join(piece.text for piece in pieces if isinstance(piece, ThinkingPiece))
     return thought, "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
 

@@ -51,7 +51,6 @@ SCHEMA = {"type": "object", "properties": {"matters": {"type": "boolean"}}, "req
 
 @pytest.fixture(scope="module")
 def server_url() -> Generator[str, None, None]:
-    """The base URL of the server."""
     python = os.environ.get("TEST_LLM_PYTHON", "")  # noqa: TID251  # no setting of the program's
     if not Path(python).is_file():
         pytest.skip("TEST_LLM_PYTHON names no Python that has llama-cpp-python[server]")

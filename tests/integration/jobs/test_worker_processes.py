@@ -41,7 +41,6 @@ KILLS = rounds(2, 4)
 
 @contextmanager
 def working(url: str) -> Generator[tuple[Process, IO[str]]]:
-    """Run a worker process."""
     with started(worker_process.run, url) as (process, output):
         assert output.readline() == "works\n"
         yield process, output

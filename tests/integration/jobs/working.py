@@ -36,8 +36,6 @@ ROOT = RootKeys({1: b"r" * 32})
 
 @dataclass(frozen=True)
 class Person:
-    """An account and its keys."""
-
     id: UUID
     user_key: bytes
     sealer: Sealer
@@ -72,8 +70,6 @@ async def new_person(
 
 
 class Workshop:
-    """The workers of one queue."""
-
     def __init__(self, queue: JobQueue) -> None:
         self.queue = queue
         self.workers: list[Worker] = []
@@ -128,8 +124,6 @@ async def is_empty(database: Database) -> bool:
 
 
 async def wait_for_job(database: Database, job_id: UUID | None, **values: object) -> None:
-    """Wait until the columns of a job have these values."""
-
     async def has_values() -> bool:
         job = await one(database, job_id)
         return all(getattr(job, name) == value for name, value in values.items())
@@ -138,8 +132,6 @@ async def wait_for_job(database: Database, job_id: UUID | None, **values: object
 
 
 async def wait_until_alone(database: Database, job_id: UUID | None) -> None:
-    """Wait until this job is the only one."""
-
     async def is_alone() -> bool:
         return [job.id for job in await jobs(database)] == [job_id]
 

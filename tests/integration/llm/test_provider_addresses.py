@@ -65,7 +65,6 @@ def fields(model: OpenAIServer, **more: Any) -> dict[str, Any]:
 
 
 def place(model: OpenAIServer) -> dict[str, Any]:
-    """Return the body that allows a model's server."""
     parts = urlsplit(model.url)
     return {"host": parts.hostname, "port": parts.port}
 

@@ -66,7 +66,6 @@ async def take_turn(ada: Account, base_url: str) -> dict[str, Any]:
 
 
 async def try_out(ada: Account, base_url: str) -> dict[str, Any]:
-    """Test a provider at `base_url`. Return the result."""
     fields = {"kind": "openai", "api_key": API_KEY, "models": [{"name": MODEL}]}
     made = ok(await ada.client.post(PROVIDERS, json={**fields, "base_url": base_url}), 201)
     path = f"{PROVIDERS}/{made['id']}"

@@ -26,7 +26,6 @@ async def vectors() -> AsyncGenerator[OpenAIServer]:
 
 @pytest.fixture(scope="module")
 async def model() -> AsyncGenerator[OpenAIServer]:
-    """A model that replies."""
     async with OpenAIServer() as model:
         yield model
 
@@ -51,13 +50,11 @@ def start(database_url: str, tmp_path: Path) -> Start:
 
 @pytest.fixture
 async def usual() -> AsyncGenerator[Moody]:
-    """The embedding model of the installation."""
     async with Moody() as model:
         yield model
 
 
 @pytest.fixture
 async def mine() -> AsyncGenerator[Moody]:
-    """An account's own embedding model."""
     async with Moody() as model:
         yield model

@@ -43,7 +43,6 @@ class Hands:
 
 
 async def sign_up(database: Database) -> Sealer:
-    """Make a user with random keys."""
     user_id = new_id()
     async with database.write() as session:
         session.add(
@@ -108,7 +107,6 @@ def embedder(connect: Connect) -> CachedEmbedder:
 
 
 def list_sent_texts(server: GeminiServer) -> list[list[str]]:
-    """Return the texts of each request."""
     return [
         [each["content"]["parts"][0]["text"] for each in request.body["requests"]]
         for request in server.requests

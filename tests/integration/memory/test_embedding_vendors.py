@@ -44,7 +44,6 @@ async def openai() -> AsyncGenerator[OpenAIServer]:
 
 @pytest.fixture
 async def connect(openai: OpenAIServer) -> AsyncGenerator[Connect]:
-    """Make an embedder with changed settings."""
     made: list[OpenAICompatibleEmbedder] = []
 
     def connect(

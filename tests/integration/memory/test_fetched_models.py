@@ -48,7 +48,6 @@ async def ada(server: Running) -> AsyncGenerator[Account]:
 
 
 async def read_offer(account: Account) -> dict[str, Any]:
-    """Return the first model on offer."""
     models: list[dict[str, Any]] = ok(await account.client.get(MODELS))["models"]
     return models[0]
 

@@ -170,7 +170,6 @@ async def test_a_folder_of_another_dimension_or_format_is_made_anew(tmp_path: Pa
 
 
 def list_engines() -> list[int]:
-    """Return the ids of the engine processes of this process."""
     children, found = list[int](), list[int]()
     for thread in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
@@ -195,7 +194,6 @@ def read_command(pid: int) -> bytes:
 
 
 def list_mapped_files(pid: int) -> str:
-    """Return the mapped files of a process."""
     return Path(f"/proc/{pid}/maps").read_text()
 
 
@@ -397,7 +395,6 @@ async def test_nothing_of_a_user_who_is_deleted_stays_in_memory(tmp_path: Path) 
 
 
 async def make_tale(folder: Path) -> EdgeIndex:
-    """Make an index with a text that contains `WORD`."""
     blinder = Blinder(Sealer(OWNER, {1: bytes(32)}, user_key=os.urandom(32)))
     index = await open_edge(folder, "tales", DIMENSION)
     for number in range(20):

@@ -378,7 +378,6 @@ async def ask(account: Account, words: str) -> list[str]:
 
 
 async def are_all_there(server: Running, account: Account) -> bool:
-    """True if every line has a vector."""
     ids = await lines(server, UUID(account.user["id"]))
     return set(await (await own_index(server)).dense_vectors(ids)) == set(ids)
 
@@ -471,7 +470,6 @@ async def test_vectors_of_another_length_are_never_compared_and_a_rebuild_takes_
 
 
 def folder_of_own(data: Path) -> Path:
-    """Return the folder of the collection."""
     (path,) = (data / "index").glob(f"{OWN}.[0-9]*")
     return path
 

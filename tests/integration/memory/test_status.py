@@ -229,7 +229,6 @@ async def find_failed_job(server: Running, account: Account) -> dict[str, Any]:
 
 
 async def read_part(account: Account, name: str) -> dict[str, Any]:
-    """Return the state of a part from `/ready`."""
     parts = ok(await account.client.get("/ready"))["parts"]
     return next(part for part in parts if part["name"] == name)
 

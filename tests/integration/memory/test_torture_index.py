@@ -31,7 +31,6 @@ async def qdrant() -> AsyncGenerator[QdrantEngine]:
 
 @pytest.fixture
 def on_server(qdrant: QdrantEngine) -> dict[str, str]:
-    """Settings of processes with an index on the server."""
     return {"qdrant_url": qdrant.url, "qdrant_protocol": "http", "qdrant_collection_prefix": PREFIX}
 
 

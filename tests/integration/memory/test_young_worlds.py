@@ -50,7 +50,6 @@ BEFORE = {
 async def server(
     shared_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Running]:
-    """A server without an embedding model."""
     async with remembering(shared_url, tmp_path_factory.mktemp("data")) as server:
         yield server
 

@@ -38,7 +38,6 @@ CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
 
 
 async def sum_rows(server: Running, ada: Account) -> int:
-    """Sum the sizes of a user's rows in all tables."""
     user_id, total = UUID(ada.user["id"]), 0
     async with server.parts.database.read() as session:
         for each in find_counted_tables():

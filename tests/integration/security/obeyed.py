@@ -94,7 +94,6 @@ class Wire:
 
 
 async def settle_down(server: Running, account: Account) -> Neighbour:
-    """Make an account with a chat, a chronicle and a lorebook."""
     client = account.client
     chat_id = (await account.new_chat(title="The harbour"))["id"]
     (line,) = await seed(server, account, chat_id, [HARBOUR])
@@ -252,7 +251,6 @@ def _card(place: str, text: str) -> dict[str, Any]:
 
 
 async def undo(played: Played, neighbour: Neighbour) -> Dump:
-    """Undo the run. Return the rows of the database."""
     path = f"{API}/enrichment/runs/{played.run['id']}/undo"
     undone = ok(await played.account.client.post(path))
     assert undone["kept"] == []

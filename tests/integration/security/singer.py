@@ -157,8 +157,6 @@ def picture() -> bytes:
 
 @dataclass(frozen=True)
 class Site:
-    """The site of a passkey."""
-
     url: str
 
 
@@ -293,7 +291,6 @@ class Player:
         return chat_id
 
     async def keep_campaign(self) -> None:
-        """Make a campaign with the canary in every text."""
         client = self.client
         brief = {"setting": sing("setting"), "hook": sing("hook"), "city": sing("city")}
         body = {"name": sing("campaign"), "time_of_day": sing("time"), "brief": brief}
@@ -312,7 +309,6 @@ class Player:
         )
 
     async def keep_chronicles(self) -> None:
-        """Play a chat with a chronicle and summaries."""
         client = self.client
         body = {"name": sing("chronicle"), "description": sing("description")}
         other = ok(await client.post(f"{API}/chronicles", json=body), 201)["id"]

@@ -87,7 +87,6 @@ def find_closed_routes(server: Running) -> list[Route]:
 
 
 async def ask(client: httpx.AsyncClient, route: Route, **options: Any) -> httpx.Response:
-    """Request a route with random ids."""
     path = route.filled({name: str(uuid4()) for name in route.parameters})
     return await client.request(route.method, path, **options)
 

@@ -154,7 +154,6 @@ def check_requests(played: Played, urls: Sequence[str]) -> None:
 
 
 def check_writes(played: Played, neighbour: Neighbour) -> None:
-    """Check that only allowed rows have changed."""
     before, after = (without(each, SEEN) for each in (played.before, played.after))
     other = neighbour.identity.user_id
     assert differences(of_owner(before, other), of_owner(after, other)) == {}
@@ -323,7 +322,6 @@ async def check_prompt(played: Played) -> None:
 
 
 def written_texts(played: Played) -> tuple[list[EventFields], list[LoreEntry]]:
-    """Return the texts of the agent's events and entries."""
     new = differences(played.before, played.after)
     events = new.get("chronicle_events", Change()).added
     entries = new.get("lore_entries", Change()).added
@@ -334,7 +332,6 @@ def written_texts(played: Played) -> tuple[list[EventFields], list[LoreEntry]]:
 
 
 async def check_index(played: Played) -> None:
-    """Check that a search finds the same texts as before."""
     before = of_owner(played.before, played.identity.user_id)
     index = played.server.parts.memory.collections.current
     points = await points_of(index, played.identity.user_id)

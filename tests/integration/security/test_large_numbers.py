@@ -48,7 +48,6 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
 
 
 def find_types(schema: dict[str, Any]) -> set[str]:
-    """Return the types that a schema allows."""
     choices = [schema, *schema.get("oneOf", ()), *schema.get("anyOf", ())]
     found = [each.get("type", ()) for each in choices]
     return {kind for each in found for kind in ([each] if isinstance(each, str) else each)}
@@ -78,7 +77,6 @@ def fill_path(path: str, stage: Scene) -> str:
 
 
 def find_client(stage: Scene, path: str) -> httpx.AsyncClient:
-    """Return the client that is allowed to send the request."""
     is_administration = path.startswith(f"{API}/admin/")
     return (stage.administrator if is_administration else stage.things.owner).client
 

@@ -80,7 +80,6 @@ class Belongings:
     ids: dict[str, str]
 
     async def shown(self) -> list[Any]:
-        """Return the answers that the owner gets."""
         paths = (
             "chats/{chat_id}",
             "chats/{chat_id}/settings",
@@ -180,7 +179,6 @@ async def make_proposal(
 
 
 async def fill(server: Running, owner: Account, administrator: Account) -> Belongings:
-    """Make one resource of each kind."""
     client = owner.client
     character = await owner.new_character(name="Mara of the Lamp")
     persona = ok(await client.post(f"{API}/personas", json={"name": "Wanderer"}), 201)
@@ -294,7 +292,6 @@ def routes_with_ids(server: Running, *, administration: bool) -> list[Route]:
 async def ask(
     client: httpx.AsyncClient, route: Route, ids: dict[str, str]
 ) -> tuple[int, Any, set[str]]:
-    """Return the status, body and header names of an answer about these ids."""
     options: dict[str, Any] = BODIES.get(operation_id(route.handler), {})
     if not options and route.method in {"POST", "PATCH", "PUT"}:
         options = {"json": {}}
@@ -416,7 +413,6 @@ ID = "an id"
 
 
 def replace_id(body: dict[str, Any], thing_id: str) -> dict[str, Any]:
-    """Replace `ID` in a body."""
     whole: dict[str, Any] = json.loads(json.dumps(body).replace(ID, thing_id))
     return whole
 

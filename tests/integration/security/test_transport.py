@@ -34,7 +34,6 @@ async def proxied(sqlite_url: str, tmp_path: Path) -> AsyncGenerator[Running]:
 
 
 def read_cookies(answer: httpx.Response) -> dict[str, Morsel[str]]:
-    """Return the cookies that an answer sets, with their attributes."""
     jar: SimpleCookie = SimpleCookie()
     for header in answer.headers.get_list("set-cookie"):
         jar.load(header)
@@ -260,7 +259,6 @@ def check(answer: httpx.Response, status: int) -> None:
 
 
 async def raw(server: Running, request: bytes) -> bytes:
-    """Send raw bytes. Return the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(server.url).port)
     writer.write(request)
     answer = await reader.read()
