@@ -50,9 +50,7 @@ async def test_it_says_that_a_helper_process_does_not_start_and_serves_without(
     monkeypatch.setattr("backend.regex.process._PROGRAM", "backend.no_such_module")
     async with running(sqlite_url, tmp_path) as server, server.browser() as client:
         await asyncio.to_thread(server.parts.regexes.prepare)
-
         answer = ok(await client.get("/ready"))
-
     parts = {part["name"]: part for part in answer["parts"]}
     assert parts["patterns"] == {
         "name": "patterns",
@@ -333,6 +331,5 @@ def test_a_start_imports_nothing_that_can_wait(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
     imported = set(done.stdout.partition("imported:\n")[2].split())
-
     assert "litestar" in imported
     assert not imported & LATER

@@ -96,7 +96,6 @@ async def test_what_a_browser_has_already_does_not_come_again(
     for path in ("/", f"{base}/main.js"):
         first = await client.get(path)
         tag = first.headers["etag"]
-
         for given in (tag, f'"other", {tag}', tag.removeprefix("W/"), "*"):
             again = await client.get(path, headers={"If-None-Match": given})
             assert again.status_code == 304

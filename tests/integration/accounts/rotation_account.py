@@ -1,10 +1,13 @@
-"""Accounts with a text in every sealed column that there is, whichever tables there come to be."""
+"""Accounts with a text in every sealed column, and rotations in separate processes."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +18,7 @@ from sqlalchemy import LargeBinary, String, Table, insert, select, update
 import backend
 from backend.accounts import repository
 from backend.accounts.auth.names import load_instance_keys
+from backend.accounts.keys import rotation, sealed_tables
 from backend.accounts.keys.keyring import open_sealer
 from backend.accounts.keys.sealed_tables import SealedTable, find_model_tables
 from backend.accounts.models import DataKey, KeySlot, User
@@ -23,7 +27,7 @@ from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.database.types import Id, UtcTime
 from backend.settings import Settings
-from backend.vault.root import RootKeys
+from backend.vault.root import RootKeys, load_root_keys
 from backend.vault.sealing import Sealer
 from backend.vault.slots import PasswordKdf
 
@@ -182,3 +186,40 @@ class Progress:
         if len(self.steps) == self._cut_at:
             raise PowerCutError
         self.steps.append((done, total))
+
+
+def tell(*words: object) -> None:
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
+
+
+def run_rotation(kind: str, url: str, *rest: str) -> None:
+    """Run a rotation that a test kills, and print a line at each step.
+
+    The arguments are `root URL PATH`, `data URL USER_ID USER_KEY`, or `user URL PATH NAME`. The
+    last one renews the user key again and again.
+    """
+    # Small batches give more points at which to be killed.
+    rotation.BATCH_ROWS, sealed_tables.BATCH_ROWS = 1, 5
+    rotation.MAX_DATA_KEYS = 1_000
+    asyncio.run(rotate_or_renew(kind, url, *rest))
+
+
+async def rotate_or_renew(kind: str, url: str, *rest: str) -> None:
+    database = Database(url)
+    assert MODELS  # with every model imported, every sealed column is known
+    tell("begin")
+    if kind == "root":
+        await rotation.rotate_root_key(database, path=Path(rest[0]), value=None, report=tell)
+    elif kind == "user":
+        service = await accounts(database, load_root_keys(Path(rest[0])))
+        unlocked = await service.unlock(rest[1], PASSWORD, address="::1")
+        current = unlocked.current
+        for _ in range(200):
+            current = await service.renew(unlocked.user.id, current)
+            tell(current.generation)
+    else:
+        user_id, user_key = UUID(rest[0]), bytes.fromhex(rest[1])
+        await rotation.rotate_data_key(database, user_id, user_key, tell, grace=timedelta(0))
+    tell("end")
+    await database.dispose()

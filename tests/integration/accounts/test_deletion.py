@@ -395,10 +395,6 @@ async def test_pages_that_were_freed_or_split_keep_nothing(sqlite_url: str, tmp_
     await database.dispose()
 
 
-def measure(file: Path) -> int:
-    return file.stat().st_size
-
-
 async def test_a_reader_in_the_way_is_waited_for_and_holds_up_neither_answers_nor_writers(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,7 +408,7 @@ async def test_a_reader_in_the_way_is_waited_for_and_holds_up_neither_answers_no
         await add_slots(database, 3)
     keeping = asyncio.create_task(database.log.keep_empty())
     file = Path(database.place + "-wal")
-    await until_true(lambda: not measure(file))
+    await until_true(lambda: not file.stat().st_size)
     keeping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await keeping

@@ -183,7 +183,6 @@ async def test_recovery_codes_and_confirmations_are_no_way_around_the_delay(
     headers = {"X-Forwarded-For": next(ELSEWHERE)}
     again = await ada.client.post("/api/v1/recoveries", json=body, headers=headers)
     problem(again, 429, "too-many-attempts")
-
     change = {"current_password": WRONG, "new_password": "another fine one"}
     for _ in range(5):
         problem(await ada.client.post("/api/v1/me/password", json=change), 401, "wrong-credentials")

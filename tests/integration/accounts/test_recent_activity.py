@@ -59,9 +59,7 @@ async def test_sign_ins_are_listed_with_when_where_and_what_with(
     async with either.account("Ada") as ada:
         clock.forward(hours=3)
         ok(await sign_in_elsewhere(either), 201)
-
         newest, first = await entries(ada)
-
         assert first["kind"] == "signed_up"
         assert newest["kind"] == "signed_in"
         assert newest["client"] == "Firefox on Linux"

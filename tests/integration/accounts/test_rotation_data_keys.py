@@ -205,9 +205,7 @@ async def test_a_rotation_that_was_cut_off_is_finished_with_the_same_key(
         )
     assert await account.key_numbers() == [1, 2]
     assert await account.texts() == texts
-
     rotation = await rotate(account)
-
     assert (rotation.number, rotation.kept) == (2, ())
     assert await numbers_in_use(account) == {2}
     assert await account.texts() == texts
@@ -243,9 +241,7 @@ async def test_a_damaged_text_holds_up_none_of_the_others(
         row = await session.get_one(Message, message)
         *rest, last = row.sealed_content
         row.sealed_content = damaged = bytes([*rest, last ^ 1])
-
     rotation = await rotate(account)
-
     assert (rotation.damaged, rotation.kept) == (1, (1,))
     blobs = await account.blobs()
     assert blobs.pop(("messages", "sealed_content", message)) == damaged

@@ -29,7 +29,6 @@ from backend.accounts.models import InstanceKey, KeySlot
 from backend.database.engine import Database
 from backend.vault.root import RootKeyError, RootKeys, add_root_key, load_root_keys, parse_root_keys
 from backend.vault.sealing import key_number
-from tests.integration.accounts import rotation_process
 from tests.integration.accounts.rotation_account import (
     PASSWORD,
     Account,
@@ -37,6 +36,7 @@ from tests.integration.accounts.rotation_account import (
     Progress,
     accounts,
     open_user_key,
+    run_rotation,
     sign_up,
 )
 from tests.support.process import started
@@ -320,12 +320,10 @@ async def test_a_server_that_missed_the_rotation_may_wrap_nothing(
     before = load_root_keys(path)
     await populate(database, before)
     both = add_root_key(path)
-
     async with database.write() as session:
         await refuse_older_root(session, before)
         await refuse_older_root(session, both)
     await rewrap_all_keys(database, both, Progress())
-
     async with database.write() as session:
         await refuse_older_root(session, both)
         with pytest.raises(RootKeyError, match="Restart this server"):
@@ -344,7 +342,7 @@ KILLS = rounds(2, 4)
 
 async def run_and_kill(random: Random, *arguments: str) -> int:
     """Run a rotation in a process and kill it after a while. Return the exit status."""
-    with started(rotation_process.run, *arguments) as (process, output):
+    with started(run_rotation, *arguments) as (process, output):
         for _ in range(random.randrange(1, 20)):
             await asyncio.to_thread(output.readline)
         await asyncio.sleep(random.random() / 100)

@@ -619,7 +619,6 @@ async def test_an_address_has_no_passkeys_and_the_answer_says_what_to_do(
     told = problem(answer, 409, "passkey-unavailable")["detail"]
     assert server.url.replace("127.0.0.1", "localhost") in told
     assert "TALEKEEPER_PUBLIC_ORIGIN" in told
-
     await add_passkey(server, ada)
     async with server.browser() as client:
         body = {"username": "Ada", "password": PASSWORD}

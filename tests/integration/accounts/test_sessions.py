@@ -45,7 +45,6 @@ async def test_sessions_are_listed_with_their_browser_and_ended_one_by_one(
         newest, oldest = await list_sessions(ada)
         assert (newest["label"], newest["is_current"]) == ("A phone", False)
         assert oldest["is_current"] is True
-
         ended = await ada.client.delete(f"{SESSIONS}/{newest['id']}")
         assert ended.status_code == 204
         problem(await phone.get(ME), 401, "unauthenticated")

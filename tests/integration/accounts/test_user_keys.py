@@ -475,9 +475,7 @@ async def test_a_new_password_ends_the_other_sessions_and_leaves_the_rest(server
     async with server.account("Ada") as ada, server.signed_in("Ada") as other:
         await ada.new_chat(title="The lighthouse")
         key = ok(await ada.client.post("/api/v1/api-keys", json={"label": "script"}), 201)
-
         ok(await change(ada.client, PASSWORD, NEW), 204)
-
         problem(await other.client.get(ME), 401, "unauthenticated")
         async with server.program(key["token"]) as script:
             for client in (ada.client, script):

@@ -119,9 +119,7 @@ async def test_a_png_carries_both_versions_and_the_picture(ada: Person) -> None:
         content=picture(width=320, height=200),
         headers={"Content-Type": "image/png"},
     )
-
     answer = await ada.get(f"/characters/{character['id']}/export")
-
     assert answer.headers["content-type"] == "image/png"
     assert answer.headers["x-content-type-options"] == "nosniff"
     texts = find_texts(answer.content)

@@ -232,9 +232,7 @@ async def test_a_search_goes_on_page_by_page_until_everything_was_looked_at(
     monkeypatch.setattr(service, "SEARCHED_AT_ONCE", 3)
     for name in ("match 1", "x", "x", "x", "match 2", "match 3", "x"):
         await ada.make(name=name)
-
     pages = await read_pages(ada.get, "/characters", search="match", limit=2)
-
     names_of = [[item["name"] for item in page] for page in pages]
     assert names_of == [["match 3", "match 2"], [], ["match 1"]]
 

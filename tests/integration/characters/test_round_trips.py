@@ -113,9 +113,7 @@ async def test_with_a_new_picture_nothing_of_the_former_goes_out(ada: Person) ->
     path = await import_file(ada, data)
     before = read_cards(data)
     await ada.put(f"{path}/avatar", **PICTURE)
-
     changed = await export(ada, path, "format=png")
-
     assert opened(changed).size == (320, 200)
     assert b"private" not in changed
     assert list(png.find_texts(changed).assets) == ["0"]

@@ -82,13 +82,11 @@ async def test_a_beginning_that_the_model_refuses_is_left_out_from_then_on(
     model = anthropic.connect()
     no = "This model does not support assistant message prefill."
     anthropic.server.script(error(400, "invalid_request_error", no), reply("Hm."), reply("Hm."))
-
     for _ in range(2):
         pieces = [
             piece async for piece in model.stream(PROMPT, Sampling(start_reply_with="Oswin:"))
         ]
         assert pieces[:2] == [SentRequest(left_out=("start_reply_with",)), TextPiece("Hm.")]
-
     assert model.spec.refused == {"start_reply_with"}
     assert "start_reply_with" not in model.spec.accepts
     assert len(anthropic.server.requests) == 3
@@ -183,10 +181,8 @@ async def test_thoughts_go_back_signed_with_the_result_of_the_call(anthropic: Ve
     stream = model.stream(PROMPT, PLAIN, tools=[SEARCH])
     first, second, call, *_ = [piece async for piece in stream]
     assert [first, second] == [ThinkingPiece("I should "), ThinkingPiece("look.")]
-
     rounds = [ToolRound([call], [{"found": 1}])]  # type: ignore[list-item]  # it is the call
     assert [piece async for piece in model.stream(Prompt(PROMPT.messages, rounds), PLAIN)]
-
     assert sent(anthropic)["messages"][-2]["content"] == [
         {"type": "thinking", "thinking": "I should look.", "signature": "c2ln"},
         {"type": "redacted_thinking", "data": "b64"},
@@ -213,9 +209,7 @@ async def test_a_schema_is_sent_in_the_form_that_the_api_takes(anthropic: Vendor
         "properties": {"lines": {"type": "array", "maxItems": 3, "items": {"type": "string"}}},
     }
     model = anthropic.connect()
-
     await model.structured(PROMPT, schema, Sampling(reasoning_effort="high"))
-
     config = sent(anthropic)["output_config"]
     assert config["effort"] == "high"
     assert config["format"]["schema"]["additionalProperties"] is False

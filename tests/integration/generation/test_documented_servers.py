@@ -140,14 +140,12 @@ async def test_json_comes_in_the_best_way_that_the_server_has(connected: Connect
     ways = {"koboldcpp": "tool", "tabbyapi": "tool", "deepseek": "json_object"}
     is_python = isinstance(connected.server, LlamaCppPythonServer)
     way = "json_object" if is_python else ways.get(connected.server.server, "json_schema")
-
     for _ in range(2):
         answer = await connected.model().structured(PROMPT, SCHEMA, Sampling(max_output_tokens=50))
         assert answer.value == VALUE
     model = connected.model()
     for _ in range(2):
         assert (await model.structured(PROMPT, SCHEMA, Sampling())).value == VALUE
-
     assert connected.learned
     assert connected.learned[-1].of(MODEL).json == way
 

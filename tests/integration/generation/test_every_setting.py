@@ -191,7 +191,6 @@ async def test_settings_that_are_not_set_are_left_to_the_provider() -> None:
         await exchange(OpenAICompatibleModel(spec("any", frozenset()), providers[1]), Sampling())
         for provider in providers:
             await provider.aclose()
-
         assert set(google.requests[0].body) == {"contents", "generationConfig"}
         assert google.requests[0].body["generationConfig"] == {}
         assert set(server.requests[0].body) == {"model", "messages", "stream", "stream_options"}

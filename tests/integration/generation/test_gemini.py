@@ -200,7 +200,6 @@ async def test_a_call_nested_without_end_is_no_answer(gemini: Vendor) -> None:
 
 async def test_tools_are_declared_with_their_own_schema(gemini: Vendor) -> None:
     await ask(gemini)
-
     assert sent(gemini)["tools"] == [
         {
             "functionDeclarations": [

@@ -155,7 +155,6 @@ async def test_a_reply_is_read_as_it_was_meant(row: Oddity, form: WireFormat) ->
                 heard.append(piece)  # noqa: PERF401 - what came before an error counts
         except ModelError as error:
             problem = error
-
     found = replace(sum_up(row, heard, problem), learned=find_learned(connected, row))
     assert found == build_expected(row)
 
@@ -288,7 +287,6 @@ PROMPT = Prompt([PromptMessage("user", "Who is there?")])
 WHO_SCHEMA = {"type": "object", "properties": {"who": {"type": "string"}}}
 VALUE = {"who": "Oswin"}
 REFUSED = error(400, message="This response_format type is unavailable now")
-CODE = "Use `<think>`:\n```\n<think>x</think>\n```"
 TAGGED = "<think>Who?</think>Oswin."
 FAILED = error(500, message="Internal Server Error")
 
@@ -313,10 +311,8 @@ async def test_text_before_a_closing_tag_alone_is_taken_back_once_and_then_expec
         reply("Who ", "is it?", "</think>", "Oswin."), reply("Who", "?</think>", "Me.")
     )
     model = openai.connect()
-
     first = await heard_of(model)
     second = await heard_of(model)
-
     assert first[:-2] == [
         *(TextPiece("Who "), TextPiece("is it?"), TextReset()),
         *(ThinkingPiece("Who is it?"), TextPiece("Oswin.")),
@@ -421,7 +417,6 @@ async def test_json_is_asked_for_in_the_next_way_and_what_works_is_remembered(
     learned: list[ServerAbilities] = []
     model = openai.connect(on_learned=learned.append)
     openai.server.script(*answers)
-
     answer = await model.structured(PROMPT, WHO_SCHEMA, Sampling())
     if not learned:  # one answer without JSON may be chance
         openai.server.script(*answers)
@@ -429,7 +424,6 @@ async def test_json_is_asked_for_in_the_next_way_and_what_works_is_remembered(
     asked = len(openai.server.requests)
     openai.server.script(answers[-1])
     again = await openai.connect(abilities=learned[-1]).structured(PROMPT, WHO_SCHEMA, Sampling())
-
     assert answer.value == again.value == VALUE
     assert learned[-1].of(MODEL).json == way
     assert len(openai.server.requests) == asked + 1

@@ -54,11 +54,9 @@ async def test_a_refused_setting_is_left_out_named_and_no_longer_accepted(
     learned: list[ServerAbilities] = []
     model = openai.connect(on_learned=learned.append)
     openai.server.script(answer)
-
     for _ in range(2):
         pieces = [piece async for piece in model.stream(PROMPT, Sampling(top_k=40, seed=1))]
         assert pieces[0] == SentRequest(left_out=("top_k",))
-
     assert learned == [ServerAbilities(models={MODEL: ModelAbilities(refused=("top_k",))})]
     assert ["top_k" in request.body for request in openai.server.requests] == [True, False, False]
     assert openai.server.requests[-1].body["seed"] == 1

@@ -310,11 +310,9 @@ async def test_what_a_server_refuses_is_asked_for_in_the_next_way_and_remembered
     reply = ANSWER if support == "structured" else BLOCK
     assert tool_support(model) == "native"
     vendor.server.script(*[vendor.failed(400, "no tools")] * refusals, vendor.reply(reply))
-
     assert find_calls(await play(model)) == [CALL]
     assert tool_support(model) == support
     assert tool_support(vendor.connect()) == "native"
-
     vendor.server.requests.clear()
     vendor.server.script(vendor.reply(reply))
     assert find_calls(await play(model)) == [CALL]
@@ -394,9 +392,7 @@ async def test_thoughts_go_back_with_the_calls_that_followed_from_them(
     openai.server.script(stream(*told, chunk(tool_calls=[begun]), chunk("tool_calls"), DONE))
     model = openai.connect()
     calls = [piece for piece in await play(model) if isinstance(piece, ToolCall)]
-
     await play(model, ToolRound(calls, ["six"]))
-
     assert sent(openai)["messages"][2] == {
         "role": "assistant",
         "content": None,

@@ -145,7 +145,6 @@ async def test_a_key_whose_time_is_over_is_none_and_the_job_goes_on_when_its_use
     assert await count_wrapped_keys(database) == 0
     assert (await one(database, job_id)).attempts == 0
     assert reader.read == []
-
     keys.keep(await make_identity(database, ada, mode="per_job"))
     await until(lambda: is_empty(database))
     assert reader.read == ["a letter"]

@@ -25,8 +25,14 @@ from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
 from backend.jobs.worker import Worker
 from backend.vault.root import RootKeys
-from tests.integration.jobs import worker_process
-from tests.integration.jobs.working import Person, is_empty, one, wait_for_job, wait_until_alone
+from tests.integration.jobs.working import (
+    Person,
+    is_empty,
+    one,
+    run_worker,
+    wait_for_job,
+    wait_until_alone,
+)
 from tests.support.lost_processes import took_over
 from tests.support.process import TALEKEEPER, Process, environment, run_command, started
 from tests.support.thorough import rounds
@@ -41,7 +47,7 @@ KILLS = rounds(2, 4)
 
 @contextmanager
 def working(url: str) -> Generator[tuple[Process, IO[str]]]:
-    with started(worker_process.run, url) as (process, output):
+    with started(run_worker, url) as (process, output):
         assert output.readline() == "works\n"
         yield process, output
 

@@ -1,10 +1,14 @@
-"""Accounts, workers and queries for tests of jobs."""
+"""Accounts, workers and queries for tests of jobs, and a worker for a separate process."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -19,9 +23,11 @@ from backend.accounts.keys.keyring import (
 )
 from backend.accounts.keys.open_keys import OpenKeys
 from backend.accounts.keys.slots import make_slot
-from backend.accounts.models import KeyMode, User
-from backend.database.base import new_id
+from backend.accounts.models import KeyMode, LoginFailures, User
+from backend.core.logs import configure_logging
+from backend.database.base import new_id, now, upsert
 from backend.database.engine import Database
+from backend.jobs import claims as candidates
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import Job
 from backend.jobs.queue import JobQueue, NewJob
@@ -141,3 +147,42 @@ async def wait_until_alone(database: Database, job_id: UUID | None) -> None:
 async def state_of(database: Database, job_id: UUID | None) -> str | None:
     async with database.read() as session:
         return await session.scalar(select(Job.state).where(Job.id == job_id))
+
+
+LEASE = timedelta(seconds=2)
+
+
+async def count_up(job: RunningJob) -> None:
+    """Add one to the job's row."""
+    await asyncio.sleep(random.uniform(0, 0.01))
+    async with job.finish() as session:
+        key = b"%d" % job.payload["number"]
+        fresh = {"key": key, "failures": 1, "last_at": now()}
+        await upsert(session, LoginFailures, fresh, key=("key",), count_up=("failures",))
+        await asyncio.sleep(random.uniform(0, 0.005))
+
+
+async def freeze(_: RunningJob) -> None:
+    """Block the whole process, as a runaway regular expression does."""
+    print("freezes", flush=True)  # noqa: T201  # the parent waits for it
+    time.sleep(600)  # noqa: ASYNC251
+
+
+async def work_on(url: str) -> None:
+    candidates.FIRST_LOSS_WAIT = candidates.SECOND_LOSS_WAIT = timedelta(seconds=0.1)
+    configure_logging("error", "json")
+    database = Database(url)
+    queue = JobQueue(database, ROOT)
+    kinds = {
+        "count": JobKind(count_up, needs_key=False, ends_together=True),
+        "freeze": JobKind(freeze, needs_key=False),
+    }
+    worker = Worker(queue, kinds, JobKeys(ROOT), lease=LEASE, poll=0.1)
+    worker.start()
+    print("works", flush=True)  # noqa: T201  # the parent waits for it
+    await asyncio.Event().wait()
+
+
+def run_worker(url: str) -> None:
+    """Work on the jobs of the database at this URL until the process is killed."""
+    asyncio.run(work_on(url))

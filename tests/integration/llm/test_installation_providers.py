@@ -63,10 +63,6 @@ async def shared(ada: Account, model: OpenAIServer) -> AsyncGenerator[dict[str, 
     await ada.client.delete(f"{PROVIDERS}/{made['id']}")
 
 
-def quietly(_done: int, _total: int) -> None:
-    pass
-
-
 async def ids(account: Account) -> list[str]:
     return [each["id"] for each in ok(await account.client.get("/api/v1/models"))["items"]]
 
@@ -225,7 +221,7 @@ async def test_a_new_root_key_takes_them_along(
     found = {each.name: each for each in await examine(settings)}["providers"]
     assert (found.state, found.detail) == ("fault", "cannot be decrypted: p1")
 
-    done = await rotate_root_key(database, path=path, value=None, report=quietly)
+    done = await rotate_root_key(database, path=path, value=None, report=lambda *_: None)
 
     assert (done.rewrapped, done.dropped) == (2, (1,))
     async with database.read() as session:

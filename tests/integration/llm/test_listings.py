@@ -284,15 +284,12 @@ async def test_a_list_with_another_window_replaces_what_was_learned(ada: Account
         assert await read_offer(ada) == (16_384, "provider")
 
 
-async def read_tool_support(account: Account) -> dict[str, str]:
-    listed = ok(await account.client.get("/api/v1/models"))["items"]
-    return {model["id"]: model["tool_support"] for model in listed}
-
-
 async def test_the_list_says_how_each_model_calls_tools(sqlite_url: str, tmp_path: Path) -> None:
     async with (
         OpenAIServer() as model,
         running(sqlite_url, tmp_path, **asking(model), openai_tool_support="structured") as server,
         server.account("Ada") as ada,
     ):
-        assert await read_tool_support(ada) == {MODEL_ID: "structured", "demo": "native"}
+        listed = ok(await ada.client.get("/api/v1/models"))["items"]
+        support = {model["id"]: model["tool_support"] for model in listed}
+        assert support == {MODEL_ID: "structured", "demo": "native"}

@@ -1,7 +1,9 @@
-"""Tests of provider addresses that administrators allow on a public server."""
+"""Tests of the networks and addresses in which providers may be."""
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import AsyncGenerator, Generator
 from itertools import count
 from pathlib import Path
@@ -17,7 +19,8 @@ from backend.generation.client.network import HOST_NAME
 from backend.generation.registry import ModelRegistry
 from backend.llm.providers.addresses import MAX_ADDRESSES
 from backend.llm.user_models import RELOAD_SECONDS, UserModels
-from tests.fakes.openai_server import MODEL, OpenAIServer, reply
+from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
+from tests.fakes.scripted_server import Answer
 from tests.support.logs import caught_logs
 from tests.support.server import ROOT, Account, Running, ok, problem, running, text_of
 
@@ -253,3 +256,119 @@ async def test_in_a_container_local_programs_are_looked_for_on_its_machine(
 async def test_an_unknown_address_is_not_found(ada: Account) -> None:
     answer = await ada.client.delete(f"{ADDRESSES}/{uuid4()}")
     problem(answer, 404, "provider-address-not-found")
+
+
+NAME = "models.example"
+
+
+@pytest.fixture(scope="module")
+async def local_server(
+    shared_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Running]:
+    async with running(
+        shared_url, tmp_path_factory.mktemp("data"), provider_networks=("127.0.0.1",)
+    ) as local_server:
+        yield local_server
+
+
+@pytest.fixture(scope="module")
+async def local_ada(local_server: Running) -> AsyncGenerator[Account]:
+    async with local_server.account("Ada") as local_ada:
+        yield local_ada
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Additional addresses of the system's resolver, by name."""
+    known: dict[str, list[str]] = {}
+    look_up = socket.getaddrinfo
+
+    def resolve(host: Any, port: Any, *more: Any, **named: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        found = [look_up(each, port, *more, **named) for each in known.get(name, [name])]
+        return [each for answer in found for each in answer]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    return known
+
+
+async def take_turn(local_ada: Account, base_url: str) -> dict[str, Any]:
+    """Play a turn with a provider at `base_url`. Return its last event."""
+    fields = {"kind": "openai", "api_key": API_KEY, "models": [{"name": MODEL}]}
+    made = ok(await local_ada.client.post(PROVIDERS, json={**fields, "base_url": base_url}), 201)
+    settings = {"model": f"{made['slug']}/{MODEL}"}
+    ok(await local_ada.client.patch("/api/v1/me/settings", json=settings))
+    events = await local_ada.turn((await local_ada.new_chat())["id"], text="Hello.")
+    ok(await local_ada.client.patch("/api/v1/me/settings", json={"model": None}))
+    ok(await local_ada.client.delete(f"{PROVIDERS}/{made['id']}"), 204)
+    told = {name: value for name, value in events[-1].data.items() if name != "turn_id"}
+    return {"event": events[-1].name, **told}
+
+
+async def try_out(local_ada: Account, base_url: str) -> dict[str, Any]:
+    fields = {"kind": "openai", "api_key": API_KEY, "models": [{"name": MODEL}]}
+    made = ok(await local_ada.client.post(PROVIDERS, json={**fields, "base_url": base_url}), 201)
+    path = f"{PROVIDERS}/{made['id']}"
+    tested: dict[str, Any] = ok(await local_ada.client.post(f"{path}/test", json={}))
+    ok(await local_ada.client.delete(path), 204)
+    return tested
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://127.0.0.2:8080/v1", "http://[::1]:8080/v1", "http://10.0.0.1", "http://0.0.0.0"),
+        *("http://169.254.169.254/latest", "http://[::ffff:127.0.0.1]/", "http://2130706433:8080"),
+        *("http://127.0.0.1:22", "http://127.0.0.1:8000/api/v1"),  # a known service; Talekeeper
+    ],
+)
+async def test_a_refused_address_is_not_stored(local_ada: Account, url: str) -> None:
+    fields = {"kind": "openai", "api_key": API_KEY, "models": [{"name": MODEL}]}
+    refused = await local_ada.client.post(PROVIDERS, json={**fields, "base_url": url})
+    problem(refused, 422, REFUSED)
+    assert ok(await local_ada.client.get(PROVIDERS))["items"] == []
+
+
+async def test_a_name_leads_to_its_allowed_addresses_alone(
+    local_ada: Account, model: OpenAIServer, names: dict[str, list[str]]
+) -> None:
+    names[NAME] = ["127.0.0.2", "::1", "127.0.0.1"]
+    told = await take_turn(local_ada, model.url.replace("127.0.0.1", NAME))
+    assert told["event"] == "turn.completed"
+    assert model.requests[0].headers["host"].startswith(NAME)
+
+
+async def test_a_refused_name_and_one_that_does_not_exist_get_the_same_answer(
+    local_ada: Account, model: OpenAIServer, names: dict[str, list[str]]
+) -> None:
+    names["inner.example"], names["nothing.example"] = ["127.0.0.2", "10.0.0.1"], []
+    inner = await take_turn(local_ada, model.url.replace("127.0.0.1", "inner.example"))
+    port = urlsplit(model.url).port
+    nothing = await take_turn(local_ada, f"http://nothing.example:{port}/v1")
+    assert json.loads(json.dumps(inner).replace("inner.example", "nothing.example")) == nothing
+    assert "TALEKEEPER_PROVIDER_NETWORKS" in inner["detail"]
+    assert inner["event"] == "turn.failed"
+    assert inner["type"].endswith(REFUSED)
+    assert not model.requests
+
+
+async def test_trying_a_provider_out_goes_no_further_than_a_turn(
+    local_ada: Account, model: OpenAIServer, names: dict[str, list[str]]
+) -> None:
+    names["inner.example"] = ["127.0.0.2"]
+    inner = await try_out(local_ada, model.url.replace("127.0.0.1", "inner.example"))
+    assert inner["problem"]["slug"] == REFUSED
+    assert [step["ok"] for step in inner["steps"]] == [False, False]
+    assert not model.requests
+
+
+async def test_trying_a_provider_out_follows_no_redirect(
+    local_ada: Account, model: OpenAIServer
+) -> None:
+    async with OpenAIServer() as elsewhere:
+        away = Answer(307, headers={"location": f"{elsewhere.url}/models"})
+        model.script(away, away)
+        tested = await try_out(local_ada, model.url)
+    assert not tested["ok"]
+    assert len(model.requests) == 2
+    assert not elsewhere.requests

@@ -260,10 +260,8 @@ async def test_a_provider_s_own_tags_count_and_the_search_for_thoughts_can_be_of
     chat = await ada.new_chat()
     told = "(muse)Who?(/muse)Well met."
     model.script(reply(told), reply(told))
-
     assert text_of(await ada.turn(chat["id"], text="Hello.")) == "Well met."
     assert (made["thought_tags"], made["reads_thoughts"]) == (tags, True)
-
     path = f"{PROVIDERS}/{made['id']}"
     changed = ok(await ada.client.patch(path, json={"reads_thoughts": False}))
     assert (changed["thought_tags"], changed["reads_thoughts"]) == (tags, False)

@@ -123,7 +123,6 @@ async def test_a_text_is_embedded_once(
 ) -> None:
     first = await embedder.embed_documents(ada, LINES)
     again = await connect().embed_documents(ada, [*LINES, "A new line."])
-
     assert list_sent_texts(server) == [
         ["The ferry is late.", "A bell tolls.", "Nobody answers."],
         ["A new line."],
@@ -227,9 +226,7 @@ async def test_use_is_noted_once_a_day(
         for row, used_at in zip(texts, (recently, long_ago, long_ago), strict=True):
             change = update(Embedding).where(Embedding.id == row.id).values(used_at=used_at)
             await session.execute(change)
-
     await embedder.embed_documents(ada, LINES)
-
     used = sorted(row.used_at for row in await list_stored(database))
     assert used[0] == recently
     assert used[1] > recently
@@ -245,11 +242,9 @@ async def test_what_nobody_used_is_forgotten(
     async with database.write() as session:
         change = update(Embedding).where(Embedding.id.in_([row.id for row in unused]))
         await session.execute(change.values(used_at=long_ago))
-
     before = now() - timedelta(days=30)
     async with database.write() as session:
         removed = [await delete_unused(session, before, most=1) for _ in range(3)]
-
     assert removed == [1, 1, 0]
     assert len(await list_stored(database)) == 1
 
@@ -344,7 +339,6 @@ async def test_a_query_is_remembered_though_the_server_alone_knows_the_dimension
         first = await embedder.embed_query(ada, "Where is the ferry?")
         again = await embedder.embed_query(ada, "Where is the ferry?")
         await embedder.aclose()
-
     assert np.array_equal(first, again)
     assert len(server.requests) == 2
     assert embedder.spec.dimension == len(first) == 256

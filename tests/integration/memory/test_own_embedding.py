@@ -171,7 +171,6 @@ async def test_a_move_that_gave_up_is_forgotten_once_the_texts_are_where_they_be
         await choose(ada, "mine/words")
         await give_up(server, REINDEX)
         assert "gave_up" in await problems(ada)
-
         mine.refusal = None
         await choose(ada, "mine/others")
         await settled(server)

@@ -236,7 +236,9 @@ async def test_a_collection_that_the_server_lost_is_filled_again_and_one_that_fa
         start_with_server(database_url, tmp_path, qdrant) as server,
         server.signed_in("Ada") as ada,
     ):
-        await notes_at_last(server, ada)
+        ok(await ada.client.get(f"{API}/me"))  # the request provides the key
+        await settled(server)
+        assert await notes(ada) == []
         assert await rows_in(await own_index(server), ada) == stored
         assert await problems(ada) == []
         # The stored vectors are used, so only the query is embedded.
@@ -258,10 +260,3 @@ async def test_a_collection_that_the_server_lost_is_filled_again_and_one_that_fa
         qdrant.broken.clear()
         await until(lambda: is_indexed(ada, "astrolabe"))
         assert (await notes(ada), await problems(ada)) == ([], [])
-
-
-async def notes_at_last(server: Running, account: Account) -> None:
-    """Wait until all texts are found by meaning again. The request provides the key."""
-    ok(await account.client.get(f"{API}/me"))
-    await settled(server)
-    assert await notes(account) == []

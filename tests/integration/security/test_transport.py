@@ -16,6 +16,9 @@ from backend.http.responses import SECURITY_HEADERS, Transport
 from tests.support.clock import Clock
 from tests.support.logs import Logged
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running
+from tests.support.shared import ada, server, shared_url
+
+__all__ = ["ada", "server", "shared_url"]
 
 pytestmark = pytest.mark.anyio
 
@@ -354,7 +357,7 @@ async def test_a_cookie_alone_changes_nothing(server: Running, ada: Account) -> 
 
 
 async def test_a_token_of_another_browser_does_not_fit(server: Running, ada: Account) -> None:
-    async with server.signed_in("Ada") as other:
+    async with server.signed_in(ada.name) as other:
         foreign = {CSRF_HEADER: other.client.cookies[CSRF_COOKIE]}
     ada.client.event_hooks = {}
     problem(await ada.client.post(CHATS, json={}, headers=foreign), 403, "cross-site-request")
@@ -393,7 +396,7 @@ async def test_a_page_of_another_origin_is_refused_whatever_it_sends(
 
 async def test_another_page_can_sign_nobody_in(server: Running, ada: Account) -> None:
     """Otherwise a victim could be signed in to the attacker's account, and write there."""
-    body = {"username": "Ada", "password": PASSWORD}
+    body = {"username": ada.name, "password": PASSWORD}
     async with server.browser() as victim:
         for path in ("/api/v1/sessions", "/api/v1/accounts", "/api/v1/recoveries"):
             answer = await victim.post(path, json=body, headers={"Origin": ELSEWHERE})
