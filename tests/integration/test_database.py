@@ -61,7 +61,7 @@ async def other(database_url: str) -> AsyncGenerator[Database]:
     await other.dispose()
 
 
-async def test_fifty_writers_at_once_all_come_through(database: Database, other: Database) -> None:
+async def test_fifty_concurrent_writers_succeed(database: Database, other: Database) -> None:
     await bump(database, b"shared")
     places = [database, other]
     await asyncio.gather(
@@ -72,7 +72,7 @@ async def test_fifty_writers_at_once_all_come_through(database: Database, other:
     assert await count(database) == 51
 
 
-async def test_who_reads_sees_one_moment_and_waits_for_no_writer(database: Database) -> None:
+async def test_a_reader_sees_one_snapshot_and_waits_for_no_writer(database: Database) -> None:
     await bump(database, b"key")
     async with database.write() as session:
         row = await session.get_one(LoginFailures, b"key")

@@ -114,7 +114,7 @@ async def test_a_socket_that_is_gone_is_unavailability(tmp_path: Path) -> None:
 
 
 @pytest.mark.postgres
-async def test_of_two_writers_that_wait_for_each_other_one_may_try_again(postgres_url: str) -> None:
+async def test_one_of_two_deadlocked_writers_may_try_again(postgres_url: str) -> None:
     database = Database(postgres_url)
     keys = (b"one", b"two")
     async with database.write() as session:
@@ -169,9 +169,7 @@ async def add_failures(database: Database, *, then: str) -> None:
 
 
 @pytest.mark.postgres
-async def test_connections_that_ended_while_nobody_used_them_are_replaced(
-    postgres_url: str,
-) -> None:
+async def test_idle_connections_that_ended_are_replaced(postgres_url: str) -> None:
     database = Database(postgres_url, pool_size=2)
     await asyncio.gather(database.ping(), database.ping())
     async with open_transaction(postgres_url) as other:
@@ -214,7 +212,7 @@ async def test_a_connection_that_ends_before_its_commit_is_unavailability(
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("state", ["40001", "55P03", "57014", "57P05", "25P03", "53200", "58030"])
-async def test_what_a_server_gives_up_by_its_own_rules_is_unavailability(
+async def test_a_statement_that_the_server_cancels_is_unavailability(
     postgres_url: str, state: str
 ) -> None:
     database = Database(postgres_url)
@@ -357,7 +355,7 @@ async def test_all_that_one_reader_reads_is_of_one_moment(database: Database) ->
 
 
 @pytest.mark.postgres
-async def test_who_said_to_read_cannot_write_and_the_next_one_can(postgres_url: str) -> None:
+async def test_a_read_session_cannot_write_and_the_next_session_can(postgres_url: str) -> None:
     database = Database(postgres_url, pool_size=1)
     with pytest.raises(DBAPIError, match="read-only"):
         async with database.read() as session:

@@ -285,7 +285,7 @@ async def test_its_links_hand_on_what_the_way_to_them_needs(document: dict[str, 
     assert find_links(document, "listMessages")["getMessage"]["message_id"].endswith("#/items/0/id")
 
 
-async def test_what_is_not_ready_is_described_as_what_is(document: dict[str, Any]) -> None:
+async def test_parts_that_are_not_ready_are_described(document: dict[str, Any]) -> None:
     answers = operation(document, "ready").said["responses"]
     assert answers["503"]["content"] == answers["200"]["content"]
     assert answers["503"]["content"][JSON]["schema"]["$ref"].endswith("/Readiness")

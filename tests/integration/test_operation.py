@@ -156,7 +156,7 @@ async def test_a_request_keeps_the_id_that_it_came_with_when_it_is_one(
     assert {line["path_template"] for line in finished} == {"/health", "unmatched"}
 
 
-async def test_who_hangs_up_in_the_middle_of_an_upload_is_no_crash(
+async def test_a_client_that_disconnects_during_an_upload_is_no_crash(
     server: Running, ada: Account, logged: Logged
 ) -> None:
     made = ok(await ada.client.post(f"{API}/api-keys", json={"label": "script"}), 201)
@@ -177,7 +177,7 @@ async def test_who_hangs_up_in_the_middle_of_an_upload_is_no_crash(
     assert logged.lines("request.crashed") == []
 
 
-async def test_a_crash_tells_the_client_an_id_and_the_log_where_it_was(
+async def test_a_crash_gives_the_client_an_id_and_the_log_a_place(
     server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     def fail(text: str) -> None:

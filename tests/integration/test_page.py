@@ -90,9 +90,7 @@ async def test_the_address_alone_gives_the_page(client: httpx.AsyncClient, base:
         assert (await client.get(link)).status_code == 200, link
 
 
-async def test_what_a_browser_has_already_does_not_come_again(
-    client: httpx.AsyncClient, base: str
-) -> None:
+async def test_cached_files_are_not_sent_again(client: httpx.AsyncClient, base: str) -> None:
     for path in ("/", f"{base}/main.js"):
         first = await client.get(path)
         tag = first.headers["etag"]
@@ -147,7 +145,7 @@ def test_files_lose_what_only_people_read_and_nothing_else() -> None:
                 assert out == written
 
 
-async def test_who_asks_for_the_head_alone_gets_it(client: httpx.AsyncClient, base: str) -> None:
+async def test_a_head_request_gets_headers_only(client: httpx.AsyncClient, base: str) -> None:
     for path in ("/", f"{base}/main.js"):
         head, whole = await client.head(path), await client.get(path)
         assert head.status_code == 200

@@ -126,7 +126,7 @@ async def test_a_transaction_that_could_not_begin_leaves_its_connection_usable(
     await connection.close()
 
 
-async def test_a_statement_that_waits_keeps_nobody_else_waiting(
+async def test_a_waiting_statement_does_not_block_others(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_connection, "MAX_BLOCKING_SECONDS", MAX_BLOCKING_SECONDS)
@@ -155,9 +155,7 @@ async def test_a_closed_connection_says_so(tmp_path: Path) -> None:
         await connection.cursor().execute("SELECT 1")
 
 
-async def test_who_stops_waiting_for_a_statement_leaves_no_transaction_behind(
-    database: Database,
-) -> None:
+async def test_a_cancelled_statement_leaves_no_open_transaction(database: Database) -> None:
     async def write() -> None:
         async with database.write() as session:
             await session.execute(text("INSERT INTO numbers VALUES (1)"))

@@ -81,7 +81,7 @@ async def test_people_who_sign_up_from_one_address_one_after_the_other_do_not_wa
         ok(await send(server, ACCOUNTS, body), 201)
 
 
-async def test_who_finds_too_many_waiting_is_told_to_come_back(
+async def test_a_sign_in_is_refused_if_too_many_wait(
     server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(credentials, "MAX_WAITING_PASSWORDS", 0)
@@ -93,7 +93,7 @@ async def test_who_finds_too_many_waiting_is_told_to_come_back(
 
 
 # Logging in
-async def test_who_guesses_from_one_address_does_not_keep_the_owner_out_at_another(
+async def test_guesses_from_one_address_do_not_lock_the_owner_out_elsewhere(
     server: Running, ada: Account, clock: Clock
 ) -> None:
     for _ in range(5):
@@ -120,7 +120,7 @@ async def test_guesses_from_many_addresses_make_the_account_wait_in_the_end(
 
 
 @pytest.mark.parametrize("path", [ACCOUNTS, SESSIONS, RECOVERIES])
-async def test_of_strangers_no_long_bodies_are_read(server: Running, path: str) -> None:
+async def test_long_bodies_without_sign_in_are_refused(server: Running, path: str) -> None:
     body = {"username": "Ada", "password": "x" * 20_000}
     problem(await send(server, path, body), 413, "too-large")
 
@@ -213,7 +213,7 @@ async def data_keys(server: Running) -> list[int]:
         return list(await session.scalars(select(DataKey.number).order_by(DataKey.number)))
 
 
-async def test_a_data_key_that_is_due_is_made_at_the_next_log_in(either: Running) -> None:
+async def test_a_data_key_that_is_due_is_created_at_the_next_sign_in(either: Running) -> None:
     async with either.account("Ada") as ada:
         old = await ada.new_chat(title="The lighthouse")
         assert await request_new_data_keys(either.parts.database) == 1
@@ -233,7 +233,7 @@ async def test_a_data_key_that_is_due_is_made_at_the_next_log_in(either: Running
         assert await data_keys(either) == [1, 2]
 
 
-async def test_of_two_log_ins_at_once_one_makes_the_data_key_that_is_due(either: Running) -> None:
+async def test_two_sign_ins_at_the_same_time_create_one_data_key(either: Running) -> None:
     async with either.account("Ada"):
         await request_new_data_keys(either.parts.database)
         for answer in await asyncio.gather(sign_in(either), sign_in(either)):
@@ -265,7 +265,7 @@ async def test_a_server_with_an_older_root_key_wraps_nothing_under_it(
 
 
 # Errors
-async def test_of_a_fault_the_client_gets_an_id_and_not_what_stands_in_the_error(
+async def test_a_client_gets_the_id_of_a_crash_but_not_its_details(
     server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     async def fail(*_: Any, **__: Any) -> None:
@@ -280,7 +280,7 @@ async def test_of_a_fault_the_client_gets_an_id_and_not_what_stands_in_the_error
     assert (line["error_id"], line["problem"]) == (body["error_id"], "root-key")
 
 
-async def test_a_host_that_the_settings_name_is_let_in(database_url: str, tmp_path: Path) -> None:
+async def test_a_host_of_the_settings_is_allowed(database_url: str, tmp_path: Path) -> None:
     async with (
         running(database_url, tmp_path, allowed_hosts=("tales.lan",)) as server,
         server.account() as ada,
@@ -338,7 +338,7 @@ async def test_a_generation_that_other_hands_set_locks_the_account(
     ok(await ada.client.get(ME))
 
 
-async def test_cheaper_passwords_are_noticed_and_the_operator_is_told(
+async def test_cheaper_password_costs_are_noticed_and_logged(
     server: Running, ada: Account, logged: Logged
 ) -> None:
     await weaken_kdf(server, memory_kib=8)
@@ -351,9 +351,7 @@ async def test_cheaper_passwords_are_noticed_and_the_operator_is_told(
     problem(await sign_in(server), 401, "wrong-credentials")
 
 
-async def test_costs_that_cannot_be_met_are_told_from_a_wrong_password(
-    server: Running, ada: Account
-) -> None:
+async def test_impossible_costs_differ_from_a_wrong_password(server: Running, ada: Account) -> None:
     await weaken_kdf(server, memory_kib=1)
     problem(await sign_in(server), 403, "account-tampered")
     await tamper(server, KeySlot, kdf=b"no json")

@@ -206,7 +206,7 @@ async def test_the_only_account_can_go_and_the_next_one_administers(
         assert ben.user["is_administrator"] is True
 
 
-async def test_a_turn_that_was_running_leaves_nothing_behind(
+async def test_a_running_turn_of_a_deleted_account_leaves_no_rows(
     database_url: str, tmp_path: Path
 ) -> None:
     gate = Gate()

@@ -199,7 +199,7 @@ async def test_another_write_that_was_not_answered_is_not_done_again(
 
 
 @pytest.mark.every_database
-async def test_what_died_before_it_did_anything_is_done_when_it_comes_again(
+async def test_a_request_without_effect_runs_again_after_a_crash(
     either: Running, ada: Account, dying: pytest.MonkeyPatch
 ) -> None:
     path = "/api/v1/personas"
@@ -219,12 +219,8 @@ async def test_what_died_before_it_did_anything_is_done_when_it_comes_again(
     ],
 )
 @pytest.mark.every_database
-async def test_what_was_done_before_the_connection_to_the_database_broke_is_not_done_again(
-    ada: Account,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    body: dict[str, Any],
-    status: int,
+async def test_a_write_is_not_repeated_after_its_connection_broke(
+    ada: Account, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], status: int
 ) -> None:
     """The connection breaks after the commit."""
     broken: list[bool] = []

@@ -117,7 +117,7 @@ async def test_a_success_starts_the_account_from_nothing_at_that_address(
         ok(await sign_in_from(server, "Ada", address=here), 201)
 
 
-async def test_an_address_that_guesses_waits_whatever_the_names(
+async def test_an_address_that_guesses_many_names_waits(
     server: Running, ada: Account, clock: Clock
 ) -> None:
     for first, same, other in (
@@ -142,7 +142,7 @@ async def test_a_guessers_own_account_does_not_wipe_out_what_the_address_did(
     problem(await sign_in_from(server, "nobody", address=here), 429, "too-many-attempts")
 
 
-async def test_many_guesses_at_once_gain_nothing(
+async def test_concurrent_guesses_gain_nothing(
     either: Running, clock: Clock, stretches: list[tuple[int, int, int]]
 ) -> None:
     async with either.account("Ada"):
@@ -243,7 +243,7 @@ async def test_the_table_holds_nothing_that_opens_an_account(server: Running, ad
                 problem(await client.get("/api/v1/me"), 401, "unauthenticated")
 
 
-async def test_what_is_no_token_opens_nothing(server: Running, ada: Account) -> None:
+async def test_a_malformed_token_opens_nothing(server: Running, ada: Account) -> None:
     async with server.browser() as client:
         for token in ("", "ts_", "ts_" + "A" * 42, "ts_" + "A" * 43, "ts_" + "!" * 43, "A" * 43):
             client.cookies.set(PLAIN_COOKIE, token, domain="127.0.0.1")

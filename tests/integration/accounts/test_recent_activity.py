@@ -53,7 +53,7 @@ async def rows(server: Running) -> list[ActivityEntry]:
 
 
 @pytest.mark.every_database
-async def test_sign_ins_are_listed_with_when_where_and_what_with(
+async def test_sign_ins_are_listed_with_time_address_and_client(
     either: Running, clock: Clock
 ) -> None:
     async with either.account("Ada") as ada:
@@ -230,7 +230,7 @@ async def test_the_list_comes_in_pages(server: Running, ada: Account) -> None:
     assert [each for page in pages for each in page] == await entries(ada)
 
 
-async def test_nobody_sees_what_others_did(server: Running, ada: Account) -> None:
+async def test_activity_of_other_accounts_is_hidden(server: Running, ada: Account) -> None:
     async with server.account("Ben") as ben:
         theirs = (await entries(ben))[0]["id"]
         assert len(await entries(ada)) == 1

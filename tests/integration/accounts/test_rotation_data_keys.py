@@ -92,7 +92,7 @@ def test_the_columns_that_texts_are_sealed_for_are_those_that_rotation_finds() -
     assert named == found
 
 
-def test_what_is_binary_and_not_called_sealed_is_known_to_hold_no_text() -> None:
+def test_binary_columns_that_are_not_sealed_contain_no_text() -> None:
     binary = {
         f"{table.name}.{column.name}"
         for table in Base.metadata.tables.values()
@@ -169,7 +169,7 @@ async def test_an_account_without_texts_gets_a_new_key_too(database: Database) -
     assert await account.key_numbers() == [2]
 
 
-async def test_progress_is_told_from_nothing_to_everything(account: Account) -> None:
+async def test_progress_is_reported_from_0_to_the_total(account: Account) -> None:
     rows = sum([len(await account.rows(sealed)) for sealed in find_model_tables()])
     # The password slot and the recovery slot contain no text.
     total, progress = rows - 2, Progress()
@@ -311,7 +311,7 @@ async def test_edits_made_while_it_runs_are_not_lost(account: Account) -> None:
 
 
 @pytest.mark.postgres
-async def test_a_row_that_somebody_has_locked_is_left_for_the_next_time(postgres_url: str) -> None:
+async def test_a_locked_row_is_rotated_the_next_time(postgres_url: str) -> None:
     database = Database(postgres_url)
     account = await sign_up(database, "Edith", ROOT)
     await account.fill(2)
@@ -396,7 +396,7 @@ async def test_a_key_that_is_due_is_made_at_the_next_log_in_and_only_once(accoun
     assert await arrive(account) is False
 
 
-async def test_without_need_no_key_is_made_at_a_log_in(account: Account) -> None:
+async def test_a_sign_in_creates_no_unneeded_key(account: Account) -> None:
     assert await arrive(account) is False
     assert await account.key_numbers() == [1]
 
@@ -409,7 +409,7 @@ async def test_a_wrong_user_key_is_never_given_a_new_data_key(account: Account) 
     assert await arrive(account) is True
 
 
-async def test_every_account_is_due_until_it_has_logged_in(database: Database) -> None:
+async def test_every_account_is_due_until_its_next_sign_in(database: Database) -> None:
     edith, agnes = [await sign_up(database, name, ROOT) for name in ("Edith", "Agnes")]
     assert await request_new_data_keys(database) == 2
     await arrive(edith)

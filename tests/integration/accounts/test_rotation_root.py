@@ -170,7 +170,7 @@ async def test_an_installation_without_accounts_can_be_rotated(
     assert progress.steps == [(0, 0)]
 
 
-async def test_progress_is_told_batch_by_batch(
+async def test_progress_is_reported_for_each_batch(
     database: Database, path: Path, one_by_one: None
 ) -> None:
     await populate(database, load_root_keys(path))

@@ -147,7 +147,7 @@ async def test_a_clock_that_is_wrong_by_a_minute_is_too_wrong(
         assert answer.status_code == status, seconds
 
 
-async def test_of_two_sign_ins_with_one_code_one_gets_in(either: Running, clock: Clock) -> None:
+async def test_one_of_several_sign_ins_with_a_code_succeeds(either: Running, clock: Clock) -> None:
     app = await with_app(either, clock)
     for otp in (app.code(clock.at), app.codes[0]):
         answers = await asyncio.gather(*(sign_in(either, otp=otp) for _ in range(4)))
@@ -245,9 +245,7 @@ async def test_a_new_password_leaves_the_second_factor_on(
 
 
 # Guessing.
-async def test_six_digits_are_guessed_at_the_pace_of_the_account_from_wherever(
-    either: Running, clock: Clock
-) -> None:
+async def test_guesses_of_six_digits_are_limited_per_account(either: Running, clock: Clock) -> None:
     app = await with_app(either, clock)
     bad = wrong(app.code(clock.at))
     for n in range(ADDRESS_ALLOWANCE.free):
@@ -257,7 +255,7 @@ async def test_six_digits_are_guessed_at_the_pace_of_the_account_from_wherever(
     problem(refused, 429, "too-many-attempts")
 
 
-async def test_many_guesses_at_once_gain_nothing(either: Running, clock: Clock) -> None:
+async def test_concurrent_guesses_gain_nothing(either: Running, clock: Clock) -> None:
     app = await with_app(either, clock)
     bad = wrong(app.code(clock.at))
     answers = await asyncio.gather(
@@ -359,7 +357,7 @@ async def test_a_factor_that_is_switched_off_or_put_back_is_noticed(
     await everything_refused(either, app, clock)
 
 
-async def test_a_digest_or_a_mac_of_before_is_noticed(
+async def test_an_older_digest_or_mac_is_noticed(
     either: Running, clock: Clock, logged: Logged
 ) -> None:
     async with either.account("Ada") as ada:
@@ -390,7 +388,7 @@ async def test_a_digest_or_a_mac_of_before_is_noticed(
         ok(await sign_in(either, otp=app.codes[0]), 201)
 
 
-async def test_the_whole_row_of_before_does_not_switch_a_factor_off(
+async def test_an_older_row_does_not_switch_a_factor_off(
     either: Running, clock: Clock, logged: Logged
 ) -> None:
     async with either.account("Ada") as ada:
@@ -435,7 +433,7 @@ async def test_nothing_of_a_factor_can_be_read_without_the_users_key(
             assert secret.encode() not in blob
 
 
-async def test_an_account_of_before_has_no_second_factor(server: Running, ada: Account) -> None:
+async def test_an_older_account_has_no_second_factor(server: Running, ada: Account) -> None:
     """The MAC of an older account covers no factors."""
     async with server.parts.database.read() as session:
         user = (await session.scalars(select(User))).one()

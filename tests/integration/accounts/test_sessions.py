@@ -92,7 +92,7 @@ async def test_a_session_ends_after_a_month_without_use_or_half_a_year(
     problem(await ada.client.get(ME), 401, "unauthenticated")
 
 
-async def test_what_has_run_out_is_not_listed_and_cleared_away_at_the_next_log_in(
+async def test_expired_sessions_are_hidden_and_deleted_at_the_next_sign_in(
     server: Running, ada: Account, clock: Clock
 ) -> None:
     async def rows() -> int | None:
@@ -183,7 +183,7 @@ async def test_a_turn_whose_only_listener_was_shut_out_is_stored_all_the_same(
         assert (line["status"], line["text"]) == ("complete", "Once upon a time.")
 
 
-async def test_many_requests_with_one_session_leave_room_for_others_at_the_door(
+async def test_many_requests_with_one_session_leave_room_for_others(
     server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside: list[str] = []

@@ -49,13 +49,13 @@ async def test_the_first_account_administers_and_later_ones_do_not(server: Runni
     assert ok(await sign_up(server, "Ben"), 201)["user"]["is_administrator"] is False
 
 
-async def test_of_first_sign_ups_at_once_one_administers(either: Running) -> None:
+async def test_one_of_several_first_accounts_is_an_administrator(either: Running) -> None:
     answers = await asyncio.gather(*(sign_up(either, f"person{n}") for n in range(5)))
     users = [ok(answer, 201)["user"] for answer in answers]
     assert sorted(user["is_administrator"] for user in users) == [False] * 4 + [True]
 
 
-async def test_of_first_sign_ups_at_once_one_comes_in_where_others_need_an_invitation(
+async def test_one_of_several_first_sign_ups_succeeds_without_invitation(
     database_url: str, tmp_path: Path
 ) -> None:
     async with running(database_url, tmp_path, registration="invitation") as server:
@@ -79,7 +79,7 @@ async def test_a_name_is_taken_in_every_form_of_writing(server: Running) -> None
     ok(await sign_up(server, "Zoe"), 201)
 
 
-async def test_of_two_who_want_a_name_at_once_one_gets_it(either: Running) -> None:
+async def test_one_of_two_sign_ups_gets_a_name(either: Running) -> None:
     ok(await sign_up(either, "Ada"), 201)
     answers = await asyncio.gather(sign_up(either, "Ben"), sign_up(either, "BEN"))
     assert sorted(answer.status_code for answer in answers) == [201, 409]
@@ -108,7 +108,7 @@ async def test_a_password_opens_on_a_keyboard_that_composes_letters_another_way(
         ok(await ada.client.get("/api/v1/me"))
 
 
-async def test_a_closed_door_stays_closed_and_costs_nothing(
+async def test_closed_registration_stretches_no_password(
     sqlite_url: str, tmp_path: Path, stretches: list[tuple[int, int, int]]
 ) -> None:
     async with (
@@ -122,7 +122,7 @@ async def test_a_closed_door_stays_closed_and_costs_nothing(
         assert stretches == []
 
 
-async def test_an_invitation_lets_one_person_in(
+async def test_an_invitation_is_valid_for_one_account(
     database_url: str, tmp_path: Path, stretches: list[tuple[int, int, int]]
 ) -> None:
     async with (
@@ -145,7 +145,7 @@ async def test_an_invitation_lets_one_person_in(
         assert stretches == []
 
 
-async def test_an_invitation_that_is_unknown_withdrawn_or_expired_lets_nobody_in(
+async def test_an_invalid_invitation_is_refused(
     sqlite_url: str, tmp_path: Path, clock: Clock
 ) -> None:
     async with (
@@ -171,7 +171,7 @@ async def instance(client: httpx.AsyncClient) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("registration", ["open", "invitation", "closed"])
-async def test_whoever_comes_first_may_sign_up_and_then_the_settings_say_who_may(
+async def test_the_first_sign_up_is_open_and_later_ones_follow_the_settings(
     sqlite_url: str, tmp_path: Path, registration: str
 ) -> None:
     async with (
@@ -184,11 +184,11 @@ async def test_whoever_comes_first_may_sign_up_and_then_the_settings_say_who_may
             assert (await instance(client))["sign_up"] == registration
 
 
-async def test_who_is_signed_in_is_told_who_that_is(ada: Account) -> None:
+async def test_the_instance_names_the_signed_in_user(ada: Account) -> None:
     assert (await instance(ada.client))["user"] == ok(await ada.client.get("/api/v1/me"))
 
 
-async def test_a_session_that_has_ended_is_nobodys(server: Running, ada: Account) -> None:
+async def test_an_ended_session_has_no_user(server: Running, ada: Account) -> None:
     token = ada.client.cookies["talekeeper_session"]
     ok(await ada.client.delete("/api/v1/sessions/current"), 204)
     async with server.browser() as client:

@@ -139,7 +139,7 @@ async def rotate_after(account: Account, act: str) -> None:
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.every_database
-async def test_who_knows_the_old_user_key_opens_nothing_with_it_and_nothing_that_is_new(
+async def test_the_old_user_key_opens_neither_old_keys_nor_new_texts(
     either: Running, act: str
 ) -> None:
     async with either.account("Ada") as ada:
@@ -231,9 +231,7 @@ async def test_beside_the_new_password_slot_the_old_one_opens_nothing_either(
         assert (await sign_in(either)).status_code in {401, 403}
 
 
-async def test_of_a_whole_older_copy_of_the_account_the_old_password_opens_nothing_newer(
-    either: Running,
-) -> None:
+async def test_an_older_copy_of_an_account_opens_no_newer_texts(either: Running) -> None:
     async with either.account("Ada") as ada:
         await ada.new_chat(title="The lighthouse")
         before = await rows_of_account(either, ada)
@@ -262,7 +260,7 @@ async def test_a_data_key_that_came_with_the_user_key_cannot_be_taken_away(eithe
             problem(answer, 403, "account-tampered")
 
 
-async def test_what_is_found_by_search_is_the_same_afterwards(either: Running) -> None:
+async def test_a_search_finds_the_same_texts_after_a_rotation(either: Running) -> None:
     async with either.account("Ada") as ada:
         before = (await find_identity(either, ada)).sealer
         chat = (await ada.new_chat())["id"]
@@ -279,7 +277,7 @@ async def test_what_is_found_by_search_is_the_same_afterwards(either: Running) -
 
 
 @pytest.mark.every_database
-async def test_of_two_changes_at_once_one_is_told_to_come_again(either: Running) -> None:
+async def test_two_rotations_at_the_same_time_do_not_break_the_account(either: Running) -> None:
     async with either.account("Ada") as ada, either.signed_in("Ada") as other:
         chat = (await ada.new_chat(title="The lighthouse"))["id"]
         await ada.turn(chat, text="Tell me.")
@@ -383,7 +381,7 @@ async def work(server: Running, reader: Reader) -> None:
 
 
 @pytest.mark.every_database
-async def test_a_turn_that_runs_meanwhile_stores_its_reply(
+async def test_a_running_turn_stores_its_reply_after_a_rotation(
     database_url: str, tmp_path: Path
 ) -> None:
     gate = Gate()
@@ -494,9 +492,7 @@ async def test_a_password_is_not_changed_by_who_does_not_know_it_or_to_a_weak_on
     ok(await sign_in(server, password=PASSWORD), 201)
 
 
-async def test_of_two_changes_at_once_one_holds_and_the_account_stays_whole(
-    either: Running,
-) -> None:
+async def test_one_of_two_password_changes_wins(either: Running) -> None:
     async with either.account("Ada") as ada, either.signed_in("Ada") as other:
         wanted = [NEW, "quite another password"]
         answers = await send_together(
@@ -553,7 +549,7 @@ async def test_the_recovery_code_opens_the_account_once_and_gives_a_new_one(
         ok(await recover(either, back["recovery_code"]), 201)
 
 
-async def test_a_recovery_code_that_is_sent_twice_at_once_works_once(either: Running) -> None:
+async def test_a_recovery_code_sent_twice_works_once(either: Running) -> None:
     async with either.account("Ada") as ada:
         wanted = [NEW, "quite another password"]
         answers = await send_together(

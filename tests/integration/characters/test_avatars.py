@@ -37,7 +37,7 @@ async def read_item(person: Person, holder: str) -> dict[str, Any]:
 
 @ON_SQLITE_ALONE
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "gif"])
-async def test_a_picture_is_encoded_anew_in_two_sizes(ada: Person, holder: str, kind: str) -> None:
+async def test_a_picture_is_encoded_in_two_sizes(ada: Person, holder: str, kind: str) -> None:
     original = picture(kind.upper())
     assert METADATA.encode() in original
 
@@ -106,7 +106,7 @@ async def test_a_new_picture_takes_the_place_of_the_old_one(
     assert red > 200 > green + blue
 
 
-async def test_of_pictures_set_at_the_same_time_one_is_left(
+async def test_one_of_several_concurrent_pictures_is_stored(
     database: Database, identities: dict[str, Identity]
 ) -> None:
     personas, owner = PersonaService(database, CpuPool()), identities["ada"]

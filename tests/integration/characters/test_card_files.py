@@ -68,7 +68,7 @@ async def test_a_card_file_becomes_a_character(ada: Person, name: str) -> None:
 @ON_SQLITE_ALONE
 @pytest.mark.parametrize("query", ["format=png", "format=json", "format=json&spec=v2"])
 @pytest.mark.parametrize("name", CARD_FIXTURES)
-async def test_what_is_exported_imports_back_to_the_same_card(
+async def test_an_exported_card_imports_as_the_same_card(
     ada: Person, name: str, query: str
 ) -> None:
     first = (await ada.import_card((CARDS / name).read_bytes()))["character"]
@@ -99,7 +99,7 @@ async def test_a_character_of_another_program_comes_with_its_book(ada: Person, n
     assert again["warnings"] == []
 
 
-async def test_what_is_not_known_comes_back_on_export_even_after_an_edit(ada: Person) -> None:
+async def test_unknown_members_are_exported_after_an_edit(ada: Person) -> None:
     card = json.loads(JSON_CARD)
     card["data"]["vendor_field"] = {"kept": [1, None]}
     card["beside"] = 10**40
@@ -158,7 +158,7 @@ async def test_a_json_card_is_of_the_version_asked_for(ada: Person, spec: str, n
         ("M" * 200, "M" * 80, "M" * 80),
     ],
 )
-async def test_a_file_is_named_after_the_character_wherever_it_is_saved(
+async def test_an_export_is_named_after_the_character(
     ada: Person, name: str, plain: str, full: str
 ) -> None:
     made = await ada.make(name=name)

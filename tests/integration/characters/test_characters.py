@@ -83,7 +83,7 @@ async def test_only_a_name_is_needed(ada: Person) -> None:
         ({"name": "Magda", "extensions": {"deep": []}}, "card-limit", "levels of nesting"),
     ],
 )
-async def test_what_no_import_would_take_can_not_be_typed_in(
+async def test_invalid_cards_cannot_be_created(
     ada: Person, database: Database, members: dict[str, Any], slug: str, words: str
 ) -> None:
     if "extensions" in members:
@@ -226,9 +226,7 @@ async def test_a_search_looks_for_each_word_in_names_creators_and_tags(
 
 
 @pytest.mark.every_database
-async def test_a_search_goes_on_page_by_page_until_everything_was_looked_at(
-    ada: Person, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_search_covers_all_pages(ada: Person, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "SEARCHED_AT_ONCE", 3)
     for name in ("match 1", "x", "x", "x", "match 2", "match 3", "x"):
         await ada.make(name=name)

@@ -167,7 +167,9 @@ async def test_no_word_of_a_user_s_is_readable(ada: Person, database: Database) 
         assert not any(each in data for each in telltale), place
 
 
-async def test_what_was_moved_to_another_row_does_not_open(ada: Person, database: Database) -> None:
+async def test_a_card_that_is_moved_to_another_row_does_not_open(
+    ada: Person, database: Database
+) -> None:
     magda, jan = await ada.make(name="Magda"), await ada.make(name="Jan")
     async with database.write() as session:
         source = await session.get_one(Character, UUID(magda["id"]))

@@ -128,7 +128,7 @@ async def test_without_a_speaker_named_the_first_member_replies(ada: Account) ->
     assert (await ada.messages(chat))[-1]["author"] == "Mara"
 
 
-async def test_saying_it_anew_or_going_on_stays_with_whoever_spoke(ada: Account) -> None:
+async def test_regenerate_and_continue_keep_the_speaker(ada: Account) -> None:
     members = await make_trio(ada)
     chat = (await ada.new_chat(character_ids=members))["id"]
     await ada.turn(chat, text="Hm.", speaker=members[2])
@@ -256,7 +256,7 @@ async def test_a_change_of_a_chat_that_makes_no_sense_changes_nothing(ada: Accou
 
 
 @pytest.mark.every_database
-async def test_of_two_who_change_a_chat_at_once_the_second_hears_of_the_first(ada: Account) -> None:
+async def test_one_of_several_concurrent_changes_of_a_chat_wins(ada: Account) -> None:
     chat = await ada.new_chat(title="One")
     url = f"/api/v1/chats/{chat['id']}"
     tag = (await ada.client.get(url)).headers["etag"]

@@ -149,7 +149,7 @@ async def test_going_back_to_a_swipe_goes_on_where_it_last_ended(
     assert read_texts(await ada.messages(chat)) == read_texts(other)
 
 
-async def test_of_two_branches_the_one_taken_last_is_followed_even_if_it_is_shorter(
+async def test_the_branch_that_was_active_last_is_followed(
     ada: Account, chat: str, lines: list[Line]
 ) -> None:
     await activate(ada, lines[0]["id"], follow=False)
@@ -370,7 +370,7 @@ async def test_links_and_switches_come_along(ada: Account, chat: str) -> None:
 
 
 @pytest.mark.every_database
-async def test_what_is_sticky_stays_sticky_in_a_copy(ada: Account, chat: str) -> None:
+async def test_sticky_entries_stay_sticky_in_a_copy(ada: Account, chat: str) -> None:
     await make_linked_book(ada, chat, "linked", keys=["inn"], content="Warm.", sticky=20)
     await ada.turn(chat, text="We come to an inn.")
     for _ in range(2):

@@ -100,7 +100,7 @@ async def test_greetings_that_are_too_long_together_cost_a_warning_on_import(ada
     await refuse_chat(ada, made["character"]["id"], "opening-too-long")
 
 
-async def test_a_greeting_that_is_too_long_cannot_be_typed_in(ada: Account) -> None:
+async def test_a_greeting_that_is_too_long_is_refused(ada: Account) -> None:
     long = "x" * (LONGEST + 1)
     body = {"name": "Mara", "first_mes": long}
     answer = problem(await ada.client.post(f"{API}/characters", json=body), 422, "card-limit")

@@ -69,7 +69,7 @@ def test_a_mark_at_the_head_of_a_text_opens_a_scene(text: str) -> None:
         "Partly so.",
     ],
 )
-def test_what_only_looks_like_one_does_not(text: str) -> None:
+def test_similar_lines_open_no_scene(text: str) -> None:
     assert not opens_scene(text)
 
 

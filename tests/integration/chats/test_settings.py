@@ -39,9 +39,7 @@ async def patch(ada: Account, chat: str, **body: Any) -> dict[str, Any]:
     )
 
 
-async def test_what_is_absent_stays_and_what_is_null_is_the_account_s_again(
-    ada: Account, chat: str
-) -> None:
+async def test_absent_settings_stay_and_null_resets_them(ada: Account, chat: str) -> None:
     assert await read(ada, chat) == UNSET
     await patch(
         ada,
@@ -160,7 +158,7 @@ class TestSampling:
             ):
                 yield ada
 
-    async def test_what_the_model_does_not_take_is_refused_when_it_is_set(
+    async def test_a_setting_that_the_model_refuses_cannot_be_set(
         self, ada: Account, chat: str
     ) -> None:
         await patch(ada, chat, model=OPENAI)

@@ -110,7 +110,7 @@ async def test_the_tree_is_what_its_model_says_on_postgresql_too(
     await play(postgres, greetings, steps)
 
 
-async def test_what_changed_above_since_the_parent_was_read_is_in_the_sums(
+async def test_the_sums_include_changes_above_a_parent_that_was_read_before(
     database: Database,
 ) -> None:
     grove = Grove(database, await sign_up(database))

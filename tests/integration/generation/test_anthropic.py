@@ -67,7 +67,7 @@ def sent(anthropic: Vendor) -> Any:
     return anthropic.server.requests[-1].body
 
 
-async def test_a_reply_begins_as_it_was_told_to(anthropic: Vendor) -> None:
+async def test_a_reply_starts_with_the_given_text(anthropic: Vendor) -> None:
     anthropic.server.script(reply(" the sea", " is rough."))
     pieces = await listen(anthropic, sampling=Sampling(start_reply_with="Oswin says: "))
     said = "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
@@ -151,7 +151,7 @@ async def test_a_reply_may_begin_with_words_of_the_user_s(anthropic: Vendor) -> 
     }
 
 
-async def test_what_was_read_of_the_cache_counts_as_prompt(anthropic: Vendor) -> None:
+async def test_cached_tokens_count_as_prompt(anthropic: Vendor) -> None:
     anthropic.server.script(reply("Yes.", used=usage(10, 3, read=900, kept=50)))
     assert (await listen(anthropic))[-2:] == [
         TokenUsage(prompt_tokens=960, completion_tokens=3, cached_tokens=900),

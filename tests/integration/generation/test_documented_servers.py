@@ -122,9 +122,7 @@ async def test_a_reply_streams_under_every_setting_that_the_server_takes(
 
 
 @on_servers(*SERVERS)
-async def test_servers_that_would_write_on_without_end_are_told_a_length(
-    connected: Connected,
-) -> None:
+async def test_servers_without_a_limit_get_a_length(connected: Connected) -> None:
     await listen(connected.model(max_output_tokens=700))
     await connected.model(max_output_tokens=700).structured(PROMPT, SCHEMA, Sampling())
     told = {
@@ -151,7 +149,7 @@ async def test_json_comes_in_the_best_way_that_the_server_has(connected: Connect
 
 
 @on_servers(*SERVERS)
-async def test_what_the_server_fails_at_is_told_in_our_words(connected: Connected) -> None:
+async def test_errors_of_the_server_are_described(connected: Connected) -> None:
     kinds: dict[type[DocumentedServer], type[ModelError]] = {
         LlamaCppPythonServer: ModelUnavailableError,
         KoboldCppServer: ModelUnavailableError,
@@ -171,7 +169,7 @@ def find_adapter(connected: Connected) -> OpenAICompatibleProvider:
 
 
 @on_servers(*SERVERS)
-async def test_each_local_server_tells_the_window_that_it_runs_with(connected: Connected) -> None:
+async def test_each_local_server_reports_its_window(connected: Connected) -> None:
     model = connected.model()
     assert (model.spec.context_window, model.spec.figures_from) == (32_768, "default")
 
@@ -225,7 +223,7 @@ async def test_a_model_that_is_not_loaded_has_at_most_the_window_it_was_trained_
 
 
 @on_servers(KoboldCppServer, LlamaCppPythonServer)
-async def test_where_no_usage_is_reported_the_server_counts(connected: Connected) -> None:
+async def test_the_server_counts_tokens_if_it_reports_no_usage(connected: Connected) -> None:
     route = connected.server.counts
     assert route is not None
     (counted,) = find_usage(await listen(connected.model()))
@@ -238,7 +236,7 @@ async def test_where_no_usage_is_reported_the_server_counts(connected: Connected
 
 
 @on_servers(VLLMServer, TabbyAPIServer)
-async def test_what_is_reported_is_not_counted_again(connected: Connected) -> None:
+async def test_reported_usage_is_not_counted_again(connected: Connected) -> None:
     assert find_usage(await listen(connected.model())) == [TokenUsage(12, 4)]
     assert connected.paths() == ["/v1/chat/completions"]
 

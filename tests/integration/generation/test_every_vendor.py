@@ -91,7 +91,7 @@ async def test_closing_the_stream_early_hangs_up_on_the_provider(vendor: Vendor)
     await asyncio.wait_for(vendor.server.hung_up.wait(), timeout=PATIENCE)
 
 
-async def test_cancelling_whoever_listens_hangs_up_on_the_provider(vendor: Vendor) -> None:
+async def test_cancelling_a_listener_hangs_up_on_the_provider(vendor: Vendor) -> None:
     heard = asyncio.Event()
     vendor.server.script(Answer(events=[vendor.said("He"), Silence()]))
 

@@ -118,7 +118,7 @@ async def answer(vendor: Vendor) -> ModelError:
     return caught.value
 
 
-async def test_no_sdk_connects_to_a_refused_address_whatever_is_there(vendor: Vendor) -> None:
+async def test_no_sdk_connects_to_a_refused_address(vendor: Vendor) -> None:
     port = vendor.server.url.partition("://")[2].partition(":")[2].partition("/")[0]
     errors = {
         host: await say(vendor, base_url=f"http://{host}", network=NetworkPolicy())
@@ -186,7 +186,7 @@ async def test_a_connection_that_is_kept_stays_with_what_was_checked(listener: L
 
 
 @pytest.mark.parametrize("addresses", [[BAD, GOOD], ["::1", GOOD, BAD], [f"::ffff:{BAD}", GOOD]])
-async def test_of_a_name_s_addresses_the_allowed_ones_alone_are_connected_to(
+async def test_only_allowed_addresses_of_a_name_are_connected_to(
     listener: Listener, addresses: list[str]
 ) -> None:
     async with listener.client(NameServer([addresses]).policy()) as client:

@@ -353,9 +353,7 @@ async def test_a_provider_has_tags_of_its_own_and_can_leave_thoughts_in_the_text
     assert await told(reads_thoughts=False) == ("", TAGGED)
 
 
-async def test_what_was_held_back_as_a_possible_tag_is_kept_when_the_reply_breaks_off(
-    openai: Vendor,
-) -> None:
+async def test_a_possible_tag_is_kept_if_the_reply_breaks_off(openai: Vendor) -> None:
     openai.server.script(stream(chunk(content="It is <thi"), Break()))
     pieces: list[Piece] = []
     with pytest.raises(ModelInterruptedError):
@@ -364,7 +362,7 @@ async def test_what_was_held_back_as_a_possible_tag_is_kept_when_the_reply_break
     assert joined(pieces) == ("", "It is <thi")
 
 
-async def test_a_reply_begins_as_it_was_told_to(openai: Vendor) -> None:
+async def test_a_reply_starts_with_the_given_text(openai: Vendor) -> None:
     openai.server.script(reply(" who else?"), reply("it is me</think>Oswin."))
     said = await listen(openai, Sampling(start_reply_with="Oswin,"), server="vllm")
     thought = await listen(openai, Sampling(start_reply_with="<think>So "), server="mistral")
@@ -444,7 +442,7 @@ async def test_calls_are_asked_for_in_the_next_way_where_the_server_has_none(
     assert tool_support(model) == "fenced"
 
 
-async def test_the_schema_is_told_where_the_request_alone_may_not(openai: Vendor) -> None:
+async def test_the_schema_is_in_the_prompt_if_the_request_cannot_enforce_it(openai: Vendor) -> None:
     openai.server.script(REFUSED, told(json.dumps(VALUE)))
     await openai.connect().structured(PROMPT, WHO_SCHEMA, Sampling())
     first, second = (request.body for request in openai.server.requests)
@@ -462,13 +460,13 @@ async def test_one_answer_that_is_no_json_does_not_settle_on_a_weaker_way(openai
     assert [each.of(MODEL).json for each in learned] == ["json_schema"]
 
 
-async def test_a_model_that_writes_no_json_in_any_way_is_told_as_that(openai: Vendor) -> None:
+async def test_a_model_that_writes_no_json_is_an_error(openai: Vendor) -> None:
     openai.server.script(*[told("No.")] * 4)
     with pytest.raises(ModelWritesNoJsonError, match="did not return JSON"):
         await openai.connect().structured(PROMPT, WHO_SCHEMA, Sampling())
 
 
-async def test_a_server_that_refuses_everything_is_told_as_that(openai: Vendor) -> None:
+async def test_a_server_that_refuses_everything_is_an_error(openai: Vendor) -> None:
     openai.server.script(*[FAILED] * 4)
     with pytest.raises(ModelUnavailableError):
         await openai.connect().structured(PROMPT, WHO_SCHEMA, Sampling())

@@ -166,7 +166,7 @@ async def test_a_call_goes_back_as_it_came_with_its_result(openai: Vendor) -> No
     ]
 
 
-async def test_a_call_of_another_vendor_s_can_be_told_of(openai: Vendor) -> None:
+async def test_a_call_of_another_vendor_can_be_sent(openai: Vendor) -> None:
     state = {"thought_signature": "c2lnbmF0dXJl"}
     call = ToolCall(id="c9", name="search", arguments={"query": "knife"}, vendor_state=state)
     await ask(openai, ToolRound([call], ["nothing"]))

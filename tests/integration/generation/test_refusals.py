@@ -81,7 +81,7 @@ async def test_a_prompt_that_is_too_long_refuses_no_setting(openai: Vendor) -> N
     assert len(openai.server.requests) == 1
 
 
-async def test_what_talekeeper_adds_itself_is_left_out_or_renamed(openai: Vendor) -> None:
+async def test_refused_members_of_talekeeper_are_left_out_or_renamed(openai: Vendor) -> None:
     learned: list[ServerAbilities] = []
     openai.server.script(
         error(400, message="Unknown parameter: 'stream_options'.", code="unknown_parameter"),
@@ -172,7 +172,7 @@ async def test_the_reason_of_a_stream_without_an_event_is_asked_for_once(openai:
     assert (streamed.body["stream"], whole.body.get("stream")) == (True, None)
 
 
-async def test_of_a_refusal_without_numbers_a_smaller_window_is_remembered(openai: Vendor) -> None:
+async def test_a_refusal_without_numbers_reduces_the_window(openai: Vendor) -> None:
     learned: list[ServerAbilities] = []
     model = openai.connect(on_learned=learned.append)
     refusal = error(400, message="The prompt is too long.")

@@ -303,7 +303,7 @@ async def test_a_reply_cut_at_the_limit_says_so(vendor: Vendor) -> None:
 
 
 @pytest.mark.parametrize(("refusals", "support"), [(1, "structured"), (2, "fenced")])
-async def test_what_a_server_refuses_is_asked_for_in_the_next_way_and_remembered(
+async def test_a_refused_way_of_calling_tools_is_replaced_and_remembered(
     vendor: Vendor, refusals: int, support: ToolSupport
 ) -> None:
     model = vendor.connect()

@@ -62,7 +62,7 @@ async def notes(database: Database) -> dict[bytes, float]:
         return {row.key: row.failures for row in await session.scalars(select(LoginFailures))}
 
 
-async def test_what_fails_is_tried_again_later_and_dies_after_eight_attempts(
+async def test_a_failing_job_is_retried_and_dies_after_eight_attempts(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database, clock, waits = queue.database, Clock(), list[float]()
@@ -91,7 +91,7 @@ async def test_what_fails_is_tried_again_later_and_dies_after_eight_attempts(
     assert (job.wrapped_key, job.root_version, job.key_until) == (None, None, None)
 
 
-async def test_of_an_unexpected_error_nothing_but_its_kind_is_kept(
+async def test_only_the_kind_of_an_unexpected_error_is_stored(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     async def handle(_: RunningJob) -> None:
@@ -219,7 +219,7 @@ async def test_a_heartbeat_stops_what_is_no_longer_this_workers(
     assert after.lease_until > before.lease_until
 
 
-async def test_a_worker_that_stops_gives_its_jobs_back_at_once(
+async def test_a_worker_that_stops_returns_its_jobs(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database = queue.database
@@ -266,7 +266,7 @@ async def test_a_worker_that_drains_ends_its_job_and_begins_no_other(
     assert [(job.id, job.state) for job in await jobs(queue.database)] == [(second, "queued")]
 
 
-async def test_one_that_is_given_back_absorbs_the_one_that_came_meanwhile(
+async def test_a_returned_job_absorbs_the_one_that_was_queued_since(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database, started = queue.database, asyncio.Event()

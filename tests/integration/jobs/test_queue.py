@@ -87,7 +87,7 @@ async def test_a_job_that_absorbed_another_is_not_begun_before_that_ones_transac
     assert seen == [waiting]
 
 
-async def test_what_is_rolled_back_was_never_enqueued(queue: JobQueue) -> None:
+async def test_a_rollback_enqueues_no_job(queue: JobQueue) -> None:
     with pytest.raises(ZeroDivisionError):
         async with queue.database.write() as session:
             await queue.enqueue(session, NewJob("note"))
@@ -121,7 +121,7 @@ async def test_jobs_of_one_lane_run_one_after_the_other_in_order(
     assert order == {lane: list(range(10)) for lane in lanes}
 
 
-async def test_of_jobs_with_one_dedupe_key_one_waits(
+async def test_one_job_of_each_dedupe_key_waits(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     database = queue.database
@@ -144,9 +144,7 @@ async def test_of_jobs_with_one_dedupe_key_one_waits(
     await until(lambda: is_empty(database))
 
 
-async def test_of_many_who_enqueue_the_same_at_once_one_comes_through(
-    queue: JobQueue, ada: Person
-) -> None:
+async def test_concurrent_jobs_with_one_dedupe_key_become_one(queue: JobQueue, ada: Person) -> None:
     made = await asyncio.gather(
         *(put(queue, "note", user_id=ada.id, dedupe_key="index") for _ in range(20))
     )
@@ -154,7 +152,7 @@ async def test_of_many_who_enqueue_the_same_at_once_one_comes_through(
     assert len(await jobs(queue.database)) == 1
 
 
-async def test_who_has_very_many_jobs_does_not_keep_others_waiting(
+async def test_a_user_with_many_jobs_does_not_delay_others(
     queue: JobQueue, workshop: Workshop, ada: Person, ben: Person
 ) -> None:
     order: list[UUID | None] = []
@@ -210,7 +208,7 @@ async def test_jobs_that_a_worker_took_ahead_of_slow_ones_are_done_by_another(
     await until(only_slow_ones_are_left)
 
 
-async def test_what_is_behind_very_many_jobs_of_a_lane_that_is_held_up_runs_all_the_same(
+async def test_jobs_after_a_blocked_lane_run(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     held_up, seen = new_id(), list[int]()
@@ -258,7 +256,7 @@ async def test_a_job_that_is_due_later_waits_and_so_does_its_lane(
     assert seen == [3, 1, 2]
 
 
-async def test_a_kind_that_nobody_knows_is_left_alone(
+async def test_jobs_of_an_unknown_kind_are_not_claimed(
     queue: JobQueue, workshop: Workshop, ada: Person
 ) -> None:
     async def handle(_: RunningJob) -> None: ...
@@ -270,7 +268,7 @@ async def test_a_kind_that_nobody_knows_is_left_alone(
     assert (await one(queue.database, strange)).attempts == 0
 
 
-async def test_what_is_done_for_nobody_is_done_too(queue: JobQueue, workshop: Workshop) -> None:
+async def test_jobs_without_a_user_run(queue: JobQueue, workshop: Workshop) -> None:
     seen: list[UUID | None] = []
 
     async def handle(job: RunningJob) -> None:
@@ -367,7 +365,7 @@ async def test_one_that_is_no_longer_the_worker_s_changes_nothing_and_the_others
     assert (left.state, left.payload) == ("running", '{"number":2}')
 
 
-async def test_where_an_effect_that_is_known_before_cannot_be_made_its_job_alone_fails(
+async def test_only_the_job_with_a_failing_effect_fails(
     queue: JobQueue, workshop: Workshop
 ) -> None:
     async with queue.database.write() as session:

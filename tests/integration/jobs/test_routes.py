@@ -149,7 +149,7 @@ async def test_a_dead_job_is_tried_again_with_the_key_of_who_asks(
 
 
 @pytest.mark.every_database
-async def test_what_runs_is_done_or_waits_twice_is_not_tried_again(
+async def test_running_done_and_duplicate_jobs_are_not_retried(
     server: Running, ada: Account
 ) -> None:
     job_id = await put_job(server, ada, dedupe_key="index")
@@ -163,7 +163,7 @@ async def test_what_runs_is_done_or_waits_twice_is_not_tried_again(
 
 
 @pytest.mark.every_database
-async def test_a_stream_tells_of_progress_and_of_the_end(
+async def test_a_stream_reports_progress_and_the_end(
     server: Running, ada: Account, workshop: Workshop
 ) -> None:
     gate, events = asyncio.Event(), list[Event]()

@@ -44,7 +44,7 @@ async def notes(database: Database) -> set[bytes]:
 
 
 @pytest.mark.parametrize(("mode", "state"), [("per_job", "queued"), ("sealed", "waiting_key")])
-async def test_what_waits_ends_at_once_and_is_never_begun(
+async def test_a_waiting_job_that_is_stopped_never_starts(
     queue: JobQueue, service: JobService, workshop: Workshop, ada: Person, mode: KeyMode, state: str
 ) -> None:
     seen: list[UUID] = []
@@ -67,7 +67,7 @@ async def test_what_waits_ends_at_once_and_is_never_begun(
     assert (await one(queue.database, job_id)).state == "done"
 
 
-async def test_what_runs_loses_its_lease_and_keeps_what_it_has_done(
+async def test_a_running_job_that_is_stopped_keeps_its_effects(
     queue: JobQueue, service: JobService, workshop: Workshop, ada: Person
 ) -> None:
     database, begun, gate, outcomes = queue.database, asyncio.Event(), asyncio.Event(), list[str]()

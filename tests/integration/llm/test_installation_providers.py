@@ -155,7 +155,7 @@ async def test_a_change_counts_at_once_and_a_reply_under_way_goes_on(
     assert await ids(ben) == [f"mine/{MODEL}", "demo"]
 
 
-async def test_what_a_test_lists_is_on_offer_to_everybody(
+async def test_models_that_a_test_lists_are_available_to_all_users(
     ada: Account, ben: Account, model: OpenAIServer, shared: dict[str, Any]
 ) -> None:
     path = f"{PROVIDERS}/{shared['id']}"
@@ -190,7 +190,7 @@ async def test_another_process_sees_a_change_after_some_seconds(
     await elsewhere.aclose()
 
 
-async def test_one_that_does_not_open_stands_in_nobodys_way(
+async def test_a_damaged_provider_does_not_disturb_others(
     server: Running, ada: Account, ben: Account, shared: dict[str, Any]
 ) -> None:
     async with server.parts.database.write() as session:

@@ -28,9 +28,7 @@ async def listing(account: Account, made: dict[str, Any], **query: Any) -> dict[
     return found
 
 
-async def test_what_a_server_lists_comes_with_figures_and_is_kept(
-    ada: Account, model: OpenAIServer
-) -> None:
+async def test_listed_models_have_figures_and_are_stored(ada: Account, model: OpenAIServer) -> None:
     made = await add(ada, model, models=[{"name": "b", "context_window": 9_000}])
     price = {"prompt": "0.000001", "completion": "0.000002"}
     entries = [{"id": "a", "context_length": 64_000, "pricing": price}, {"id": "b"}, {"id": 3}]
@@ -103,9 +101,7 @@ async def test_anthropic_lists_its_models_by_their_titles(ada: Account) -> None:
         assert request.headers["anthropic-version"]
 
 
-async def test_a_model_that_writes_no_text_does_not_reply_where_nobody_chose(
-    ada: Account, model: OpenAIServer
-) -> None:
+async def test_a_model_without_text_output_is_no_default(ada: Account, model: OpenAIServer) -> None:
     made = await add(ada, model, models=[])
     names = ("nomic-embed-text", "whisper-1", "storyteller")
     model.script(Answer(body={"data": [{"id": name} for name in names]}))

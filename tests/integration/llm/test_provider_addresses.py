@@ -223,7 +223,7 @@ async def test_another_process_allows_an_address_after_some_seconds(
     await elsewhere.aclose()
 
 
-async def test_where_the_setting_decides_nothing_can_be_allowed(
+async def test_the_setting_prevents_changes_of_allowed_addresses(
     sqlite_url: str, tmp_path: Path, model: OpenAIServer
 ) -> None:
     async with (

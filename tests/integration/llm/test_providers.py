@@ -72,7 +72,7 @@ async def test_others_see_neither_a_provider_nor_its_models(
     assert OWN in problem(refused, 422, "unknown-model")["detail"]
 
 
-async def test_a_key_is_never_told_again(ada: Account, model: OpenAIServer) -> None:
+async def test_a_key_is_never_shown_again(ada: Account, model: OpenAIServer) -> None:
     headers = {"X-Team": "a-secret-of-the-team", "X-Short": "secret"}
     made = await add(ada, model, extra_headers=headers)
     assert made["key_hint"] == API_KEY[-4:]
@@ -143,9 +143,7 @@ async def test_a_preset_needs_a_key_alone_and_slugs_do_not_collide(ada: Account)
     problem(taken, 409, "slug-taken")
 
 
-async def test_a_server_that_nobody_knows_is_called_by_its_host(
-    ada: Account, model: OpenAIServer
-) -> None:
+async def test_an_unknown_server_is_named_after_its_host(ada: Account, model: OpenAIServer) -> None:
     body = {"preset": "other", "base_url": model.url}
     made = ok(await ada.client.post(PROVIDERS, json=body), 201)
     assert (made["slug"], made["name"]) == ("server", urlsplit(model.url).netloc)
@@ -183,7 +181,7 @@ async def test_a_program_whose_port_is_talekeepers_is_looked_for_at_the_next(ada
         ({"preset": "nobody"}, "preset"),
     ],
 )
-async def test_what_no_provider_can_be_is_refused_by_name(
+async def test_an_invalid_provider_is_refused_by_name(
     ada: Account, model: OpenAIServer, fields: dict[str, Any], named: str
 ) -> None:
     answer = await ada.client.post(PROVIDERS, json=provider(model, **fields))
@@ -215,7 +213,7 @@ async def test_signing_out_forgets_the_keys_and_signing_in_brings_them_back(
         assert text_of(await again.turn(chat["id"], text="Second.")) == "Two."
 
 
-async def test_a_provider_of_nobody_does_not_exist(ada: Account) -> None:
+async def test_a_provider_without_an_owner_does_not_exist(ada: Account) -> None:
     problem(await ada.client.get(f"{PROVIDERS}/{uuid4()}"), 404, "provider-not-found")
 
 
@@ -290,7 +288,7 @@ async def test_that_a_model_thinks_first_is_kept_with_its_provider(
     assert text_of(events) == "Well met."
 
 
-async def test_what_was_learned_and_could_not_be_stored_is_logged_and_costs_no_reply(
+async def test_abilities_that_cannot_be_stored_are_logged(
     ada: Account, server: Running, model: OpenAIServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = await add(ada, model)
@@ -310,7 +308,7 @@ async def test_what_was_learned_and_could_not_be_stored_is_logged_and_costs_no_r
     ]
 
 
-async def test_what_was_learned_of_a_server_is_kept_until_it_is_tried_out_or_changed(
+async def test_learned_abilities_are_kept_until_a_test_or_a_change(
     ada: Account, server: Running, model: OpenAIServer
 ) -> None:
     made = await add(ada, model)
@@ -379,7 +377,7 @@ async def test_its_user_says_how_many_requests_a_server_answers_at_a_time(
         problem(await ada.client.patch(path, json={"concurrency": wrong}), 422, "validation-failed")
 
 
-async def test_what_a_server_says_of_its_slots_is_kept(ada: Account) -> None:
+async def test_the_reported_slots_of_a_server_are_stored(ada: Account) -> None:
     async with OneSlotServer(slots=4) as model:
         made = await add(ada, model, preset="llama-cpp")
         await choose(ada, OWN)

@@ -137,7 +137,7 @@ async def test_background_work_is_cut_off_for_a_turn_in_another_process(
     await turn.end()
 
 
-async def test_of_anothers_work_a_turn_learns_nothing(
+async def test_a_turn_learns_nothing_about_other_accounts_work(
     here: ModelSlots, there: ModelSlots, ada: UUID, ben: UUID
 ) -> None:
     work = background(here, ben)

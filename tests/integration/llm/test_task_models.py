@@ -92,9 +92,7 @@ async def test_suggestions_come_from_their_own_model_the_chats_before_the_accoun
     assert len(model.requests) == 1
 
 
-async def test_what_goes_wrong_with_a_tasks_model_is_told_with_its_setting(
-    ada: Account, model: OpenAIServer
-) -> None:
+async def test_errors_of_a_task_s_model_name_the_setting(ada: Account, model: OpenAIServer) -> None:
     made = await add(ada, model)
     chat = await ada.new_chat()
     path = f"/api/v1/chats/{chat['id']}"

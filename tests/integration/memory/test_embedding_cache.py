@@ -141,7 +141,7 @@ async def test_no_texts_need_no_server(
     assert server.requests == []
 
 
-async def test_what_is_stored_tells_nothing_and_opens_for_its_owner_alone(
+async def test_stored_vectors_are_sealed_for_their_owner(
     database: Database, embedder: CachedEmbedder, ada: Sealer
 ) -> None:
     ben = await sign_up(database)
@@ -164,7 +164,7 @@ async def test_two_models_have_vectors_of_their_own(
     await other.aclose()
 
 
-async def test_what_was_embedded_before_a_failure_is_kept(
+async def test_vectors_from_before_a_failure_are_kept(
     server: GeminiServer, connect: Connect, ada: Sealer
 ) -> None:
     embedder = connect(batch=2)
@@ -180,7 +180,7 @@ async def test_what_was_embedded_before_a_failure_is_kept(
 
 
 @pytest.mark.every_database
-async def test_a_server_that_stumbles_is_asked_again_at_once(
+async def test_a_failing_server_is_asked_again(
     server: GeminiServer, embedder: CachedEmbedder, ada: Sealer, hands: Hands
 ) -> None:
     server.script(error(500, "INTERNAL"), error(503, "UNAVAILABLE"))
@@ -188,7 +188,7 @@ async def test_a_server_that_stumbles_is_asked_again_at_once(
     assert hands.waits == [0.5, 1.0]
 
 
-async def test_nobody_waits_for_a_rate_limit_or_a_refusal(
+async def test_rate_limits_and_refusals_are_not_waited_for(
     server: GeminiServer, embedder: CachedEmbedder, ada: Sealer, hands: Hands
 ) -> None:
     server.script(
@@ -203,7 +203,7 @@ async def test_nobody_waits_for_a_rate_limit_or_a_refusal(
 
 
 @pytest.mark.every_database
-async def test_a_vector_that_does_not_open_is_made_anew(
+async def test_a_vector_that_does_not_open_is_made_again(
     database: Database, server: GeminiServer, embedder: CachedEmbedder, ada: Sealer
 ) -> None:
     await embedder.embed_documents(ada, LINES)
@@ -233,7 +233,7 @@ async def test_use_is_noted_once_a_day(
 
 
 @pytest.mark.every_database
-async def test_what_nobody_used_is_forgotten(
+async def test_unused_vectors_are_deleted(
     database: Database, embedder: CachedEmbedder, ada: Sealer
 ) -> None:
     await embedder.embed_documents(ada, LINES)

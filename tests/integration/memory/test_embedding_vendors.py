@@ -158,7 +158,7 @@ async def test_a_silent_server_is_given_up(
 @pytest.mark.parametrize(
     ("task", "named"), [("document", "RETRIEVAL_DOCUMENT"), ("query", "RETRIEVAL_QUERY")]
 )
-async def test_the_model_is_told_the_task_and_the_dimension(
+async def test_a_request_has_the_task_and_the_dimension(
     google: GeminiServer, gemini: GeminiEmbedder, task: Task, named: str
 ) -> None:
     await gemini.embed(["A ferry.", "A bell."], task)
@@ -215,7 +215,7 @@ async def test_a_server_that_is_not_there_may_be_tried_again() -> None:
     await embedder.aclose()
 
 
-async def test_what_is_asked_is_as_little_as_possible(
+async def test_a_request_has_only_the_necessary_members(
     openai: OpenAIServer, connect: Connect
 ) -> None:
     await connect().embed(["A ferry.", "A bell."], "document")
@@ -249,7 +249,7 @@ async def test_the_dimension_is_learned_where_it_is_not_set(
     assert len(openai.requests) == 1
 
 
-async def test_a_server_that_gives_another_dimension_is_told_on(
+async def test_a_wrong_dimension_of_a_server_is_reported(
     openai: OpenAIServer, connect: Connect
 ) -> None:
     openai.script(openai_server.embeddings([1.0] * 384))

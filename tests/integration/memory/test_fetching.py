@@ -104,7 +104,9 @@ async def test_only_the_rest_is_fetched_after_a_break(tiny_hub: HubServer, tmp_p
     assert (tmp_path / "all-MiniLM-L6-v2" / "onnx/model.onnx").read_bytes() == WEIGHTS
 
 
-async def test_what_came_is_kept_for_the_next_time(tiny_hub: HubServer, tmp_path: Path) -> None:
+async def test_downloaded_bytes_are_kept_for_the_next_attempt(
+    tiny_hub: HubServer, tmp_path: Path
+) -> None:
     tiny_hub.breaks = [500_000, 0, 0, 0, 0, 0]
     with pytest.raises(HubUnreachableError, match="HF_ENDPOINT"):
         await fetch(tiny_hub, tmp_path)
@@ -140,7 +142,7 @@ async def test_the_public_hub_is_held_to_what_was_published(
         await fetch(tiny_hub, tmp_path / "of-the-tiny_hub")
 
 
-async def test_what_the_hub_does_not_have_is_named(tiny_hub: HubServer, tmp_path: Path) -> None:
+async def test_a_missing_file_of_the_hub_is_named(tiny_hub: HubServer, tmp_path: Path) -> None:
     del tiny_hub.files["onnx/model.onnx"]
     with pytest.raises(ModelNotOnHubError, match=r"onnx/model\.onnx"):
         await fetch(tiny_hub, tmp_path)
@@ -204,7 +206,7 @@ async def test_the_stand_in_speaks_as_the_hub_does(tiny_hub: HubServer, tmp_path
     assert {path: (Path(found) / path).read_bytes() for path in FILES} == FILES
 
 
-def test_what_is_on_offer_is_what_fastembed_fetches() -> None:
+def test_the_offered_models_are_those_of_fastembed() -> None:
     from fastembed import TextEmbedding
 
     known = {each["model"]: each for each in TextEmbedding.list_supported_models()}
@@ -293,7 +295,7 @@ async def test_a_fetched_model_is_used_without_a_restart_and_texts_move_to_it(
 
 
 @pytest.mark.embeddings
-async def test_what_is_not_on_offer_is_not_fetched(hub: HubServer, ada: Account) -> None:
+async def test_an_unknown_model_is_not_fetched(hub: HubServer, ada: Account) -> None:
     for name in ("", "gpt", "../../etc"):
         asked = await ada.client.post(f"{MODELS}/fetch", json={"name": name})
         problem(asked, 404, "unknown-embedding-model")
@@ -334,7 +336,7 @@ async def test_a_damaged_model_ends_the_job_and_nothing_changes(
 
 
 @pytest.mark.embeddings
-async def test_a_model_that_another_process_fetched_is_gone_over_to(
+async def test_a_model_that_another_process_fetched_is_used(
     server: Running, hub: HubServer, ada: Account, tmp_path: Path
 ) -> None:
     async def ignore(_done: int, _total: int) -> None:

@@ -62,7 +62,7 @@ async def test_lines_replies_and_greetings_are_found_once_they_are_stored(
     await check_index(server, ada)
 
 
-async def test_what_continues_a_reply_is_found_with_it(
+async def test_the_continuation_of_a_reply_is_found_with_it(
     ada: Account, chat: str, server: Running, model: OpenAIServer
 ) -> None:
     model.script(reply("The ferryman hums."), reply(" A gannet answers."))
@@ -256,9 +256,7 @@ async def test_the_line_of_a_turn_that_failed_is_remembered(
 _TABLES = ("messages", "lore_entries", "chronicle_events", "campaign_items")
 
 
-async def test_what_was_found_is_looked_up_by_its_ids(
-    server: Running, ada: Account, chat: str
-) -> None:
+async def test_search_results_are_loaded_by_id(server: Running, ada: Account, chat: str) -> None:
     database = server.parts.database
     if not database.is_sqlite:
         pytest.skip("PostgreSQL chooses by its statistics, and reads tables of a page whole")

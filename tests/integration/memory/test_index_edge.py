@@ -109,7 +109,7 @@ async def test_a_file_of_the_engine_s_log_may_go_while_it_is_synced(tmp_path: Pa
         await index.aclose()
 
 
-async def test_what_was_stored_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+async def test_stored_points_survive_a_killed_process(tmp_path: Path) -> None:
     writer = start_writer(tmp_path)
     writer.send_signal(signal.SIGKILL)
     writer.wait()
@@ -150,7 +150,7 @@ def damage(folder: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["edge_config.json", "segments", "wal"])
-async def test_a_damaged_folder_is_made_anew(tmp_path: Path, what: str) -> None:
+async def test_a_damaged_folder_is_created_again(tmp_path: Path, what: str) -> None:
     await made(tmp_path)
     damage(tmp_path, what)
     async with aclosing(await open_edge(tmp_path, "tales", DIMENSION)) as index:
@@ -160,7 +160,7 @@ async def test_a_damaged_folder_is_made_anew(tmp_path: Path, what: str) -> None:
         assert await index.count() == 1
 
 
-async def test_a_folder_of_another_dimension_or_format_is_made_anew(tmp_path: Path) -> None:
+async def test_a_folder_of_another_dimension_or_format_is_created_again(tmp_path: Path) -> None:
     await made(tmp_path)
     (tmp_path / "tales.0").mkdir()
     index = await open_edge(tmp_path, "tales", DIMENSION * 2)
@@ -270,9 +270,7 @@ async def test_an_engine_that_keeps_ending_is_not_started_without_end(tmp_path: 
     await index.aclose()
 
 
-async def test_what_is_damaged_while_it_is_served_is_not_made_anew_in_silence(
-    tmp_path: Path,
-) -> None:
+async def test_an_index_damaged_in_use_is_not_replaced_silently(tmp_path: Path) -> None:
     await made(tmp_path)
     index = await open_edge(tmp_path, "tales", DIMENSION)
     [engine_process] = list_engines()
@@ -289,7 +287,7 @@ async def test_what_is_damaged_while_it_is_served_is_not_made_anew_in_silence(
     assert index.is_new
 
 
-async def test_who_gives_up_on_a_write_finds_what_was_written(tmp_path: Path) -> None:
+async def test_a_cancelled_write_is_completed(tmp_path: Path) -> None:
     index = await open_edge(tmp_path, "tales", DIMENSION)
     item = point(OWNER, CHAT)
     await index.upsert([item])
@@ -332,7 +330,7 @@ async def test_a_folder_that_cannot_be_used_is_opened_once_it_can(
         assert await index.count(OWNER) == 1
 
 
-async def test_what_is_found_stays_the_same_when_segments_are_put_in_order(tmp_path: Path) -> None:
+async def test_results_are_the_same_after_an_optimization(tmp_path: Path) -> None:
     random = np.random.default_rng(7)
     vectors = random.standard_normal((12_000, DIMENSION)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -463,7 +461,7 @@ async def test_payloads_hold_ids_numbers_booleans_and_the_kind(tmp_path: Path) -
         assert {type(value) for value in fields.values()} <= {str, int, bool}
 
 
-async def test_what_is_kept_of_users_who_search_is_bounded(
+async def test_the_cache_of_searching_users_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(edge, "_MAX_PREFETCHES", 2)

@@ -137,9 +137,7 @@ async def test_a_collection_that_does_not_fit_is_refused_and_left_alone(
     assert {each.method for each in server.requests} == {"GET"}
 
 
-async def test_of_two_that_start_at_once_the_slower_takes_the_others_collection(
-    server: QdrantServer,
-) -> None:
+async def test_the_slower_of_two_starts_uses_the_other_s_collection(server: QdrantServer) -> None:
     server.collections[NAME] = collection_info()
     absent = Answer(body={"result": {"exists": False}, "status": "ok", "time": 0.0})
     version = Answer(body={"title": "qdrant", "version": "1.19.3"})
@@ -252,7 +250,7 @@ async def test_queries_leave_in_one_batch_each_with_its_owner_and_corpus(
     }
 
 
-async def test_what_small_copies_find_is_scored_anew(server: QdrantServer) -> None:
+async def test_hits_of_quantized_vectors_are_rescored(server: QdrantServer) -> None:
     server.collections[NAME] = collection_info()
     chosen = server_settings(server.url, qdrant_quantization="binary")
     index = await connected(chosen, "tales", DIMENSION)
@@ -394,7 +392,7 @@ async def test_the_key_goes_with_every_request_and_stands_in_no_error(
         (Answer(body={"result": None}), "does not respond like a Qdrant lone_server"),
     ],
 )
-async def test_a_failure_is_told_in_words(
+async def test_a_failure_is_described(
     lone_server: QdrantServer, index_with_key: VectorIndex, answer: Answer, says: str
 ) -> None:
     lone_server.script(answer)
@@ -446,7 +444,7 @@ async def test_a_server_that_is_not_there_is_said_to_be_unreachable() -> None:
         await connected(chosen, "tales", DIMENSION)
 
 
-async def test_where_grpc_does_not_answer_http_is_spoken(lone_server: QdrantServer) -> None:
+async def test_http_is_used_if_grpc_does_not_answer(lone_server: QdrantServer) -> None:
     chosen = server_settings(lone_server.url, qdrant_protocol="grpc", qdrant_grpc_port=1)
     await (await connected(chosen, "tales", DIMENSION)).aclose()
     assert lone_server.asked("GET", f"/collections/{NAME}")

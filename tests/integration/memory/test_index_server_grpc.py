@@ -113,7 +113,7 @@ async def test_the_rest_is_asked_and_read(qdrant: QdrantGrpc, index: VectorIndex
         (grpc.StatusCode.INTERNAL, r"failed \(INTERNAL\)"),
     ],
 )
-async def test_a_failure_is_told_in_words(
+async def test_a_failure_is_described(
     qdrant: QdrantGrpc, index: VectorIndex, status: grpc.StatusCode, says: str
 ) -> None:
     qdrant.refuses = status

@@ -255,7 +255,7 @@ async def test_an_account_s_end_and_a_start_reach_every_collection(
             assert not list(await session.scalars(select(IndexState)))
 
 
-async def test_where_providers_may_be_holds_for_embeddings(start: Start, mine: Moody) -> None:
+async def test_provider_networks_apply_to_embeddings(start: Start, mine: Moody) -> None:
     async with start(embedder="none") as server, server.account("Ada") as ada:
         await moved(server, ada, mine, [FACT])
     asked = len(mine.requests)
@@ -509,7 +509,7 @@ async def test_a_start_makes_and_fills_again_what_was_lost_and_disturbs_no_other
     assert (await told(server.parts.settings)).state == "ok"
 
 
-async def test_what_was_lost_is_filled_again_though_the_model_does_not_answer(
+async def test_a_lost_collection_is_filled_while_the_model_is_down(
     start: Start, tmp_path: Path, mine: Moody
 ) -> None:
     async with start(embedder="none") as server, server.account("Ada") as ada:
@@ -526,7 +526,7 @@ async def test_what_was_lost_is_filled_again_though_the_model_does_not_answer(
         assert (await notes(ada), await problems(ada)) == ([], [])
 
 
-async def test_what_an_older_copy_of_it_lacks_is_indexed_after_the_night_s_comparison(
+async def test_the_nightly_comparison_completes_an_older_collection(
     start: Start, tmp_path: Path, mine: Moody
 ) -> None:
     async with start(embedder="none") as server, server.account("Ada") as ada:

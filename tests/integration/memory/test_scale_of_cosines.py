@@ -47,7 +47,7 @@ ENTRIES = (
 
 
 @pytest.mark.parametrize("common", [0.0, COMMON])
-async def test_what_is_near_and_what_is_not_are_told_apart_whatever_the_model(
+async def test_near_and_unrelated_texts_differ_with_every_model(
     start: Start, common: float
 ) -> None:
     async with OpenAIServer() as vectors:

@@ -46,7 +46,7 @@ FACT = "The captain buried the astrolabe under the chapel bell."
 
 
 @pytest.mark.every_database
-async def test_the_status_tells_what_is_indexed_what_waits_and_what_is_wrong(start: Start) -> None:
+async def test_the_status_shows_indexed_and_waiting_rows_and_problems(start: Start) -> None:
     async with (
         Moody() as vectors,
         start(**embedding(vectors)) as server,
@@ -285,7 +285,7 @@ async def test_without_its_embedder_memory_goes_by_words_and_catches_up_later(
 
 
 @pytest.mark.every_database
-async def test_where_vectors_of_what_was_found_do_not_come_it_is_told_all_the_same(
+async def test_hits_without_vectors_are_returned(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (

@@ -111,7 +111,7 @@ async def find_lore_by_words(account: Account, chat: str, lines: list[str]) -> d
 
 
 @pytest.mark.parametrize("name", WORLDS)
-async def test_words_find_what_is_asked_for_and_ordinary_words_bring_no_lore_in(
+async def test_words_find_answers_and_ordinary_words_activate_no_lore(
     ada: Account, server: Running, name: str
 ) -> None:
     world = WORLDS[name]
@@ -120,7 +120,7 @@ async def test_words_find_what_is_asked_for_and_ordinary_words_bring_no_lore_in(
     assert await find_lore_by_words(ada, chat, [*world["ordinary"], *world["before"]]) == {}
 
 
-async def test_a_model_finds_all_that_is_asked_for(sqlite_url: str, tmp_path: Path) -> None:
+async def test_a_model_finds_all_answers(sqlite_url: str, tmp_path: Path) -> None:
     if not (MODEL_FOLDER / "model.onnx").is_file():
         pytest.skip("there is no embedding model on this machine")
     settings = {"embedder": "local", "embedding_model_path": MODEL_FOLDER}
@@ -133,7 +133,7 @@ async def test_a_model_finds_all_that_is_asked_for(sqlite_url: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 20])
-async def test_the_king_of_a_young_world_is_known_whatever_was_said_before(
+async def test_the_king_of_a_young_world_is_found_after_any_chat(
     ada: Account, server: Running, size: int
 ) -> None:
     table = await make_campaign(ada, [KING, *OTHERS[: size - 1]])
@@ -165,7 +165,7 @@ async def test_an_entry_that_is_not_near_enough_says_how_much_it_has(
     assert remembered(context, "lore") == []
 
 
-async def test_without_the_terms_of_what_was_found_a_search_goes_on_with_the_index_s_scores(
+async def test_a_search_without_terms_uses_the_index_s_scores(
     ada: Account, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = await make_campaign(ada, [KING])

@@ -206,7 +206,7 @@ async def test_an_account_sees_every_quota_with_what_it_uses(
     assert after["stored_bytes"]["frees_at"] is None
 
 
-async def test_what_the_agent_takes_counts_as_tokens_of_the_day(
+async def test_tokens_of_the_agent_count_for_the_day(
     server: Running, ada: Account, chat: str
 ) -> None:
     await opt_in(ada, chat)

@@ -261,9 +261,7 @@ def form(data: bytes) -> tuple[bytes, dict[str, str]]:
 
 
 @pytest.mark.every_database
-async def test_requests_of_one_account_wait_for_each_other_and_for_nobody_else(
-    serve: Serve,
-) -> None:
+async def test_requests_wait_only_for_requests_of_the_same_account(serve: Serve) -> None:
     async with serve(max_requests_at_once_per_user=2) as (server, ada):
         chat = (await ada.new_chat())["id"]
         at_once, user_id = server.parts.quotas.requests_at_once, UUID(ada.user["id"])

@@ -91,7 +91,7 @@ async def ask(client: httpx.AsyncClient, route: Route, **options: Any) -> httpx.
     return await client.request(route.method, path, **options)
 
 
-async def test_what_is_not_named_as_public_answers_nobody(server: Running) -> None:
+async def test_other_routes_need_sign_in(server: Running) -> None:
     async with server.browser() as nobody:
         for route in find_closed_routes(server):
             answer = await ask(nobody, route)
@@ -100,7 +100,7 @@ async def test_what_is_not_named_as_public_answers_nobody(server: Running) -> No
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
-async def test_what_is_named_as_public_exists_and_answers_everyone(server: Running) -> None:
+async def test_public_routes_exist_and_need_no_sign_in(server: Running) -> None:
     routes = {str(route): route for route in routes_of(server.app)}
     assert routes.keys() >= PUBLIC
     async with server.browser() as nobody:

@@ -102,7 +102,7 @@ def test_the_corpus_is_large_and_of_every_kind() -> None:
         for number, case in enumerate(CASES)
     ],
 )
-async def test_whoever_obeys_writes_where_the_agent_may_and_nowhere_else(
+async def test_an_obedient_agent_writes_only_to_allowed_rows(
     server: Running, model: ObedientOpenAI, neighbour: Neighbour, wire: Wire, case: Injection
 ) -> None:
     await check(server, model, neighbour, wire, case)

@@ -205,7 +205,7 @@ def replace_id(body: Any, thing_id: str) -> Any:
     return thing_id if body == "ID" else body
 
 
-async def test_each_id_that_a_body_may_have_is_looked_at(server: Running) -> None:
+async def test_each_id_in_a_body_is_validated(server: Running) -> None:
     async with scene(server) as stage:
         owner, ids = stage.things.owner, stage.things.ids
         document = ok(await owner.client.get("/schema"))

@@ -351,7 +351,7 @@ def naming(member: str, thing_id: str) -> dict[str, Any]:
     return {member: [thing_id] if member.endswith("_ids") else thing_id}
 
 
-async def test_ids_in_bodies_are_looked_at_too(stage: Scene) -> None:
+async def test_ids_of_others_in_bodies_are_refused(stage: Scene) -> None:
     client, theirs = stage.thief.client, stage.things.ids
     own = await stage.thief.new_chat(title="Mine")
     invented = str(uuid4())
@@ -376,7 +376,7 @@ async def test_ids_in_bodies_are_looked_at_too(stage: Scene) -> None:
     assert await stage.thief.messages(own["id"]) == []
 
 
-async def test_ids_of_chronicles_in_bodies_are_looked_at_too(stage: Scene) -> None:
+async def test_ids_of_others_chronicles_in_bodies_are_refused(stage: Scene) -> None:
     thief, theirs = stage.thief, stage.things.ids
     client = thief.client
     chat = (await thief.new_chat(title="Mine"))["id"]
@@ -466,7 +466,7 @@ async def test_someone_elses_ids_in_a_query_find_nothing(stage: Scene) -> None:
         assert ok(answer)["items"] == []
 
 
-async def test_lists_and_searches_show_nobody_elses(fresh_stage: Scene) -> None:
+async def test_lists_and_searches_hide_other_accounts_resources(fresh_stage: Scene) -> None:
     owned = list(fresh_stage.things.ids.values())
     for person in (fresh_stage.thief, fresh_stage.administrator):
         for path in (
@@ -487,7 +487,7 @@ async def test_lists_and_searches_show_nobody_elses(fresh_stage: Scene) -> None:
             assert not [each for each in owned if each in answer.text]
 
 
-async def test_a_search_finds_nothing_of_anybody_else_s(fresh_stage: Scene) -> None:
+async def test_a_search_finds_nothing_of_other_accounts(fresh_stage: Scene) -> None:
     await settled(fresh_stage.server)
     chat_id, search = fresh_stage.things.ids["chat_id"], f"{API}/search"
     for query in ({"q": "lamp"}, {"q": "lamp", "chat_id": chat_id}):

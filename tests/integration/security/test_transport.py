@@ -118,9 +118,7 @@ async def test_behind_a_proxy_that_says_nothing_an_https_origin_decides(proxied:
             problem(await client.get("/api/v1/me", headers=plain), 401, "unauthenticated")
 
 
-async def test_what_a_proxy_calls_plain_http_is_refused_under_an_https_origin(
-    proxied: Running,
-) -> None:
+async def test_forwarded_plain_http_is_refused_under_an_https_origin(proxied: Running) -> None:
     for host in (NAME, "127.0.0.1:8000"):
         answer = await sign_in(proxied, Host=host, X_Forwarded_Proto="http")
         detail = problem(answer, 403, "insecure-transport")["detail"]
@@ -194,7 +192,7 @@ async def test_users_of_a_named_network_sign_in_over_plain_http_and_others_do_no
         ("", {}, "https"),  # a Unix socket
     ],
 )
-def test_what_counts_as_https_under_an_https_origin(
+def test_the_scheme_of_a_request_under_an_https_origin(
     client: str, headers: dict[str, str], scheme: str
 ) -> None:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -205,7 +203,7 @@ def test_what_counts_as_https_under_an_https_origin(
     assert Transport(f"http://{NAME}").scheme(scope) == "http"
 
 
-async def test_who_is_no_trusted_proxy_is_not_believed(
+async def test_headers_of_untrusted_proxies_are_ignored(
     sqlite_url: str, tmp_path: Path, clock: Clock
 ) -> None:
     async with (
@@ -227,7 +225,7 @@ async def test_who_is_no_trusted_proxy_is_not_believed(
             problem(await client.post(SESSIONS, json=body), 429, "too-many-attempts")
 
 
-async def test_of_a_chain_of_proxies_the_last_stranger_is_believed(
+async def test_the_last_untrusted_address_of_a_proxy_chain_counts(
     proxied: Running, clock: Clock
 ) -> None:
     for n in range(5):
@@ -314,9 +312,7 @@ async def test_nothing_is_cached_on_the_way(server: Running, ada: Account) -> No
         assert (await ada.client.get(path)).headers["cache-control"] == "no-store"
 
 
-async def test_browsers_are_told_to_stay_on_https_only_where_there_is_any(
-    server: Running, ada: Account
-) -> None:
+async def test_hsts_is_sent_only_over_https(server: Running, ada: Account) -> None:
     plain = await ada.client.get("/health")
     assert "strict-transport-security" not in plain.headers
     proxied = await ada.client.get("/health", headers={"X-Forwarded-Proto": "https"})
@@ -375,9 +371,7 @@ async def test_a_token_that_the_server_did_not_make_is_no_token(
     problem(await ada.client.post(CHATS, json={}, headers=headers), 403, "cross-site-request")
 
 
-async def test_a_page_of_another_origin_is_refused_whatever_it_sends(
-    server: Running, ada: Account
-) -> None:
+async def test_requests_of_other_origins_are_refused(server: Running, ada: Account) -> None:
     for headers in (
         {"Origin": ELSEWHERE},
         {"Origin": "null"},
@@ -394,7 +388,7 @@ async def test_a_page_of_another_origin_is_refused_whatever_it_sends(
     ok(await ada.client.get("/api/v1/me"))
 
 
-async def test_another_page_can_sign_nobody_in(server: Running, ada: Account) -> None:
+async def test_a_page_of_another_site_cannot_sign_in(server: Running, ada: Account) -> None:
     """Otherwise a victim could be signed in to the attacker's account, and write there."""
     body = {"username": ada.name, "password": PASSWORD}
     async with server.browser() as victim:
