@@ -1,7 +1,6 @@
-"""One user's heaviest work, and what the loop that serves everybody notices of it.
+"""Tests that the heaviest work of one user does not block the event loop.
 
-The server runs in the test's own loop, so that a heartbeat beside it feels what every other
-request would.
+The server runs in the loop of the test, so a heartbeat measures the delay of other requests.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from tests.support.waiting import PATIENCE, until, until_true
 
 pytestmark = pytest.mark.anyio
 
-
 API = "/api/v1"
 CANARY = "the-canary-sings-in-the-cellar"
 

@@ -1,4 +1,4 @@
-"""Tests of several processes: heartbeats, lost processes, and two servers behind a proxy."""
+"""Tests of several processes: heartbeats, lost processes, and two servers of one proxy."""
 
 from __future__ import annotations
 

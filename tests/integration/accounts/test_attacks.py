@@ -27,21 +27,13 @@ from tests.support.server import PASSWORD, Account, Running, ok, problem, runnin
 pytestmark = pytest.mark.anyio
 
 ACCOUNTS = "/api/v1/accounts"
-
 API_KEYS = "/api/v1/api-keys"
-
 CHATS = "/api/v1/chats"
-
 ME = "/api/v1/me"
-
 RECOVERIES = "/api/v1/recoveries"
-
 SESSIONS = "/api/v1/sessions"
-
 NEW = "an even finer password"
-
 WRONG = "not the password"
-
 ELSEWHERE = "https://elsewhere.example"
 
 
@@ -57,7 +49,6 @@ async def make_key(account: Account, scope: str = "manage") -> str:
     return token
 
 
-# Signing up
 async def test_an_address_that_looks_for_names_that_are_taken_has_to_wait(
     server: Running, ada: Account, clock: Clock, stretches: list[tuple[int, int, int]]
 ) -> None:
@@ -92,7 +83,6 @@ async def test_a_sign_in_is_refused_if_too_many_wait(
     ok(await sign_in(server), 201)
 
 
-# Logging in
 async def test_guesses_from_one_address_do_not_lock_the_owner_out_elsewhere(
     server: Running, ada: Account, clock: Clock
 ) -> None:
@@ -125,7 +115,6 @@ async def test_long_bodies_without_sign_in_are_refused(server: Running, path: st
     problem(await send(server, path, body), 413, "too-large")
 
 
-# Pages of other sites
 async def test_the_first_account_is_not_made_under_another_sites_name(server: Running) -> None:
     """A domain that points at this machine would make its pages same-origin."""
     body = {"username": "Eve", "password": PASSWORD}
@@ -197,7 +186,6 @@ async def test_a_cookie_of_strange_letters_is_no_token(server: Running, ada: Acc
     problem(answer, 403, "cross-site-request")
 
 
-# API keys
 async def test_an_api_key_makes_no_other_that_would_outlive_it(
     server: Running, ada: Account
 ) -> None:
@@ -207,7 +195,6 @@ async def test_an_api_key_makes_no_other_that_would_outlive_it(
         assert len(ok(await script.get(API_KEYS))["items"]) == 1
 
 
-# Keys that were rotated
 async def data_keys(server: Running) -> list[int]:
     async with server.parts.database.read() as session:
         return list(await session.scalars(select(DataKey.number).order_by(DataKey.number)))
@@ -264,7 +251,6 @@ async def test_a_server_with_an_older_root_key_wraps_nothing_under_it(
             assert await session.scalar(select(func.count()).select_from(User)) == 1
 
 
-# Errors
 async def test_a_client_gets_the_id_of_a_crash_but_not_its_details(
     server: Running, ada: Account, monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:

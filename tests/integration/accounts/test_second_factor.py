@@ -244,7 +244,6 @@ async def test_a_new_password_leaves_the_second_factor_on(
     ok(await sign_in(server, password=NEW, otp=app.codes[0]), 201)
 
 
-# Guessing.
 async def test_guesses_of_six_digits_are_limited_per_account(either: Running, clock: Clock) -> None:
     app = await with_app(either, clock)
     bad = wrong(app.code(clock.at))
@@ -310,7 +309,6 @@ async def test_a_signed_in_thief_does_not_guess_the_second_factor_either(
     problem(answer, 429, "too-many-attempts")
 
 
-# Other hands in the database.
 async def rows(server: Running) -> list[SecondFactor]:
     async with server.parts.database.read() as session:
         return list(await session.scalars(select(SecondFactor).order_by(SecondFactor.id)))

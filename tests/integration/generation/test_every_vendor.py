@@ -44,7 +44,6 @@ from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.anyio
 
-
 PROMPT = Prompt([PromptMessage("user", "Is the ferryman still waiting for me?")])
 PLAIN = Sampling()
 LOOK = Tool("look", "Look around.", {"type": "object", "properties": {}})

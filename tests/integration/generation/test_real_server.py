@@ -1,6 +1,6 @@
-"""A real server with real weights: llama.cpp's Python server with Gemma 3, 270 million parameters.
+"""Tests with a real server: llama.cpp's Python server with Gemma 3, 270 million parameters.
 
-It says little of sense. What is tested is that it is understood, whatever it says.
+Its replies make little sense. The tests check that every reply is read correctly.
 """
 
 from __future__ import annotations

@@ -40,7 +40,6 @@ from tests.support.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_database]
 
-
 JOBS = 300
 KILLS = rounds(2, 4)
 

@@ -182,7 +182,7 @@ def list_engines() -> list[int]:
 
 
 def read_command(pid: int) -> bytes:
-    """Return the command line of a process, which is empty if it is dead.
+    """Return the command line of a process, or nothing if it is dead.
 
     A process that was just started has none for a moment, after its parent is told that it runs.
     """

@@ -1,8 +1,8 @@
 """Tests that a canary in every text field is readable by its owner only.
 
-Somebody signs up, writes the word wherever a text can be written, plays turns that end in every
-way, and sends what is refused. Then the word is looked for in the database's files and tables, in
-the index, in the log, and in the temporary folder.
+A user writes the word into every text field, plays turns with every ending, and sends requests
+that are refused. Then the tests search for the word in the database's files and tables, in the
+index, in the log, and in the temporary folder.
 """
 
 from __future__ import annotations

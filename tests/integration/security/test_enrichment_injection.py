@@ -1,8 +1,7 @@
 """Tests that an agent which obeys orders in texts writes only to allowed rows.
 
-For each text of the corpus a chat opts in, a turn is played with the text in its place, and the
-agent runs with a model that does whatever the text says. Then all that the database holds is
-compared with what it held before.
+For each text of the corpus, a chat opts in, a turn is played with the text, and the agent runs
+with a model that obeys the text. Then all rows of the database are compared with those before.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Belongings:
 
 
 async def make_job(server: Running, owner: Account) -> str:
-    """Make a finished job, whose stream ends at once."""
+    """Make a finished job. Its stream ends at once."""
     async with server.parts.database.write() as session:
         user_id = UUID(owner.user["id"])
         job_id = await server.parts.queue.enqueue(session, NewJob("example", user_id))
