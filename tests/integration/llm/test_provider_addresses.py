@@ -273,7 +273,7 @@ async def local_server(
 
 @pytest.fixture(scope="module")
 async def local_ada(local_server: Running) -> AsyncGenerator[Account]:
-    async with local_server.account("Ada") as local_ada:
+    async with local_server.account("Local Ada") as local_ada:
         yield local_ada
 
 
