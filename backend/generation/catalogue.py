@@ -92,7 +92,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     figures_from: FiguresFrom
 
 
-def figures_of(
+def combine_figures(
     name: str,
     *,
     chosen: ListedModel = NOTHING,
@@ -110,7 +110,7 @@ def figures_of(
         "user": chosen,
         "learned": ListedModel(name=name, context_window=learned_window),
         "provider": listed,
-        "table": known_model(name),
+        "table": find_known_model(name),
         "default": default,
     }
 
@@ -136,7 +136,7 @@ def _title(name: str) -> str:
     return PureWindowsPath(name).stem if name.endswith(_FILE) else name
 
 
-def known_model(name: str) -> ListedModel:
+def find_known_model(name: str) -> ListedModel:
     """What the table tells of a model, whoever serves it: `google/gemini-2.5-pro:free`, too."""
     plain = name.rpartition("/")[2].partition(":")[0].lower()
     table = _table()

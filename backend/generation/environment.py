@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from backend.generation.adapters.anthropic import AnthropicConfig
 from backend.generation.adapters.gemini import GeminiConfig
-from backend.generation.adapters.openai.server import OpenAICompatibleConfig
+from backend.generation.adapters.openai.model import OpenAICompatibleConfig
 from backend.generation.catalogue import ListedModel, Price
 from backend.generation.registry import ModelRegistry
 from backend.settings import Settings

@@ -83,7 +83,7 @@ def find_values(text: str) -> list[Any]:
     try:
         return [_parse(_PYTHON_WORDS.get(text.strip(), text))]
     except ValueError as error:
-        if found := list(_embedded_values(text)):
+        if found := list(_find_embedded_values(text)):
             return found
         raise ValueError(str(error)) from None
 
@@ -96,7 +96,7 @@ def _parse(text: str) -> Any:
         raise ValueError("the value is nested too deeply") from None
 
 
-def _embedded_values(text: str) -> Iterator[Any]:
+def _find_embedded_values(text: str) -> Iterator[Any]:
     at = 0
     while found := _BRACKET.search(text, at):
         repaired, at = _repair(text, found.start())
@@ -116,7 +116,7 @@ def _repair(text: str, begin: int) -> tuple[str, int]:
         if token[0] in "}]" and tokens[-1:] == [","]:
             tokens.pop()
         if token[0] in "\"'":
-            token = f'"{_ESCAPE.sub(_requote, token[1:-1])}"'
+            token = f'"{_ESCAPE.sub(_convert_quote, token[1:-1])}"'
         if not token.isspace() and not token.startswith("//"):
             tokens.append(_PYTHON_WORDS.get(token, token))
         depth += (token in {"{", "["}) - (token in {"}", "]"})
@@ -125,7 +125,7 @@ def _repair(text: str, begin: int) -> tuple[str, int]:
     return "", len(text)
 
 
-def _requote(found: re.Match[str]) -> str:
+def _convert_quote(found: re.Match[str]) -> str:
     """Return an escape, or a quotation mark, as a double-quoted string needs it."""
     return {'"': r"\"", r"\'": "'"}.get(found[0], found[0])
 

@@ -26,7 +26,7 @@ SEPARATOR = "\n\n"
 _BLOCK_START, _BLOCK_END = "<system>\n", "\n</system>"
 """Around the text of a system message that is sent inside a user message."""
 
-_LONGEST_REFUSAL = 4_000
+_MAX_SEARCHED_CHARACTERS = 4_000
 """Characters of a refusal that are searched."""
 
 _TEMPLATE_WORDS = re.compile(
@@ -70,7 +70,7 @@ def find_stricter_shape(text: str, prompt: Prompt, shape: MessageShape) -> Messa
         prompt: The prompt, before it was shaped.
         shape: The shape that was refused.
     """
-    text = text[:_LONGEST_REFUSAL]
+    text = text[:_MAX_SEARCHED_CHARACTERS]
     if not _TEMPLATE_WORDS.search(text):
         return None
     wanted = next((asked for words, asked in _BY_WORDS if words.search(text)), "lenient")

@@ -15,9 +15,9 @@ from backend.generation.adapters.demo import DemoModel
 from backend.generation.adapters.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
 from backend.generation.adapters.gemini import GeminiConfig, GeminiModel, GeminiProvider
 from backend.generation.adapters.openai.dialects import OPENAI_SERVERS, usual_concurrency
-from backend.generation.adapters.openai.model import OpenAICompatibleModel
-from backend.generation.adapters.openai.server import (
+from backend.generation.adapters.openai.model import (
     OpenAICompatibleConfig,
+    OpenAICompatibleModel,
     OpenAICompatibleProvider,
 )
 from backend.generation.catalogue import (
@@ -26,11 +26,11 @@ from backend.generation.catalogue import (
     ListedModel,
     MessageShape,
     Price,
-    figures_of,
+    combine_figures,
 )
 from backend.generation.model import ChatModel, Fixable, ModelSpec
 from backend.generation.sampling import SamplingField
-from backend.generation.servers.limits import ServerLimit, identify_server
+from backend.generation.servers.abilities import ServerLimit, identify_server
 
 ProviderKind = Literal["gemini", "openai", "anthropic"]
 """In which wire format a provider is asked."""
@@ -184,7 +184,7 @@ class OfferedProvider:
         self.adapter.learn(name, window=window)
 
     def _figures(self, name: str) -> Figures:
-        return figures_of(
+        return combine_figures(
             name,
             chosen=self.chosen.get(name, NOTHING),
             learned_window=self.adapter.abilities.of(name).window,

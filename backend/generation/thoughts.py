@@ -84,11 +84,11 @@ _ANSWER_OPENINGS = (
 _ANSWER_CLOSINGS = ("<|end|>", "<|return|>", "<|END_RESPONSE|>")
 
 _BLANKS = re.compile(r"\s*")
-_CUT: frozenset[FinishReason] = frozenset({"length", "safety"})
+_CUT_FINISHES: frozenset[FinishReason] = frozenset({"length", "safety"})
 """Reasons for which a reply may end inside its thoughts."""
 
 
-class _Finder:
+class _TagFinder:
     """Finds tags in a growing text, in any case of the letters a to z."""
 
     def __init__(self, tags: Iterable[str]) -> None:
@@ -116,7 +116,7 @@ class _Finder:
         return len(text)
 
 
-class _Marks(NamedTuple):
+class _ReplyTags(NamedTuple):
     """The tags of a reply, in lower case.
 
     Attributes:
@@ -128,32 +128,32 @@ class _Marks(NamedTuple):
         lone_end: Finds these.
     """
 
-    head: _Finder
-    text: _Finder
+    head: _TagFinder
+    text: _TagFinder
     closing_of: Mapping[str, str]
-    ends: Mapping[str, _Finder]
+    ends: Mapping[str, _TagFinder]
     lone: Collection[str]
-    lone_end: _Finder
+    lone_end: _TagFinder
 
 
-def _make_marks(added: Sequence[ThoughtTags] = ()) -> _Marks:
+def _make_reply_tags(added: Sequence[ThoughtTags] = ()) -> _ReplyTags:
     own = (*KNOWN_TAGS, *added)
     pairs = (*own, *_CHANNEL_TAGS)
     openings = [pair.opening for pair in pairs]
     # A fence or a rule that ends thoughts is too common in stories to count alone.
     lone = [pair.closing for pair in own if any(map(str.isalpha, pair.closing))]
-    return _Marks(
-        head=_Finder([*openings, *lone, *_ANSWER_OPENINGS]),
-        text=_Finder([*openings, *lone]),
+    return _ReplyTags(
+        head=_TagFinder([*openings, *lone, *_ANSWER_OPENINGS]),
+        text=_TagFinder([*openings, *lone]),
         closing_of={pair.opening.lower(): pair.closing.lower() for pair in pairs},
-        ends={pair.opening.lower(): _Finder([pair.closing]) for pair in pairs},
+        ends={pair.opening.lower(): _TagFinder([pair.closing]) for pair in pairs},
         lone={tag.lower() for tag in lone},
-        lone_end=_Finder(lone),
+        lone_end=_TagFinder(lone),
     )
 
 
-_KNOWN_MARKS = _make_marks()
-_ANSWER_END = _Finder(_ANSWER_CLOSINGS)
+_KNOWN_REPLY_TAGS = _make_reply_tags()
+_ANSWER_END = _TagFinder(_ANSWER_CLOSINGS)
 
 
 class ThoughtReader:
@@ -187,7 +187,7 @@ class ThoughtReader:
         """
         self.thinks_first = thinks_first
         # A user's own tags are not kept from reply to reply: they are the user's text.
-        self._marks = _make_marks(tags) if tags else _KNOWN_MARKS
+        self._marks = _make_reply_tags(tags) if tags else _KNOWN_REPLY_TAGS
         self._place: Literal["head", "thoughts", "text"] = "text" if is_off else "head"
         self._end = self._marks.lone_end
         self._held = ""
@@ -219,7 +219,7 @@ class ThoughtReader:
         if delta.pieces:
             pieces, self._started = [*self._started, *pieces], []
         if delta.finish is not None:
-            pieces += self.close(is_cut=delta.finish in _CUT)
+            pieces += self.close(is_cut=delta.finish in _CUT_FINISHES)
         return replace(delta, pieces=tuple(pieces))
 
     def break_off(self) -> Delta:

@@ -48,7 +48,7 @@ _LEAP = 1.25
 """The factor by which a settled ratio lets a single report differ from it."""
 
 
-def starting_ratio(vocabulary: str, *, counted_with: str) -> float:
+def find_starting_ratio(vocabulary: str, *, counted_with: str) -> float:
     """What one token counted with `counted_with` is expected to be in `vocabulary`.
 
     1.0 for a vocabulary and itself, and for pairs about which nothing is known.
@@ -65,7 +65,7 @@ def learn_ratio(ratio: float, samples: int, *, counted: int, reported: int) -> t
     a quarter off: a provider that leaves cached tokens out of its count does not spoil it.
 
     Args:
-        ratio: Its present value, from `starting_ratio` or from the last call.
+        ratio: Its present value, from `find_starting_ratio` or from the last call.
         samples: How many reports it has learned from.
         counted: Tokens of the whole prompt in the counting vocabulary, unscaled.
         reported: Tokens of the same prompt as the provider reported them.
@@ -231,7 +231,7 @@ _loaded: dict[str, Tokenizer] = {}
 _loading = threading.Lock()
 
 
-def best_tokenizer(wanted: str) -> str:
+def choose_tokenizer(wanted: str) -> str:
     """`wanted` where that vocabulary is installed, else "o200k_base". Loads nothing."""
     module, _ = _LOADERS.get(wanted, ("", None))
     return wanted if module and find_spec(module) is not None else "o200k_base"
@@ -251,7 +251,7 @@ def get_tokenizer(name: str) -> Tokenizer:
         raise TokenizerUnavailableError(
             f"Unknown tokenizer {name!r}. Available: {', '.join(_LOADERS)}."
         )
-    if best_tokenizer(name) != name:
+    if choose_tokenizer(name) != name:
         raise TokenizerUnavailableError(
             f"The tokenizer {name!r} is not installed: install talekeeper[exact-tokens]."
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from backend.generation.client.client import ModelClient
 from backend.generation.client.provider import ModelProvider, ServerConfig
-from backend.generation.failures.refused_members import Refusal
+from backend.generation.failures.failures import Refusal
 from backend.generation.json_text import clean_text, mapping, sequence
 from backend.generation.model import (
     FinishReason,
@@ -28,18 +28,18 @@ from backend.generation.servers.model import AnswerReader, ModelRequest, ServerM
 from backend.generation.servers.replies import Delta
 from backend.generation.tools.calls import (
     MAX_ARGUMENTS,
-    arguments_text,
+    make_ids_distinct,
     read_calls,
-    with_distinct_ids,
+    serialize_arguments,
 )
 
-USUAL_TOKENS = 8_192
+DEFAULT_REPLY_TOKENS = 8_192
 """Length of a reply where the user sets none: the API wants one."""
 
-LEAST_THINKING = 1_024
+MIN_THINKING_TOKENS = 1_024
 """The smallest budget for thinking that the API takes, in tokens."""
 
-LEAST_TOP_P = 0.95
+MIN_THINKING_TOP_P = 0.95
 """The smallest `top_p` that the API takes while the model thinks."""
 
 _NO_THINKING = {"type": "disabled"}
@@ -52,13 +52,13 @@ _SCHEMA_MEMBERS = (
 _OPENING = "[Start]"
 """Stands where the user has not spoken yet: the API wants the first turn to be the user's."""
 
-_KEPT = {"cache_control": {"type": "ephemeral"}}
+_CACHED = {"cache_control": {"type": "ephemeral"}}
 """At a block: what is sent up to here is kept, and read by requests that begin with the same."""
 
 MAX_BLOCKS = 1_000
 """Blocks of one answer. The calls and signatures of further ones are ignored."""
 
-MAX_SIGNATURE = 2**20
+MAX_SIGNATURE_CHARACTERS = 2**20
 """Characters of a block's signature: the API puts the thoughts themselves into it, encrypted."""
 
 _THOUGHTS = "thoughts"
@@ -76,7 +76,7 @@ _FINISHES: dict[str, FinishReason] = {
 _EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high"}
 
 
-def request_body(
+def build_request_body(
     prompt: Prompt,
     sampling: Sampling,
     *,
@@ -104,12 +104,12 @@ def request_body(
     ]
     leading = list(takewhile(lambda each: each[0].role == "system", spoken))
     members: dict[str, Any] = {
-        "messages": _turns(spoken[len(leading) :], prompt.rounds),
-        **_settings(sampling, max_output_tokens, is_adaptive=is_adaptive),
+        "messages": _build_turns(spoken[len(leading) :], prompt.rounds),
+        **_map_settings(sampling, max_output_tokens, is_adaptive=is_adaptive),
     }
     if leading:
-        blocks = [_text_block(message.text) for message, _ in leading]
-        members["system"] = [*blocks[:-1], blocks[-1] | (_KEPT if prompt.stable else {})]
+        blocks = [_build_text_block(message.text) for message, _ in leading]
+        members["system"] = [*blocks[:-1], blocks[-1] | (_CACHED if prompt.stable else {})]
     return members
 
 
@@ -121,12 +121,12 @@ def find_conflicts(sampling: Sampling) -> list[SamplingField]:
     Source: https://platform.claude.com/docs/en/build-with-claude/extended-thinking
     """
     found: list[SamplingField] = []
-    if (_thinking(sampling) or _NO_THINKING)["type"] != "disabled":
+    if (_choose_thinking(sampling) or _NO_THINKING)["type"] != "disabled":
         if sampling.temperature not in (None, 1):
             found.append("temperature")
         if sampling.top_k is not None:
             found.append("top_k")
-        if sampling.top_p is not None and sampling.top_p < LEAST_TOP_P:
+        if sampling.top_p is not None and sampling.top_p < MIN_THINKING_TOP_P:
             found.append("top_p")
         if sampling.start_reply_with:
             found.append("start_reply_with")
@@ -136,68 +136,72 @@ def find_conflicts(sampling: Sampling) -> list[SamplingField]:
     return found
 
 
-def _turns(spoken: Sequence[tuple[PromptMessage, bool]], rounds: Sequence[ToolRound]) -> list[Any]:
+def _build_turns(
+    spoken: Sequence[tuple[PromptMessage, bool]], rounds: Sequence[ToolRound]
+) -> list[Any]:
     """The turns of the conversation: system messages amid it are the user's."""
     turns: list[Any] = []
     for message, is_last_stable in spoken:
         role = "assistant" if message.role == "assistant" else "user"
         if not turns and role == "assistant":
-            turns.append(_turn("user", [_text_block(_OPENING)]))
-        block = _text_block(message.text) | (_KEPT if is_last_stable else {})
+            turns.append(_build_turn("user", [_build_text_block(_OPENING)]))
+        block = _build_text_block(message.text) | (_CACHED if is_last_stable else {})
         if turns and turns[-1]["role"] == role:
             turns[-1]["content"].append(block)
         else:
-            turns.append(_turn(role, [block]))
+            turns.append(_build_turn(role, [block]))
     if not turns:
-        turns.append(_turn("user", [_text_block(_OPENING)]))
+        turns.append(_build_turn("user", [_build_text_block(_OPENING)]))
     if not rounds and turns[-1]["role"] == "assistant":
         # What the reply is to begin with: the API refuses spaces at its end.
         last = turns[-1]["content"][-1]
         last["text"] = last["text"].rstrip()
-    for tool_round in with_distinct_ids(rounds):
-        turns += _round(tool_round)
+    for tool_round in make_ids_distinct(rounds):
+        turns += _build_round_turns(tool_round)
     return turns
 
 
-def _round(tool_round: ToolRound) -> Iterator[dict[str, Any]]:
+def _build_round_turns(tool_round: ToolRound) -> Iterator[dict[str, Any]]:
     """What the model asked, with the thoughts that led there, and what it was answered."""
     named = [call for call in tool_round.calls if call.name]
     thought = [*mapping(named[0].vendor_state).get(_THOUGHTS, ())] if named else []
-    said = [_text_block(tool_round.text.rstrip())] if tool_round.text.strip() else []
+    said = [_build_text_block(tool_round.text.rstrip())] if tool_round.text.strip() else []
     asked = [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)}
         for call in named
     ]
     if said or asked:
-        yield _turn("assistant", [*thought, *said, *asked])
-    yield _turn(
+        yield _build_turn("assistant", [*thought, *said, *asked])
+    yield _build_turn(
         "user",
         [
-            {"type": "tool_result", "tool_use_id": call.id, "content": _result(result)}
+            {"type": "tool_result", "tool_use_id": call.id, "content": _render_result(result)}
             # A call without a name is no block: what is answered to it is said to the model.
             if call.name
-            else _text_block(_result(result))
+            else _build_text_block(_render_result(result))
             for call, result in zip(tool_round.calls, tool_round.results, strict=True)
         ],
     )
 
 
-def _turn(role: str, content: list[Any]) -> dict[str, Any]:
+def _build_turn(role: str, content: list[Any]) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def _text_block(text: str) -> dict[str, Any]:
+def _build_text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _result(result: Any) -> str:
+def _render_result(result: Any) -> str:
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
-def _settings(sampling: Sampling, max_output_tokens: int, *, is_adaptive: bool) -> dict[str, Any]:
+def _map_settings(
+    sampling: Sampling, max_output_tokens: int, *, is_adaptive: bool
+) -> dict[str, Any]:
     """Return the settings that are set, by the API's names; thinking has tokens of its own."""
-    reply = min(sampling.max_output_tokens or USUAL_TOKENS, max_output_tokens)
-    thinking, effort = _thinking(sampling), _EFFORTS.get(sampling.reasoning_effort or "")
+    reply = min(sampling.max_output_tokens or DEFAULT_REPLY_TOKENS, max_output_tokens)
+    thinking, effort = _choose_thinking(sampling), _EFFORTS.get(sampling.reasoning_effort or "")
     if thinking and thinking["type"] == "enabled" and is_adaptive:
         thinking = _ADAPTIVE_THINKING
     tokens = reply
@@ -221,7 +225,7 @@ def _settings(sampling: Sampling, max_output_tokens: int, *, is_adaptive: bool) 
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _thinking(sampling: Sampling) -> dict[str, Any] | None:
+def _choose_thinking(sampling: Sampling) -> dict[str, Any] | None:
     """Return how the model thinks; None leaves it to the model.
 
     A budget of -1 lets the model decide how much.
@@ -230,13 +234,13 @@ def _thinking(sampling: Sampling) -> dict[str, Any] | None:
     if budget == 0 or (budget is None and sampling.reasoning_effort == "none"):
         return _NO_THINKING
     if budget is not None and budget > 0:
-        return {"type": "enabled", "budget_tokens": max(budget, LEAST_THINKING)}
+        return {"type": "enabled", "budget_tokens": max(budget, MIN_THINKING_TOKENS)}
     if budget is None and sampling.reasoning_effort is None:
         return None
     return _ADAPTIVE_THINKING
 
 
-def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+def simplify_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a JSON Schema that the API takes.
 
     Each object is closed. Limits of numbers, lists and texts are left out: answers are checked
@@ -246,19 +250,19 @@ def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = {name: schema[name] for name in _SCHEMA_MEMBERS if name in schema}
     for name in ("items", "additionalItems"):
         if isinstance(schema.get(name), Mapping):
-            plain[name] = plain_schema(schema[name])
+            plain[name] = simplify_schema(schema[name])
     for name in ("properties", "$defs", "definitions"):
         if name in schema:
-            plain[name] = {key: plain_schema(each) for key, each in schema[name].items()}
+            plain[name] = {key: simplify_schema(each) for key, each in schema[name].items()}
     for name in ("anyOf", "allOf", "oneOf"):
         if name in schema:
-            plain["anyOf" if name == "oneOf" else name] = list(map(plain_schema, schema[name]))
+            plain["anyOf" if name == "oneOf" else name] = list(map(simplify_schema, schema[name]))
     if schema.get("type") == "object":
         plain["additionalProperties"] = False
     return plain
 
 
-def declarations(tools: Sequence[Tool]) -> list[Any]:
+def declare_tools(tools: Sequence[Tool]) -> list[Any]:
     """The tools, with their JSON Schemas as they are."""
     return [
         {
@@ -303,14 +307,14 @@ class MessageReader:
         servers that imitate the API give every block one index, or end none.
         """
         members = mapping(event)
-        index = _number(members, "index")
+        index = _get_number(members, "index")
         match members.get("type"):
             case "message_start":
                 self._usage |= mapping(mapping(members.get("message")).get("usage"))
             case "content_block_start":
                 calls = self._close(index)
                 block = self._begin(index, mapping(members.get("content_block")))
-                return Delta((*calls, *_said(block.begun)))
+                return Delta((*calls, *_read_pieces(block.begun)))
             case "content_block_delta":
                 block = self._blocks.get(index) or self._begin(index, {})
                 return Delta(self._grown(block, mapping(members.get("delta"))))
@@ -333,7 +337,7 @@ class MessageReader:
         pieces: list[TextPiece | ThinkingPiece | ToolCall] = []
         for each in sequence(members.get("content")):
             block = mapping(each)
-            pieces += (*_said(block), *self._find_calls(_Block(block)))
+            pieces += (*_read_pieces(block), *self._find_calls(_Block(block)))
         end = self._end(members)
         return Delta(tuple(pieces), end.usage, end.finish, end.reason)
 
@@ -341,13 +345,13 @@ class MessageReader:
         self, block: _Block, delta: Mapping[str, Any]
     ) -> tuple[TextPiece | ThinkingPiece, ...]:
         if block.length <= MAX_ARGUMENTS:
-            block.arguments.append(arguments_text(delta.get("partial_json")))
+            block.arguments.append(serialize_arguments(delta.get("partial_json")))
             block.length += len(block.arguments[-1])
-        block.thoughts.append(_text(delta, "thinking"))
-        if block.signed <= MAX_SIGNATURE:
-            block.signature.append(_text(delta, "signature"))
+        block.thoughts.append(_get_text(delta, "thinking"))
+        if block.signed <= MAX_SIGNATURE_CHARACTERS:
+            block.signature.append(_get_text(delta, "signature"))
             block.signed += len(block.signature[-1])
-        return _said(delta)
+        return _read_pieces(delta)
 
     def close(self) -> tuple[ToolCall, ...]:
         """See `AnswerReader`."""
@@ -371,8 +375,8 @@ class MessageReader:
         begun = block.begun
         match begun.get("type"):
             case "thinking":
-                thought = "".join((_text(begun, "thinking"), *block.thoughts))
-                signature = "".join((_text(begun, "signature"), *block.signature))
+                thought = "".join((_get_text(begun, "thinking"), *block.thoughts))
+                signature = "".join((_get_text(begun, "signature"), *block.signature))
                 self._thoughts.append({**begun, "thinking": thought, "signature": signature})
             case "redacted_thinking":
                 self._thoughts.append(begun)
@@ -381,9 +385,9 @@ class MessageReader:
                 self._thoughts = []
                 return tuple(
                     read_calls(
-                        _text(begun, "name"),
+                        _get_text(begun, "name"),
                         "".join(block.arguments) or begun.get("input"),
-                        call_id=_text(begun, "id"),
+                        call_id=_get_text(begun, "id"),
                         vendor_state=state,
                     )
                 )
@@ -392,7 +396,7 @@ class MessageReader:
         return ()
 
     def _end(self, members: Mapping[str, Any]) -> Delta:
-        word = _text(members, "stop_reason")
+        word = _get_text(members, "stop_reason")
         self._has_ended = self._has_ended or bool(word)
         return Delta(
             usage=read_usage(self._usage),
@@ -401,7 +405,7 @@ class MessageReader:
         )
 
 
-def _said(block: Mapping[str, Any]) -> tuple[TextPiece | ThinkingPiece, ...]:
+def _read_pieces(block: Mapping[str, Any]) -> tuple[TextPiece | ThinkingPiece, ...]:
     """The text and the thoughts that are in a block, or in a fragment of one."""
     # Halves of characters stay as they are: the other half may be in the next fragment.
     thought, said = block.get("thinking"), block.get("text")
@@ -415,23 +419,23 @@ def read_usage(reported: Mapping[str, Any]) -> TokenUsage | None:
     """The API counts what it kept and what it read of that beside the rest of the prompt."""
     if not reported:
         return None
-    cached = _number(reported, "cache_read_input_tokens")
-    kept = _number(reported, "cache_creation_input_tokens")
+    cached = _get_number(reported, "cache_read_input_tokens")
+    kept = _get_number(reported, "cache_creation_input_tokens")
     details = mapping(reported.get("output_tokens_details"))
     return TokenUsage(
-        prompt_tokens=_number(reported, "input_tokens") + cached + kept,
-        completion_tokens=_number(reported, "output_tokens"),
+        prompt_tokens=_get_number(reported, "input_tokens") + cached + kept,
+        completion_tokens=_get_number(reported, "output_tokens"),
         cached_tokens=cached,
-        thinking_tokens=_number(details, "thinking_tokens"),
+        thinking_tokens=_get_number(details, "thinking_tokens"),
     )
 
 
-def _text(value: Mapping[str, Any], name: str) -> str:
+def _get_text(value: Mapping[str, Any], name: str) -> str:
     member = value.get(name)
     return clean_text(member) if isinstance(member, str) else ""
 
 
-def _number(value: Mapping[str, Any], name: str) -> int:
+def _get_number(value: Mapping[str, Any], name: str) -> int:
     member = value.get(name)
     return member if isinstance(member, int) else 0
 
@@ -499,7 +503,7 @@ class AnthropicModel(ServerModel[AnthropicProvider]):
         return (self._provider.config.base_url or DEFAULT_BASE_URL).rstrip("/") + MESSAGES
 
     def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        body = request_body(
+        body = build_request_body(
             request.shaped_prompt,
             request.sampling,
             start=request.start,
@@ -508,9 +512,9 @@ class AnthropicModel(ServerModel[AnthropicProvider]):
         )
         body["model"] = self.spec.name
         if request.tools:
-            body["tools"] = declarations(request.tools)
+            body["tools"] = declare_tools(request.tools)
         if request.schema is not None:
-            wanted = {"type": "json_schema", "schema": plain_schema(request.schema)}
+            wanted = {"type": "json_schema", "schema": simplify_schema(request.schema)}
             body["output_config"] = {**body.get("output_config", {}), "format": wanted}
         return {**body, **({"stream": True} if stream else {})}
 

@@ -29,7 +29,7 @@ from backend.generation.model import (
 from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling, SamplingField
 from backend.generation.servers.model import AnswerReader, ModelRequest, ServerModel
 from backend.generation.servers.replies import Delta
-from backend.generation.tools.calls import read_calls, unreadable_call
+from backend.generation.tools.calls import make_unreadable_call, read_calls
 
 if TYPE_CHECKING:
     from google.genai import Client  # noqa: TID251 - this is the adapter
@@ -65,11 +65,11 @@ _FINISHES: dict[str, FinishReason] = {
         "safety",
     ),
 }
-_BROKEN = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"})
+_MALFORMED_CALLS = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"})
 """How a reply ends in which a call was to be, but none that Gemini hands on."""
 
 
-def request_body(
+def build_request_body(
     prompt: Prompt, sampling: Sampling, *, thinks: bool, show_thoughts: bool
 ) -> dict[str, Any]:
     """The body of a request. Messages without text stay out: Gemini refuses them.
@@ -84,13 +84,11 @@ def request_body(
     leading = list(takewhile(lambda message: message.role == "system", messages))
     conversation = messages[len(leading) :]
     members: dict[str, Any] = {
-        "contents": _contents(conversation, prompt.rounds),
-        "generationConfig": _generation_config(
-            sampling, thinks=thinks, show_thoughts=show_thoughts
-        ),
+        "contents": _build_contents(conversation, prompt.rounds),
+        "generationConfig": _map_settings(sampling, thinks=thinks, show_thoughts=show_thoughts),
     }
     if leading:
-        members["systemInstruction"] = {"parts": [{"text": _joined(leading)}]}
+        members["systemInstruction"] = {"parts": [{"text": _join_texts(leading)}]}
     if sampling.safety is not None:
         members["safetySettings"] = [
             {"category": _CATEGORIES[category], "threshold": _THRESHOLDS[threshold]}
@@ -99,24 +97,24 @@ def request_body(
     return members
 
 
-def _contents(messages: Sequence[PromptMessage], rounds: Sequence[ToolRound]) -> list[Any]:
+def _build_contents(messages: Sequence[PromptMessage], rounds: Sequence[ToolRound]) -> list[Any]:
     """The turns of the conversation.
 
     Gemini knows two roles that take turns, the user first: system messages amid the conversation
     become the user's, and neighbours of one role become one turn.
     """
     turns: list[Any] = [
-        _turn(role, [{"text": _joined(neighbours)}])
-        for role, neighbours in groupby(messages, key=_role)
+        _build_turn(role, [{"text": _join_texts(neighbours)}])
+        for role, neighbours in groupby(messages, key=_map_role)
     ]
     if not turns or turns[0]["role"] == "model":
-        turns.insert(0, _turn("user", [{"text": _OPENING}]))
-    for tool_round in _without_shared_ids(rounds):
-        turns += _round(tool_round)
+        turns.insert(0, _build_turn("user", [{"text": _OPENING}]))
+    for tool_round in _remove_shared_ids(rounds):
+        turns += _build_round_turns(tool_round)
     return turns
 
 
-def _without_shared_ids(rounds: Sequence[ToolRound]) -> list[ToolRound]:
+def _remove_shared_ids(rounds: Sequence[ToolRound]) -> list[ToolRound]:
     """Return the rounds without ids that several calls have: results then follow their order."""
     states = [mapping(call.vendor_state) for each in rounds for call in each.calls]
     counts = Counter(state["id"] for state in states if "id" in state)
@@ -130,30 +128,30 @@ def _without_shared_ids(rounds: Sequence[ToolRound]) -> list[ToolRound]:
     return [replace(each, calls=list(map(alone, each.calls))) for each in rounds]
 
 
-def _joined(messages: Iterable[PromptMessage]) -> str:
+def _join_texts(messages: Iterable[PromptMessage]) -> str:
     return "\n\n".join(message.text for message in messages)
 
 
-def _role(message: PromptMessage) -> str:
+def _map_role(message: PromptMessage) -> str:
     return "model" if message.role == "assistant" else "user"
 
 
-def _turn(role: str, parts: list[Any]) -> dict[str, Any]:
+def _build_turn(role: str, parts: list[Any]) -> dict[str, Any]:
     return {"role": role, "parts": parts}
 
 
-def _round(tool_round: ToolRound) -> list[Any]:
+def _build_round_turns(tool_round: ToolRound) -> list[Any]:
     said = [{"text": tool_round.text}] if tool_round.text else []
-    asked = [_call_part(call) for call in tool_round.calls if call.name]
+    asked = [_build_call_part(call) for call in tool_round.calls if call.name]
     answered = [
-        _result_part(call, result)
+        _build_result_part(call, result)
         for call, result in zip(tool_round.calls, tool_round.results, strict=True)
     ]
-    turns = _turn("model", said + asked), _turn("user", answered)
+    turns = _build_turn("model", said + asked), _build_turn("user", answered)
     return [turn for turn in turns if turn["parts"]]
 
 
-def _call_part(call: ToolCall) -> dict[str, Any]:
+def _build_call_part(call: ToolCall) -> dict[str, Any]:
     state = mapping(call.vendor_state)
     part: dict[str, Any] = {"functionCall": {"name": call.name, "args": dict(call.arguments)}}
     if identifier := state.get("id"):
@@ -163,7 +161,7 @@ def _call_part(call: ToolCall) -> dict[str, Any]:
     return part
 
 
-def _result_part(call: ToolCall, result: Any) -> dict[str, Any]:
+def _build_result_part(call: ToolCall, result: Any) -> dict[str, Any]:
     if not call.name:  # it would be refused: what is answered to it is said to the model
         return {"text": result if isinstance(result, str) else json.dumps(result)}
     response = mapping(result) or {"output": result}
@@ -173,7 +171,7 @@ def _result_part(call: ToolCall, result: Any) -> dict[str, Any]:
     return {"functionResponse": answer}
 
 
-def _generation_config(sampling: Sampling, *, thinks: bool, show_thoughts: bool) -> dict[str, Any]:
+def _map_settings(sampling: Sampling, *, thinks: bool, show_thoughts: bool) -> dict[str, Any]:
     values = {
         "temperature": sampling.temperature,
         "topP": sampling.top_p,
@@ -194,7 +192,7 @@ def _generation_config(sampling: Sampling, *, thinks: bool, show_thoughts: bool)
     return config
 
 
-def declarations(tools: Sequence[Tool]) -> list[Any]:
+def declare_tools(tools: Sequence[Tool]) -> list[Any]:
     """The tools, with their JSON Schemas as they are."""
     functions = [
         {
@@ -207,7 +205,7 @@ def declarations(tools: Sequence[Tool]) -> list[Any]:
     return [{"functionDeclarations": functions}]
 
 
-def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+def build_response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     """What asks for JSON of `schema`, in `generationConfig`."""
     return {"responseMimeType": "application/json", "responseJsonSchema": dict(schema)}
 
@@ -236,14 +234,14 @@ class ResponseReader:
         """See `AnswerReader`."""
         response = mapping(event)
         usage = read_usage(mapping(response.get("usageMetadata")))
-        if blocked := _word(mapping(response.get("promptFeedback")), "blockReason"):
+        if blocked := _get_word(mapping(response.get("promptFeedback")), "blockReason"):
             return Delta(usage=usage, finish="safety", reason=blocked)
         candidate = mapping(next(iter(sequence(response.get("candidates"))), None))
         parts = sequence(mapping(candidate.get("content")).get("parts"))
-        word = _word(candidate, "finishReason")
+        word = _get_word(candidate, "finishReason")
         pieces = list(chain.from_iterable(_read_part(mapping(each)) for each in parts))
-        if self._answers_calls and word in _BROKEN:
-            pieces.append(unreadable_call(f"The call could not be read: {word}."))
+        if self._answers_calls and word in _MALFORMED_CALLS:
+            pieces.append(make_unreadable_call(f"The call could not be read: {word}."))
         return Delta(
             pieces=tuple(pieces),
             usage=usage,
@@ -257,17 +255,17 @@ class ResponseReader:
 
 
 def _read_part(part: Mapping[str, Any]) -> Iterator[TextPiece | ThinkingPiece | ToolCall]:
-    if text := _text(part, "text"):
+    if text := _get_text(part, "text"):
         yield ThinkingPiece(text) if part.get("thought") is True else TextPiece(text)
     if call := mapping(part.get("functionCall")):
-        call_id, signature = _text(call, "id"), _text(part, "thoughtSignature")
+        call_id, signature = _get_text(call, "id"), _get_text(part, "thoughtSignature")
         state: dict[str, str] = {}
         if call_id:
             state["id"] = call_id
         if signature:
             state["thought_signature"] = signature
         yield from read_calls(
-            _text(call, "name"),
+            _get_text(call, "name"),
             call.get("args"),
             call_id=call_id,
             vendor_state=state or None,
@@ -278,28 +276,28 @@ def read_usage(reported: Mapping[str, Any]) -> TokenUsage | None:
     """Return the usage. Gemini counts thoughts beside the reply; `TokenUsage` counts them in it."""
     if "promptTokenCount" not in reported:
         return None
-    thinking = _number(reported, "thoughtsTokenCount")
+    thinking = _get_number(reported, "thoughtsTokenCount")
     return TokenUsage(
-        prompt_tokens=_number(reported, "promptTokenCount")
-        + _number(reported, "toolUsePromptTokenCount"),
-        completion_tokens=_number(reported, "candidatesTokenCount") + thinking,
-        cached_tokens=_number(reported, "cachedContentTokenCount"),
+        prompt_tokens=_get_number(reported, "promptTokenCount")
+        + _get_number(reported, "toolUsePromptTokenCount"),
+        completion_tokens=_get_number(reported, "candidatesTokenCount") + thinking,
+        cached_tokens=_get_number(reported, "cachedContentTokenCount"),
         thinking_tokens=thinking,
     )
 
 
-def _text(value: Mapping[str, Any], name: str) -> str:
+def _get_text(value: Mapping[str, Any], name: str) -> str:
     member = value.get(name)
     return member if isinstance(member, str) else ""
 
 
-def _word(value: Mapping[str, Any], name: str) -> str:
+def _get_word(value: Mapping[str, Any], name: str) -> str:
     """Return a value of an enumeration; what is unspecified says nothing."""
-    word = _text(value, name)
+    word = _get_text(value, name)
     return "" if word.endswith("_UNSPECIFIED") else word
 
 
-def _number(value: Mapping[str, Any], name: str) -> int:
+def _get_number(value: Mapping[str, Any], name: str) -> int:
     member = value.get(name)
     return member if isinstance(member, int) else 0
 
@@ -420,13 +418,13 @@ class GeminiModel(ServerModel[GeminiProvider]):
         return f"{base}/{API_VERSION}/{name}:{method}"
 
     def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        body = request_body(
+        body = build_request_body(
             request.shaped_prompt, request.sampling, thinks=self._thinks, show_thoughts=stream
         )
         if request.tools:
-            body["tools"] = declarations(request.tools)
+            body["tools"] = declare_tools(request.tools)
         if request.schema is not None:
-            body["generationConfig"] |= response_format(request.schema)
+            body["generationConfig"] |= build_response_format(request.schema)
         return body
 
     def _reader(self, request: ModelRequest) -> AnswerReader:

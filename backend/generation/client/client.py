@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from backend.generation.client.sse import DONE, EventReader, parse_json_bytes, read_json_lines
 from backend.generation.json_text import mapping, sequence
 from backend.generation.model import ModelMalformedAnswerError
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from backend.generation.client.network import NetworkPolicy
 
-END_TIMEOUT = 0.1
+END_SECONDS = 0.1
 """Seconds for a server to close its answer after the last event. A server that does not loses its
 connection."""
 
@@ -46,7 +45,7 @@ MAX_VALUE_BYTES = 4 * 2**20
 _MAX_ERROR_BYTES = 2**16
 """The size of an error that is parsed. Only the beginning of a larger one is read, as text."""
 
-_LONGEST_TEXT = 4_000
+_MAX_ERROR_TEXT_BYTES = 4_000
 """Bytes of an error that is not JSON: enough to tell what it is."""
 
 
@@ -108,8 +107,8 @@ class ModelClient:
         """Send a request and return the JSON of its answer. Raise `ServerError`."""
         response = await self.open(url, body)
         async with aclosing(response):
-            value = _parsed(response, await _read_at_most(response, MAX_VALUE_BYTES))
-        return _checked(response, value)
+            value = _parse_answer(response, await _read_at_most(response, MAX_VALUE_BYTES))
+        return _check_value(response, value)
 
     async def post_raw(self, url: str, body: Mapping[str, Any]) -> bytes:
         """Send a request and return the bytes of its answer, unparsed. Raise `ServerError`."""
@@ -122,8 +121,8 @@ class ModelClient:
         async with self.http.stream("GET", url, headers=_JSON_HEADERS) as response:
             data = await _read_at_most(response, MAX_RESOURCE_BYTES)
         if not response.is_success:
-            raise _refusal(response, data)
-        return _parsed(response, data)
+            raise _make_server_error(response, data)
+        return _parse_answer(response, data)
 
     async def open(self, url: str, body: Mapping[str, Any]) -> httpx2.Response:
         """Send a request and return its answer, whose body is unread. Raise `ServerError`."""
@@ -133,7 +132,7 @@ class ModelClient:
         if response.is_success:
             return response
         async with aclosing(response):
-            raise _refusal(response, await _read_at_most(response, MAX_VALUE_BYTES))
+            raise _make_server_error(response, await _read_at_most(response, MAX_VALUE_BYTES))
 
     async def _send(self, url: str, content: bytes) -> httpx2.Response:
         """Send a request. If the connection was closed before an answer, send it once more.
@@ -227,7 +226,7 @@ class AnswerStream:
                     await _read_rest(rest)
                     return
                 has_event, self.is_empty = True, False
-                yield _checked(self._response, value, in_stream=True)
+                yield _check_value(self._response, value, in_stream=True)
             if not has_event:
                 yield None
             part = await anext(rest, None)
@@ -236,7 +235,7 @@ class AnswerStream:
                 self.is_done = True
                 return
             self.is_empty = False
-            yield _checked(self._response, value, in_stream=True)
+            yield _check_value(self._response, value, in_stream=True)
 
     async def _read_unframed(
         self, head: bytes, rest: AsyncIterator[bytes]
@@ -255,16 +254,16 @@ class AnswerStream:
         except ValueError:
             values = read_json_lines(data)
         if not values:
-            raise _refusal(self._response, data)
+            raise _make_server_error(self._response, data)
         for value in values:
             if value is DONE:
                 self.is_done = True
                 return
             self.is_empty = False
-            yield _checked(self._response, value, in_stream=not self.is_whole)
+            yield _check_value(self._response, value, in_stream=not self.is_whole)
 
 
-def _checked(response: httpx2.Response, value: Any, *, in_stream: bool = False) -> Any:
+def _check_value(response: httpx2.Response, value: Any, *, in_stream: bool = False) -> Any:
     """Return the value of an answer or event. Raise `ServerError` if it is an error."""
     first = next(iter(sequence(value)), value)  # Gemini sends a list outside of streams
     members = mapping(first)
@@ -273,17 +272,17 @@ def _checked(response: httpx2.Response, value: Any, *, in_stream: bool = False) 
     return value
 
 
-def _parsed(response: httpx2.Response, data: bytes) -> Any:
+def _parse_answer(response: httpx2.Response, data: bytes) -> Any:
     """Return the JSON of an answer. Raise `ServerError` if it is something else."""
     try:
         return parse_json_bytes(data.lstrip(_BLANK))
     except ValueError:
-        raise _refusal(response, data) from None
+        raise _make_server_error(response, data) from None
 
 
-def _refusal(response: httpx2.Response, data: bytes) -> ServerError:
+def _make_server_error(response: httpx2.Response, data: bytes) -> ServerError:
     """Return the error for an answer that is one by its status, or that is not JSON."""
-    body: Any = data[:_LONGEST_TEXT].decode(errors="replace").strip()
+    body: Any = data[:_MAX_ERROR_TEXT_BYTES].decode(errors="replace").strip()
     if len(data) <= _MAX_ERROR_BYTES:
         with suppress(ValueError):  # a web page of a proxy
             body = parse_json_bytes(data)
@@ -305,7 +304,7 @@ async def _read_at_most(response: httpx2.Response, most: int) -> bytes:
 async def _read_rest(received: AsyncIterator[bytes]) -> None:
     """Read what follows the end of a reply, so that its connection can be used again."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(END_TIMEOUT):
+        async with asyncio.timeout(END_SECONDS):
             async for _ in received:
                 pass
 
@@ -326,7 +325,7 @@ def make_http_client(
     """
     import httpx2  # noqa: PLC0415 - a tenth of a second: not at start-up
 
-    from backend.generation.client.transport import ACCEPT_ENCODING, Transport  # noqa: PLC0415 - likewise
+    from backend.generation.client.transport import ACCEPT_ENCODING, ProviderTransport  # noqa: PLC0415 - likewise
 
     timeout = httpx2.Timeout(None, connect=connect_timeout)
 
@@ -338,7 +337,7 @@ def make_http_client(
         request.extensions["timeout"] = timeout.as_dict()
 
     return httpx2.AsyncClient(
-        transport=Transport(network),
+        transport=ProviderTransport(network),
         timeout=timeout,
         trust_env=False,
         follow_redirects=False,

@@ -53,10 +53,10 @@ Network = IPv4Network | IPv6Network
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a name, for a port. Raises `socket.gaierror`."""
 
-MOST_TRIED = 4
+MAX_TRIED_ADDRESSES = 4
 """Addresses of one name that a connection tries."""
 
-_LOOKUPS_AT_ONCE = 16
+_MAX_LOOKUPS = 16
 """A name server that a user chose may be slow; the threads that wait for it are these alone."""
 
 _LOOPBACK = ("127.0.0.0/8", "::1")
@@ -67,11 +67,11 @@ _WORDS = {
 }
 
 
-def _networks(*texts: str) -> tuple[Network, ...]:
+def _parse_networks(*texts: str) -> tuple[Network, ...]:
     return tuple(map(ip_network, texts))
 
 
-_NOT_PUBLIC = _networks(
+_NOT_PUBLIC = _parse_networks(
     *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16"),
     *("172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24"),
     *("192.88.99.0/24", "192.168.0.0/16", "192.175.48.0/24", "198.18.0.0/15"),
@@ -98,7 +98,7 @@ _METADATA = frozenset(
 """Where clouds answer their machines with credentials, and what stands beside it: one of them has
 to be named by itself. 168.63.129.16 is Azure's, and looks public."""
 
-_NEVER_ON_THE_PAGE = _networks(
+_NEVER_ON_THE_PAGE = _parse_networks(
     *("0.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3", "::/128", "fe80::/10", "ff00::/8")
 )
 """Link-local, multicast and reserved addresses: only the setting can name them."""
@@ -171,7 +171,7 @@ class AllowedAddress(msgspec.Struct, frozen=True):
     port: int
 
     def __str__(self) -> str:
-        return f"{_bracket(self.host)}:{self.port}"
+        return f"{_add_brackets(self.host)}:{self.port}"
 
 
 class NetworkPolicy:
@@ -201,19 +201,19 @@ class NetworkPolicy:
         in_container: bool = False,
         resolve: Resolver | None = None,
     ) -> None:
-        self._allowed = [each for entry in allowed for each in _entry(entry)]
+        self._allowed = [each for entry in allowed for each in _parse_entry(entry)]
         self.own_port = own_port
         self.decides_alone = decides_alone
         self.listed: frozenset[AllowedAddress] = frozenset()
         self._in_container = in_container
-        self._lookups = CapacityLimiter(_LOOKUPS_AT_ONCE)
+        self._lookups = CapacityLimiter(_MAX_LOOKUPS)
         self._resolve = resolve or self._look_up
 
     @classmethod
     def from_settings(cls, settings: Settings) -> NetworkPolicy:
         """What the settings say; by default loopback, if nobody but this machine is served."""
         allowed = settings.provider_networks
-        if not allowed and _serves_this_machine_alone(settings):
+        if not allowed and _serves_only_this_machine(settings):
             allowed = ("loopback",)
         return cls(
             allowed,
@@ -236,7 +236,7 @@ class NetworkPolicy:
         """
         name = host.strip().lower().removesuffix(".")
         try:
-            address = _literal(name.removeprefix("[").removesuffix("]"))
+            address = _parse_address(name.removeprefix("[").removesuffix("]"))
         except AddressRefusedError as error:
             raise ValidationError(f"host: {error.detail}") from None
         if address is None and not _HOST.fullmatch(name):
@@ -258,7 +258,7 @@ class NetworkPolicy:
         if isinstance(address, IPv6Address):
             if address.scope_id is not None:
                 return False
-            inner = _inside(address)
+            inner = _find_inner_address(address)
             if inner is not None and not self.allows(inner, port, is_plain=is_plain, host=host):
                 return False
         if port == self.own_port and (address.is_loopback or address.is_unspecified):
@@ -290,7 +290,7 @@ class NetworkPolicy:
             raise AddressRefusedError("A provider's URL must begin with http:// or https://.")
         if "@" in parts.netloc:
             raise AddressRefusedError("A provider's URL must not contain a user name or password.")
-        address = _literal(parts.hostname)
+        address = _parse_address(parts.hostname)
         is_plain = parts.scheme == "http"
         if address is not None and not self.allows(address, port, is_plain=is_plain):
             raise self._refusal(parts.hostname, port, is_plain=is_plain, address=address)
@@ -309,7 +309,7 @@ class NetworkPolicy:
                 an administrator has allowed and has no address.
         """
         name = host.lower().removesuffix(".")
-        address = _literal(host)
+        address = _parse_address(host)
         found = [address] if address is not None else await self._found(name, port)
         allowed = [
             str(each)
@@ -317,7 +317,7 @@ class NetworkPolicy:
             if self.allows(each, port, is_plain=is_plain, host=name)
         ]
         if allowed:
-            return allowed[:MOST_TRIED]
+            return allowed[:MAX_TRIED_ADDRESSES]
         if not found and not self.decides_alone and AllowedAddress(name, port) in self.listed:
             raise self._unreachable(name, "has no address")
         raise self._refusal(host, port, is_plain=is_plain, address=address)
@@ -345,7 +345,7 @@ class NetworkPolicy:
         self, host: str, port: int, *, is_plain: bool, address: Address | None
     ) -> AddressRefusedError:
         """Return the error that says why a host is refused, and who can change that."""
-        url = _url(host, port, is_plain=is_plain)
+        url = _format_url(host, port, is_plain=is_plain)
         can_be_listed, instead = True, None
         if self._is_own(host, port):
             why = f"{url} is Talekeeper itself."
@@ -357,7 +357,7 @@ class NetworkPolicy:
             instead = HOST_NAME
             why = (
                 f"{url} is in the container that Talekeeper runs in. Your machine is at "
-                f"{_url(instead, port, is_plain=is_plain)}."
+                f"{_format_url(instead, port, is_plain=is_plain)}."
             )
         elif address is None:
             why = (
@@ -394,13 +394,13 @@ class NetworkPolicy:
         return [str(sockaddr[0]) for *_, sockaddr in found]
 
 
-def _entry(text: str) -> Sequence[tuple[Network, int | None]]:
+def _parse_entry(text: str) -> Sequence[tuple[Network, int | None]]:
     """The networks that an entry of the setting names, and the port if it names one."""
     name, port = text, None
     if match := _ENTRY_WITH_PORT.fullmatch(text):
         name, port = match["network"].strip("[]"), int(match["port"])
     try:
-        return [(network, port) for network in _networks(*_WORDS.get(name, (name,)))]
+        return [(network, port) for network in _parse_networks(*_WORDS.get(name, (name,)))]
     except ValueError:
         raise ProviderNetworksError(
             f"TALEKEEPER_PROVIDER_NETWORKS: {text!r} is not a keyword (loopback, private, none) "
@@ -408,7 +408,7 @@ def _entry(text: str) -> Sequence[tuple[Network, int | None]]:
         ) from None
 
 
-def _literal(host: str) -> Address | None:
+def _parse_address(host: str) -> Address | None:
     """The address that a host is in numbers; None for a name.
 
     Raises `AddressRefusedError` for an address in another spelling than the usual one.
@@ -423,7 +423,7 @@ def _literal(host: str) -> Address | None:
         ) from None
 
 
-def _inside(address: IPv6Address) -> IPv4Address | None:
+def _find_inner_address(address: IPv6Address) -> IPv4Address | None:
     """The IPv4 address that a connection to an IPv6 address may come out at."""
     if address.teredo is not None:
         return address.teredo[1]
@@ -440,20 +440,20 @@ def _is_public(address: Address) -> bool:
 
 def _can_be_listed(address: Address) -> bool:
     """True if administrators can allow the address on the page."""
-    if isinstance(address, IPv6Address) and (address.scope_id or _inside(address)):
+    if isinstance(address, IPv6Address) and (address.scope_id or _find_inner_address(address)):
         return False
     return address not in _METADATA and not any(address in each for each in _NEVER_ON_THE_PAGE)
 
 
-def _bracket(host: str) -> str:
+def _add_brackets(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _url(host: str, port: int, *, is_plain: bool) -> str:
-    return f"{'http' if is_plain else 'https'}://{_bracket(host)}:{port}"
+def _format_url(host: str, port: int, *, is_plain: bool) -> str:
+    return f"{'http' if is_plain else 'https'}://{_add_brackets(host)}:{port}"
 
 
-def _serves_this_machine_alone(settings: Settings) -> bool:
+def _serves_only_this_machine(settings: Settings) -> bool:
     """True if the server listens on loopback alone, and no proxy is known to bring others to it."""
     names = [settings.host, *settings.allowed_hosts]
     if settings.public_origin:

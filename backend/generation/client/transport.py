@@ -31,19 +31,19 @@ MAX_ANSWER_BYTES = 8 * 2**20
 MAX_TRUSTED_ANSWER_BYTES = 64 * 2**20
 """The same for servers that the operator named: 2,048 vectors written as numbers."""
 
-_PART_BYTES = 64
+_BYTES_PER_PART = 64
 """What each received part counts for beside its bytes: a server may send them one by one."""
 
 _INFLATED_BYTES = 2**16
 _GZIP = frozenset({"gzip", "x-gzip"})
 _BLANK_LINES = (b"\n\n", b"\r\n\r\n", b"\r\r")
-_BEFORE_LAST_ADDRESS = 2.0
+_ADDRESS_SECONDS = 2.0
 """Seconds for a connection to an address, if there is another one to try."""
 
 _is_plain: ContextVar[bool] = ContextVar("is_plain", default=True)
 
 
-class Transport(httpx2.AsyncHTTPTransport):
+class ProviderTransport(httpx2.AsyncHTTPTransport):
     """The transport of one provider's client. Heads of answers are capped by httpcore, at 100 KiB.
 
     Args:
@@ -112,7 +112,7 @@ class _CheckedNetwork(httpcore2.AsyncNetworkBackend):
                 for address in others:
                     try:
                         return await self._network.connect_tcp(
-                            address, port, _BEFORE_LAST_ADDRESS, local_address, socket_options
+                            address, port, _ADDRESS_SECONDS, local_address, socket_options
                         )
                     except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
                         continue
@@ -179,7 +179,7 @@ class _BoundedBody(httpx2.AsyncByteStream):
             raise ModelMalformedAnswerError("The model's server sent a damaged answer.") from None
 
     def _count(self, piece: bytes) -> None:
-        self._whole += len(piece) + _PART_BYTES
+        self._whole += len(piece) + _BYTES_PER_PART
         if self._is_stream:
             seen = self._last + piece  # a blank line may be cut in two
             self._last = seen[-3:]

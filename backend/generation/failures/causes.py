@@ -109,17 +109,17 @@ def read_sizes(text: str, numbers: Mapping[str, int]) -> tuple[int | None, int |
         text: The provider's words in lower case.
         numbers: Members of the body: `n_ctx` and `n_prompt_tokens` of llama.cpp.
     """
-    window, needed = _size(numbers.get("n_ctx")), _size(numbers.get("n_prompt_tokens"))
+    window, needed = _check_size(numbers.get("n_ctx")), _check_size(numbers.get("n_prompt_tokens"))
     match = next(filter(None, (pattern.search(text) for pattern in _WITH_NUMBERS)), None)
     if match is not None:
         said = {name: int(size.replace(",", "")) for name, size in match.groupdict().items()}
-        window = window or _size(said["WINDOW"])
+        window = window or _check_size(said["WINDOW"])
         if needed is None and "NEEDED" in said:
-            needed = _size(said["NEEDED"] + said.get("REPLY", 0))
+            needed = _check_size(said["NEEDED"] + said.get("REPLY", 0))
     return window, needed
 
 
-def _size(number: int | None) -> int | None:
+def _check_size(number: int | None) -> int | None:
     return number if number is not None and 0 < number <= MAX_WINDOW else None
 
 
@@ -230,12 +230,12 @@ class _Rule:
     words: re.Pattern[str]
 
 
-def _rule(cause: Cause, *statuses: int, codes: str = "", words: str) -> _Rule:
+def _make_rule(cause: Cause, *statuses: int, codes: str = "", words: str) -> _Rule:
     return _Rule(cause, frozenset(codes.split()), frozenset(statuses), re.compile(words))
 
 
 _RULES = (
-    _rule(
+    _make_rule(
         "credit",
         *(400, 401, 402, 403, 429),
         codes="insufficient_quota billing_error billing_hard_limit_reached billing_not_active "
@@ -249,7 +249,7 @@ _RULES = (
         r"|specified api usage limits|requires billing|billing (?:hard )?limit"
         r"|account is not active|in good standing|余额不足|欠费",
     ),
-    _rule(
+    _make_rule(
         "filter",
         *(400, 403, 422),
         codes="content_filter content_policy_violation responsibleaipolicyviolation contentfilter "
@@ -259,20 +259,20 @@ _RULES = (
         r"|flagged (?:as|by|for) |content management policy|content filter|usage polic(?:y|ies)"
         r"|content exists risk|inappropriate content|safety system",
     ),
-    _rule(
+    _make_rule(
         "region",
         *(400, 401, 403, 451),
         codes="unsupported_country_region_territory unsupported_country",
         words=r"location is not supported|country, region,? or territory|request not allowed"
         r"|not (?:available|supported) in (?:your|this) (?:country|region|location)",
     ),
-    _rule(
+    _make_rule(
         "data_policy",
         *(400, 403, 404, 502, 503),
         words=r"data policy|no allowed providers|guardrail restrictions|zero data retention"
         r"|no endpoints .{0,80}privacy",
     ),
-    _rule(
+    _make_rule(
         "missing_model",
         *(400, 403, 404, 422, 500, 503),
         codes="model_not_found model_not_exist modelnotfound invalid_model model_not_available",
@@ -283,26 +283,26 @@ _RULES = (
         r"|^model: |try pulling it first|no models? (?:is |are )?(?:currently )?loaded"
         r"|no available channel|(?:access to|find) (?:the )?model",
     ),
-    _rule(
+    _make_rule(
         "key",
         *(400, 401, 403),
         codes="api_key_invalid invalid_api_key authentication_error api_key_service_blocked",
         words=r"api[ _-]?key (?:is |has )?(?:not valid|invalid|missing|expired|not found|required)"
         r"|(?:incorrect|invalid|missing|no) (?:api|x-api|auth)\w{0,12}[ _-]?(?:key|credentials)",
     ),
-    _rule(
+    _make_rule(
         "rate_limit",
         *(403, 413, 429, 500, 503),
         codes=" ".join(_RATE_CODES),
         words=r"rate[ -]?limit|too many requests|tokens per (?:minute|day)",
     ),
-    _rule(
+    _make_rule(
         "loading",
         *(409, 425, 500, 502, 503),
         words=r"loading (?:the )?model|(?:is|still|being) (?:currently )?(?:loading|warming up)"
         r"|model .{0,100}being loaded|not (?:yet )?ready",
     ),
-    _rule(
+    _make_rule(
         "busy",
         *(400, 409, 500, 502, 503),
         codes="overloaded_error overloaded engine_overloaded_error",

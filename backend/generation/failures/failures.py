@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 
 from backend.generation.client.client import ServerError
 from backend.generation.failures.causes import Cause, find_cause, find_status, read_sizes
-from backend.generation.failures.provider_faults import ProviderFault, code_words, read_fault
-from backend.generation.failures.retry_times import find_wait
+from backend.generation.failures.provider_faults import ProviderFault, find_code_words, read_fault
 from backend.generation.model import (
     ModelAuthError,
     ModelBlockedError,
@@ -126,37 +125,37 @@ class FailureSource:
 def find_failure(error: BaseException, source: FailureSource) -> ModelError:
     """Return the error of a request to a provider as the one that names its cause."""
     if isinstance(error, ServerError):
-        return answer_failure(error, source)
-    causes = list(_causes(error))
+        return convert_server_error(error, source)
+    causes = list(_find_causes(error))
     own = next((each for each in causes if isinstance(each, ModelError)), None)
     if own is not None and source.is_own:
         own.disclose()
-    return own or connection_failure(error, source)
+    return own or convert_connection_error(error, source)
 
 
-def answer_failure(answer: ServerError, source: FailureSource) -> ModelError:
+def convert_server_error(answer: ServerError, source: FailureSource) -> ModelError:
     """Return the error for an answer of a provider that is not a reply."""
     fault = read_fault(answer.body, answer.headers.get("content-type", ""))
     cause = find_cause(answer, fault)
-    facts = _facts(answer, fault, source)
+    facts = _describe_answer(answer, fault, source)
     words = fault.quote(source.secrets)
     match cause:
         case "overflow":
             window, needed = read_sizes(fault.text, dict(fault.numbers))
-            detail = facts + _overflow_advice(window, needed)
+            detail = facts + _advise_on_overflow(window, needed)
             error: ModelError = ModelContextOverflowError(detail, window=window, needed=needed)
         case "rate_limit":
             wait = find_wait(answer.headers, fault.waits, fault.text)
-            error = ModelRateLimitError(facts + _wait_advice(wait), retry_after=wait)
+            error = ModelRateLimitError(facts + _advise_on_wait(wait), retry_after=wait)
         case "filter":
-            reason = ", ".join(code_words(*fault.reasons, secrets=source.secrets)) or next(
-                iter(code_words(*fault.codes, secrets=source.secrets)), ""
+            reason = ", ".join(find_code_words(*fault.reasons, secrets=source.secrets)) or next(
+                iter(find_code_words(*fault.codes, secrets=source.secrets)), ""
             )
             advice = "Change the text, or choose another model."
             error = ModelBlockedError(facts + advice, reason=reason)
         case "redirect":
             advice = "Redirects are not followed. Set the right address for the provider."
-            host = _redirect_host(answer, source)
+            host = _find_redirect_host(answer, source)
             named = f"It leads to {host}. " if host else ""
             error = ModelRedirectError(facts + advice)
             return source.restrict(error, detail=facts + named + advice, provider_message=words)
@@ -166,9 +165,9 @@ def answer_failure(answer: ServerError, source: FailureSource) -> ModelError:
     return source.restrict(error, provider_message=words)
 
 
-def connection_failure(error: BaseException, source: FailureSource) -> ModelError:
+def convert_connection_error(error: BaseException, source: FailureSource) -> ModelError:
     """Return the error for a request without an answer, or with one that ended too early."""
-    causes = list(_causes(error))
+    causes = list(_find_causes(error))
     names = {type(each).__name__ for each in causes}
     who, address = source.who, show_address(source.base_url) or "the provider"
     tls = next((each for each in causes if isinstance(each, ssl.SSLError)), None)
@@ -178,7 +177,7 @@ def connection_failure(error: BaseException, source: FailureSource) -> ModelErro
         public = f"{who} cannot be found: its name has no address."
         named = f"Cannot find {address}: the name has no address. Check its spelling."
     elif tls is not None:
-        hint = _tls_hint(tls)
+        hint = _explain_tls_error(tls)
         public = f"{who} cannot be reached safely: {hint}"
         named = f"Cannot connect to {address} safely: {hint}"
     elif names & {"ConnectTimeout", "PoolTimeout"}:
@@ -219,16 +218,16 @@ def show_address(url: str) -> str:
     return f"{parts.scheme}://{host}{port}{parts.path}" if host else ""
 
 
-def _facts(answer: ServerError, fault: ProviderFault, source: FailureSource) -> str:
+def _describe_answer(answer: ServerError, fault: ProviderFault, source: FailureSource) -> str:
     """Status and code words, which every user may see."""
     status = find_status(answer, fault)
-    words = code_words(*fault.codes, secrets=source.secrets)[:_MAX_CODES_SHOWN]
+    words = find_code_words(*fault.codes, secrets=source.secrets)[:_MAX_CODES_SHOWN]
     quoted = " ".join((*([] if status is None else [str(status)]), *words))
     verb = "reported" if answer.in_stream else "answered"
     return f"{source.who} {verb} {quoted}. " if quoted else ""
 
 
-def _overflow_advice(window: int | None, needed: int | None) -> str:
+def _advise_on_overflow(window: int | None, needed: int | None) -> str:
     shown = ""
     if needed is not None:
         shown = f"The prompt with the reply takes {needed:,} tokens. "
@@ -237,7 +236,7 @@ def _overflow_advice(window: int | None, needed: int | None) -> str:
     return shown + "Lower the context size, or load the model with a larger window."
 
 
-def _wait_advice(wait: float | None) -> str:
+def _advise_on_wait(wait: float | None) -> str:
     if wait is None:
         return "Wait a moment, then try again."
     if wait < 120:  # noqa: PLR2004 - two minutes
@@ -245,7 +244,7 @@ def _wait_advice(wait: float | None) -> str:
     return f"Wait {ceil(wait / 60)} minutes, then try again."
 
 
-def _redirect_host(answer: ServerError, source: FailureSource) -> str:
+def _find_redirect_host(answer: ServerError, source: FailureSource) -> str:
     try:
         target = urlsplit(answer.headers.get("location", "")[:2_000])
         own = urlsplit(source.base_url)
@@ -259,7 +258,7 @@ def _redirect_host(answer: ServerError, source: FailureSource) -> str:
     return host
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _find_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, its causes, and the members of groups among them, each once."""
     waiting, seen = [error], set[int]()
     while waiting:
@@ -273,7 +272,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         waiting += [cause for cause in (each.__cause__, each.__context__) if cause is not None]
 
 
-def _tls_hint(error: ssl.SSLError) -> str:
+def _explain_tls_error(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return "its certificate is not trusted. Check the address and the certificate."
     if error.reason in {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"}:

@@ -127,14 +127,14 @@ def read_fault(body: object, content_type: str = "") -> ProviderFault:
         body = body[:_MAX_BODY_CHARS]
         is_html = content_type.startswith("text/html") and not body.isspace()
         if body and (is_html or _is_page(body)):
-            return ProviderFault(sentences=_clean(_page_title(body)), is_page=True)
+            return ProviderFault(sentences=_clean(_find_page_title(body)), is_page=True)
         if cut := _CUT_MESSAGE.search(body):
             with suppress(ValueError):  # a broken escape: the text as it is
                 body = {"message": json.loads(f'"{cut[1]}"'), "code": _find_codes(body)}
     return _Collector().collect(body)
 
 
-def code_words(*values: object, secrets: Iterable[str] = ()) -> tuple[str, ...]:
+def find_code_words(*values: object, secrets: Iterable[str] = ()) -> tuple[str, ...]:
     """Return those of `values` that are code words, each once, without sentences and keys."""
     keys = [secret for secret in secrets if secret]
     return tuple(
@@ -151,7 +151,7 @@ def code_words(*values: object, secrets: Iterable[str] = ()) -> tuple[str, ...]:
 
 def remove_keys(text: str, secrets: Iterable[str]) -> str:
     """Replace the secrets, and anything that looks like a key or a token, in a text."""
-    for secret in sorted(_secret_forms(secrets), key=len, reverse=True):
+    for secret in sorted(_list_secret_forms(secrets), key=len, reverse=True):
         pattern = re.escape(secret)
         if len(secret) < _SHORT_SECRET:  # it may be a part of any word
             pattern = rf"(?<!\w){pattern}(?!\w)"
@@ -160,7 +160,7 @@ def remove_keys(text: str, secrets: Iterable[str]) -> str:
     return _LONG_RUN.sub(lambda run: REMOVED if _is_random(run[0]) else run[0], text)
 
 
-def _secret_forms(secrets: Iterable[str]) -> set[str]:
+def _list_secret_forms(secrets: Iterable[str]) -> set[str]:
     """The secrets as they may be quoted: whole, word by word, and as part of a URL."""
     forms: set[str] = set()
     for secret in filter(None, map(str.strip, secrets)):
@@ -220,7 +220,7 @@ class _Collector:
             if type(number := members.get(name)) is int:
                 self._numbers.setdefault(name, number)
         self._waits += [members[name] for name in _WAITS if name in members]
-        for reason in _filter_reasons(members):
+        for reason in _find_filter_reasons(members):
             self._reasons[reason] = None
         for name in dict.fromkeys((*_SENTENCES, *_NESTED)):
             value = members.get(name)
@@ -250,7 +250,7 @@ class _Collector:
             self._sentences |= dict.fromkeys(_clean(text[: 2 * MAX_SENTENCE_CHARS]))
 
 
-def _filter_reasons(members: Mapping[str, Any]) -> Iterator[str]:
+def _find_filter_reasons(members: Mapping[str, Any]) -> Iterator[str]:
     """OpenRouter's `reasons`, and the filters that Azure marks."""
     for name in _REASONS:
         for reason in sequence(members.get(name))[:_MAX_CODES]:
@@ -270,7 +270,7 @@ def _is_page(text: str) -> bool:
     return text.lstrip()[:20].lower().startswith(_PAGE_STARTS)
 
 
-def _page_title(page: str) -> str:
+def _find_page_title(page: str) -> str:
     """The title of a web page, or its first words if it is too simple to have one."""
     if title := _TITLE.search(page):
         return title[1]

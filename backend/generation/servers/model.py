@@ -20,7 +20,7 @@ from msgspec import structs
 from backend.generation.catalogue import MessageShape
 from backend.generation.client.client import ModelClient, ServerError
 from backend.generation.client.provider import ModelProvider
-from backend.generation.failures.refused_members import Refusal, read_refusal
+from backend.generation.failures.failures import Refusal, read_refusal
 from backend.generation.message_shapes import find_stricter_shape, shape_prompt
 from backend.generation.model import (
     Finish,
@@ -47,16 +47,16 @@ from backend.generation.servers.replies import (
     Delta,
     ReplyLimit,
     parse_value,
+    read_text,
+    read_tool_answer,
     relay,
-    said,
-    tool_answer,
 )
-from backend.generation.servers.window_evidence import window_after_refusal
+from backend.generation.servers.window_evidence import choose_window_after_refusal
 from backend.generation.thoughts import ThoughtReader
 
 ProviderT = TypeVar("ProviderT", bound="ModelProvider[Any, Any]")
 
-_MENDABLE = (ModelRequestError, ModelServerError)
+_ADAPTABLE_ERRORS = (ModelRequestError, ModelServerError)
 """Errors that another form of the request may mend. Templates of some servers fail with 500."""
 
 _REFUSES_START = ("prefill", "final `assistant` message")
@@ -208,14 +208,14 @@ class ServerModel(ABC, Generic[ProviderT]):
     ) -> ToolAnswer:
         """See `ChatModel`."""
         answer = await self._collect(self._request(prompt, sampling, tools=tools))
-        return tool_answer(answer, who=self._provider.who)
+        return read_tool_answer(answer, who=self._provider.who)
 
     async def structured(
         self, prompt: Prompt, schema: Mapping[str, Any], sampling: Sampling
     ) -> StructuredAnswer:
         """See `ChatModel`."""
         answer = await self._collect(self._request(prompt, sampling, schema=schema))
-        text, finish = said(answer, who=self._provider.who)
+        text, finish = read_text(answer, who=self._provider.who)
         value = parse_value(text, who=self._provider.who, finish=finish)
         return StructuredAnswer(value, answer.usage)
 
@@ -408,7 +408,7 @@ class ServerModel(ABC, Generic[ProviderT]):
             limits = (body.get(name) for name in _LIMIT_MEMBERS)
             failure.reply_limit = next((each for each in limits if isinstance(each, int)), None)
             self._learn_window(request.prompt, failure)
-        if not isinstance(failure, _MENDABLE):
+        if not isinstance(failure, _ADAPTABLE_ERRORS):
             raise failure
         if request.start and any(words in error.text for words in _REFUSES_START):
             self._remember_refused("start_reply_with")
@@ -428,7 +428,7 @@ class ServerModel(ABC, Generic[ProviderT]):
         known = self._provider.abilities.of(self.spec.name).window
         current = min(self.spec.context_window, known or self.spec.context_window)
         needed = refusal.needed or current - (prompt.reply_room or 0)
-        window = window_after_refusal(refusal.window, needed=needed, current=current)
+        window = choose_window_after_refusal(refusal.window, needed=needed, current=current)
         if window != known:
             self._provider.learn(self.spec.name, window=window)
 

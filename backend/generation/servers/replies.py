@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backend.generation.client.sse import CharacterJoiner
+from backend.generation.client.client import CharacterJoiner
 from backend.generation.declined_answers import check_declined
 from backend.generation.failures.failures import find_interruption
 from backend.generation.json_text import clean_text, parse_json
@@ -120,7 +120,9 @@ async def relay(
                     delta = await anext(deltas, None)
             except (TimeoutError, ModelError) as error:
                 if end is None:
-                    raise _broken(error, who, chunk_timeout, began=content.has_begun) from None
+                    raise _find_failure(
+                        error, who, chunk_timeout, began=content.has_begun
+                    ) from None
                 break
             if delta is None:
                 break
@@ -132,17 +134,17 @@ async def relay(
     finish = _check_end(end, who, content)
     if usage is not None:
         yield usage
-    yield Finish(finish_of(finish, called=bool(content.calls)))
+    yield Finish(find_finish(finish, called=bool(content.calls)))
 
 
 def _check_end(end: Delta | None, who: str, content: _Content) -> FinishReason:
     """Return why a reply ended. Raise `ModelError` if it is not a reply, or has no end."""
     if end is None and not content.has_begun:
-        raise _foreign_answer(who)
+        raise _make_foreign_error(who)
     if end is None or end.finish is None:
         raise ModelInterruptedError(f"{who} ended the stream before the model had finished.")
     if content.is_empty(end.finish):
-        raise _nothing_said(who, end.finish, end.reason)
+        raise _make_empty_error(who, end.finish, end.reason)
     return end.finish
 
 
@@ -171,20 +173,20 @@ class _PieceJoiner:
                 yield TextPiece(text)
 
 
-def finish_of(finish: FinishReason, *, called: bool) -> FinishReason:
+def find_finish(finish: FinishReason, *, called: bool) -> FinishReason:
     """Why a reply ended, where a server says "stop" although it calls."""
     return "tool_calls" if called and finish in {"stop", "other"} else finish
 
 
-def _broken(
+def _find_failure(
     error: TimeoutError | ModelError, who: str, chunk_timeout: float, *, began: bool
 ) -> ModelError:
     if isinstance(error, TimeoutError):
-        return _silence(who, chunk_timeout)
+        return _make_timeout_error(who, chunk_timeout)
     return find_interruption(error, who) if began else error
 
 
-def tool_answer(answer: Delta, *, who: str) -> ToolAnswer:
+def read_tool_answer(answer: Delta, *, who: str) -> ToolAnswer:
     """An answer that came as a whole, with its calls.
 
     Raises:
@@ -196,33 +198,33 @@ def tool_answer(answer: Delta, *, who: str) -> ToolAnswer:
     if problem := next((call.problem for call in calls if call.problem), None):
         raise ModelMalformedAnswerError(f"{who} made an invalid tool call. {problem}")
     if calls:
-        text, finish = _text(answer), finish_of(answer.finish or "other", called=True)
+        text, finish = _join_text(answer), find_finish(answer.finish or "other", called=True)
     else:
-        text, finish = said(answer, who=who)
+        text, finish = read_text(answer, who=who)
     return ToolAnswer(text=text, calls=calls, usage=answer.usage, finish=finish)
 
 
-def said(answer: Delta, *, who: str) -> tuple[str, FinishReason]:
+def read_text(answer: Delta, *, who: str) -> tuple[str, FinishReason]:
     """Text and finish of an answer that came as a whole.
 
     Raises:
         ModelBlockedError, ModelEmptyReplyError: There is no text.
         ModelForeignAnswerError: It is not an answer.
     """
-    text = _text(answer)
+    text = _join_text(answer)
     if text.strip():
         return text, answer.finish or "other"
     if answer.finish is None:
-        raise _foreign_answer(who)
-    raise _nothing_said(who, answer.finish, answer.reason)
+        raise _make_foreign_error(who)
+    raise _make_empty_error(who, answer.finish, answer.reason)
 
 
-def _text(answer: Delta) -> str:
+def _join_text(answer: Delta) -> str:
     pieces = (piece.text for piece in answer.pieces if isinstance(piece, TextPiece))
     return clean_text("".join(pieces))
 
 
-def _nothing_said(who: str, finish: FinishReason, reason: str) -> ModelError:
+def _make_empty_error(who: str, finish: FinishReason, reason: str) -> ModelError:
     """Return the error for a reply that finished without text (and, with tools, without a call)."""
     if finish == "safety":
         word = reason or finish
@@ -246,7 +248,7 @@ def _nothing_said(who: str, finish: FinishReason, reason: str) -> ModelError:
     )
 
 
-def _foreign_answer(who: str) -> ModelForeignAnswerError:
+def _make_foreign_error(who: str) -> ModelForeignAnswerError:
     return ModelForeignAnswerError(
         f"{who} answered with something that is not a reply. Check the address of the provider: "
         "most addresses end in /v1."
@@ -265,7 +267,7 @@ def parse_value(text: str, *, who: str, finish: FinishReason) -> Any:
     if bare.startswith("```"):
         bare = bare.strip("`").removeprefix("json")
     try:
-        return parse_json(bare if _may_be_json(bare) else _within(text))
+        return parse_json(bare if _may_be_json(bare) else _cut_to_braces(text))
     except ValueError:
         if finish == "length":
             raise ModelInterruptedError(
@@ -279,12 +281,12 @@ def _may_be_json(text: str) -> bool:
     return text.lstrip()[:1] in ("", *'{["-0123456789tfn')
 
 
-def _within(text: str) -> str:
+def _cut_to_braces(text: str) -> str:
     """The object in a text that has words around it: from its first brace to its last."""
     return text[max(text.find("{"), 0) : text.rfind("}") + 1]
 
 
-def _silence(who: str, seconds: float) -> ModelTimeoutError:
+def _make_timeout_error(who: str, seconds: float) -> ModelTimeoutError:
     return ModelTimeoutError(
         f"{who} sent nothing for {seconds:g} seconds. Try again. For a slow server, "
         "TALEKEEPER_MODEL_SILENCE_SECONDS sets a longer limit."

@@ -15,14 +15,14 @@ SMALLEST_WINDOW = 256
 """Smaller values that a server reports are errors or placeholders: llama.cpp sends 0 for a model
 that is not loaded."""
 
-CUT_SHARE = 0.6
+MIN_READ_SHARE = 0.6
 """A prompt counts as cut if its server read less than this share of it.
 
 No vocabulary makes fewer than 0.68 tokens of one o200k_base token (see `tokens.RATIO_BOUNDS`), so a
 different tokenizer alone never reports so little.
 """
 
-LEAST_READ = 1_000
+MIN_READ_TOKENS = 1_000
 """A smaller report is not taken for a cut prompt, but for one that leaves cached tokens out.
 
 Ollama keeps half of its window when it cuts, at least 1,024 tokens. A server that reports only the
@@ -47,7 +47,7 @@ def is_window(value: object) -> TypeGuard[int]:
     )
 
 
-def window_after_refusal(window: int | None, *, needed: int, current: int) -> int:
+def choose_window_after_refusal(window: int | None, *, needed: int, current: int) -> int:
     """Return the window to use after a server refused a prompt as too long.
 
     Args:
@@ -80,12 +80,12 @@ def find_cut(usage: TokenUsage, *, counted: int, ratio: float) -> PromptCut | No
         ratio: Tokens of the model for one that is counted, as learned so far.
     """
     read, sent = usage.prompt_tokens, round(counted * max(ratio, 1.0))
-    if read < LEAST_READ or read + usage.cached_tokens >= sent * CUT_SHARE:
+    if read < MIN_READ_TOKENS or read + usage.cached_tokens >= sent * MIN_READ_SHARE:
         return None
     return PromptCut(sent=sent, read=read)
 
 
-def window_after_cut(cut: PromptCut, *, current: int) -> int:
+def choose_window_after_cut(cut: PromptCut, *, current: int) -> int:
     """Return the window to use after a server cut a prompt.
 
     Ollama keeps either half of its window or as many messages as fit, so the window is between

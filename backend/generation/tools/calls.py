@@ -18,7 +18,7 @@ MAX_CALLS = 64
 MAX_ARGUMENTS = 65_536
 """Characters of one call's arguments."""
 
-TOO_LONG = f"The arguments are longer than {MAX_ARGUMENTS} characters."
+TOO_LONG_PROBLEM = f"The arguments are longer than {MAX_ARGUMENTS} characters."
 
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 """Members of a call that contain its arguments, the usual one first."""
@@ -57,7 +57,7 @@ def read_calls(
         problem = str(error)
     return [
         ToolCall(
-            id=(clean_text(call_id) if not place else "") or _new_id(),
+            id=(clean_text(call_id) if not place else "") or _make_id(),
             name=clean_text(name).strip(),
             arguments=each,
             vendor_state=vendor_state if not place else None,
@@ -71,12 +71,12 @@ def _read_arguments(arguments: object) -> list[dict[str, Any]]:
     """Raise `ValueError` with a message for the model."""
     if isinstance(arguments, str):
         if len(arguments) > MAX_ARGUMENTS:
-            raise ValueError(TOO_LONG)
+            raise ValueError(TOO_LONG_PROBLEM)
         values = _decode(arguments)
     else:
         values = [clean(arguments)]
         if len(json.dumps(values[0], ensure_ascii=False)) > MAX_ARGUMENTS:
-            raise ValueError(TOO_LONG)
+            raise ValueError(TOO_LONG_PROBLEM)
     objects = [each for value in values if (each := _as_object(value)) is not None]
     if not objects:
         raise ValueError("The arguments are not a JSON object.")
@@ -112,7 +112,7 @@ def _as_object(value: object) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
-def arguments_text(arguments: object) -> str:
+def serialize_arguments(arguments: object) -> str:
     """Return arguments as the text that a server should have sent. None is empty."""
     if arguments is None or isinstance(arguments, str):
         return arguments or ""
@@ -122,7 +122,7 @@ def arguments_text(arguments: object) -> str:
         return f"({error})"
 
 
-def name_and_arguments(call: Mapping[str, Any]) -> tuple[str, Any]:
+def find_name_and_arguments(call: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the name and the arguments of a call, in a member `function` or in the call itself.
 
     The name is empty if there is none, and the arguments are None.
@@ -133,12 +133,12 @@ def name_and_arguments(call: Mapping[str, Any]) -> tuple[str, Any]:
     return name, next((function[member] for member in ARGUMENTS if member in function), None)
 
 
-def unreadable_call(problem: str) -> ToolCall:
+def make_unreadable_call(problem: str) -> ToolCall:
     """Return a call of which not even the name is known."""
-    return ToolCall(id=_new_id(), name="", arguments={}, problem=problem)
+    return ToolCall(id=_make_id(), name="", arguments={}, problem=problem)
 
 
-def distinct_ids(calls: Iterable[ToolCall]) -> Iterator[ToolCall]:
+def assign_distinct_ids(calls: Iterable[ToolCall]) -> Iterator[ToolCall]:
     """Yield the calls. One that has the id of an earlier call gets another id.
 
     The same calls get the same ids each time.
@@ -154,16 +154,16 @@ def distinct_ids(calls: Iterable[ToolCall]) -> Iterator[ToolCall]:
         yield call if call_id == call.id else replace(call, id=call_id)
 
 
-def with_distinct_ids(rounds: Sequence[ToolRound]) -> list[ToolRound]:
+def make_ids_distinct(rounds: Sequence[ToolRound]) -> list[ToolRound]:
     """Return the rounds of a prompt with one id for each call.
 
     Servers refuse a prompt in which two calls have one id, even if they sent it themselves. A call
     has the same id in every prompt that begins with the same rounds, because providers that keep
     a prompt compare it.
     """
-    calls = distinct_ids(call for each in rounds for call in each.calls)
+    calls = assign_distinct_ids(call for each in rounds for call in each.calls)
     return [replace(each, calls=[next(calls) for _ in each.calls]) for each in rounds]
 
 
-def _new_id() -> str:
+def _make_id() -> str:
     return uuid4().hex[:_ID_CHARACTERS]

@@ -33,18 +33,16 @@ from backend.generation.model import (
     ToolCall,
 )
 from backend.generation.sampling import Sampling
-from backend.generation.servers.replies import Delta, finish_of, tool_answer
+from backend.generation.servers.replies import Delta, find_finish, read_tool_answer
 from backend.generation.tools.calls import MAX_CALLS
-from backend.generation.tools.structured_calls import (
-    StructuredReader,
-    answer_schema,
-    structured_prompt,
-)
 from backend.generation.tools.written_calls import (
     CallReader,
     FencedReader,
-    fenced_prompt,
-    prompt_without_tools,
+    StructuredReader,
+    build_answer_schema,
+    build_fenced_prompt,
+    build_prompt_without_tools,
+    build_structured_prompt,
     read_bare_calls,
 )
 
@@ -55,7 +53,7 @@ BLOCK_TOKENS = 1_024
 """Tokens for a block of calls alone, even if the user wants shorter replies."""
 
 
-def tool_support(model: ChatModel) -> ToolSupport:
+def choose_tool_support(model: ChatModel) -> ToolSupport:
     """Return how a model is asked for calls: as its user set it, else as its answers have shown."""
     if "tool_support" in model.spec.fixed:
         return model.spec.tool_support
@@ -86,13 +84,13 @@ async def stream_with_tools(
         prompt: The messages, with the rounds of calls so far.
         tools: The tools that may be called now.
         sampling: The user's settings.
-        support: The way that is tried first; `tool_support(model)` by default.
+        support: The way that is tried first; `choose_tool_support(model)` by default.
 
     Raises:
         ModelError: As `ChatModel.stream` does. A call that cannot be read is not an error: its
             piece has a `problem`.
     """
-    first = support or tool_support(model)
+    first = support or choose_tool_support(model)
     ways = _WAYS[_WAYS.index(first) :] if first in _WAYS else (first,)
     async with aclosing(_stream_in_ways(model, prompt, tools, sampling, ways)) as pieces:
         async for piece in pieces:
@@ -109,7 +107,7 @@ async def stream_calls(
     Raises:
         ModelError: As `ChatModel.stream` does. Nothing is remembered then.
     """
-    sampling = _with_room_for_calls(sampling, model.spec.max_output_tokens)
+    sampling = _reserve_call_tokens(sampling, model.spec.max_output_tokens)
     said: list[str] = []
     finish: FinishReason = "stop"
     has_called = False
@@ -122,7 +120,7 @@ async def stream_calls(
                 elif isinstance(piece, Finish):
                     finish = piece.reason
                 else:
-                    _take_text(said, piece)
+                    _collect_text(said, piece)
     except ModelEmptyReplyError:
         pass
     for call in () if has_called else read_bare_calls("".join(said), tools):
@@ -134,7 +132,7 @@ async def stream_calls(
         _remember(model, "none", calls_tools=False)
 
 
-def _take_text(said: list[str], piece: Piece) -> None:
+def _collect_text(said: list[str], piece: Piece) -> None:
     """Add the text of a piece, or drop all text at a reset."""
     if isinstance(piece, TextPiece):
         said.append(piece.text)
@@ -142,7 +140,7 @@ def _take_text(said: list[str], piece: Piece) -> None:
         said.clear()
 
 
-def _with_room_for_calls(sampling: Sampling, max_output_tokens: int) -> Sampling:
+def _reserve_call_tokens(sampling: Sampling, max_output_tokens: int) -> Sampling:
     """Return the settings with a longest reply that leaves room for a block of calls."""
     most = sampling.max_output_tokens
     if most is None or most >= BLOCK_TOKENS:
@@ -160,7 +158,7 @@ async def answer_with_tools(
 
     Raises `ModelError` as `ChatModel.call_tools` does.
     """
-    support, refusal = tool_support(model), None
+    support, refusal = choose_tool_support(model), None
     if support == "native":
         try:
             answer = await model.call_tools(prompt, tools, sampling)
@@ -181,7 +179,7 @@ async def answer_with_tools(
     finish: FinishReason | None = next(
         (piece.reason for piece in pieces if isinstance(piece, Finish)), None
     )
-    return tool_answer(Delta(pieces=said, usage=usage, finish=finish), who=model.spec.title)
+    return read_tool_answer(Delta(pieces=said, usage=usage, finish=finish), who=model.spec.title)
 
 
 async def _stream_in_ways(
@@ -242,20 +240,20 @@ def _ask(
     if way == "native":
         return model.stream(prompt, sampling, tools=tools)
     if way == "none":
-        return model.stream(prompt_without_tools(prompt), sampling)
+        return model.stream(build_prompt_without_tools(prompt), sampling)
     if not (tools or prompt.rounds):
         return model.stream(prompt, sampling)
     sampling = sampling.without_form()
     if way == "structured":
-        asked = structured_prompt(prompt, tools)
-        pieces = model.stream(asked, sampling, schema=answer_schema(tools))
-        return _read(pieces, StructuredReader)
+        asked = build_structured_prompt(prompt, tools)
+        pieces = model.stream(asked, sampling, schema=build_answer_schema(tools))
+        return _read_calls(pieces, StructuredReader)
     names = [tool.name for tool in tools]
-    pieces = model.stream(fenced_prompt(prompt, tools), sampling)
-    return _read(pieces, lambda: FencedReader(names))
+    pieces = model.stream(build_fenced_prompt(prompt, tools), sampling)
+    return _read_calls(pieces, lambda: FencedReader(names))
 
 
-async def _read(
+async def _read_calls(
     pieces: AsyncGenerator[Piece, None], make_reader: Callable[[], CallReader]
 ) -> AsyncGenerator[Piece, None]:
     """Yield a reply with the calls that are written in its text.
@@ -284,7 +282,7 @@ async def _read(
                             raise ModelEmptyReplyError(
                                 "The model returned neither text nor tool calls."
                             )
-                        yield Finish(finish_of(reason, called=bool(calls)))
+                        yield Finish(find_finish(reason, called=bool(calls)))
                     case _:
                         yield piece
 

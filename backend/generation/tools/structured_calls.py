@@ -11,8 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from backend.generation.model import Prompt, TextPiece, Tool, ToolCall, ToolRound
-from backend.generation.tools.arguments import describe_tools, to_json
-from backend.generation.tools.calls import TOO_LONG, unreadable_call
+from backend.generation.tools.calls import (
+    TOO_LONG_PROBLEM,
+    describe_tools,
+    make_unreadable_call,
+    to_json,
+)
 from backend.generation.tools.written_calls import (
     MAX_WRITTEN,
     read_written_calls,
@@ -210,7 +214,7 @@ class StructuredReader:
         if answer is None:
             return
         if answer.is_too_long:
-            yield unreadable_call(TOO_LONG)
+            yield make_unreadable_call(TOO_LONG_PROBLEM)
         elif "calls" in answer.names:
             yield from read_written_calls(answer.rest)
 

@@ -10,14 +10,15 @@ from typing import Literal, Protocol
 
 from backend.generation.json_text import find_values, mapping, parse_json, sequence
 from backend.generation.model import Prompt, PromptMessage, TextPiece, Tool, ToolCall, ToolRound
-from backend.generation.tools.arguments import describe_tools, to_json
 from backend.generation.tools.calls import (
     MAX_ARGUMENTS,
     MAX_CALLS,
-    TOO_LONG,
-    name_and_arguments,
+    TOO_LONG_PROBLEM,
+    describe_tools,
+    find_name_and_arguments,
+    make_unreadable_call,
     read_calls,
-    unreadable_call,
+    to_json,
 )
 
 MAX_WRITTEN = MAX_ARGUMENTS
@@ -50,12 +51,12 @@ def read_written_calls(text: str) -> list[ToolCall]:
     try:
         values = find_values(text)
     except ValueError as error:
-        return [unreadable_call(f"The calls are not JSON: {error}.")]
-    entries = (entry for value in values for entry in _entries(value))
+        return [make_unreadable_call(f"The calls are not JSON: {error}.")]
+    entries = (entry for value in values for entry in _find_entries(value))
     return [call for entry in entries for call in _read_entry(entry)][:MAX_CALLS]
 
 
-def call_names(text: str) -> list[str]:
+def find_call_names(text: str) -> list[str]:
     """Return the names of the calls in a text, "" for an entry that is no call.
 
     The list is empty if the text contains no JSON.
@@ -64,10 +65,12 @@ def call_names(text: str) -> list[str]:
         values = find_values(text)
     except ValueError:
         return []
-    return [name_and_arguments(mapping(e))[0] for value in values for e in _entries(value)]
+    return [
+        find_name_and_arguments(mapping(e))[0] for value in values for e in _find_entries(value)
+    ]
 
 
-def _entries(value: object) -> Sequence[object]:
+def _find_entries(value: object) -> Sequence[object]:
     """Return the entries of a list of calls: itself, a member of an object, or one call alone."""
     members = mapping(value)
     value = next((members[name] for name in _LISTS if name in members), value)
@@ -78,9 +81,9 @@ def _entries(value: object) -> Sequence[object]:
 
 
 def _read_entry(entry: object) -> list[ToolCall]:
-    name, arguments = name_and_arguments(mapping(entry))
+    name, arguments = find_name_and_arguments(mapping(entry))
     if not name:
-        return [unreadable_call('A call is an object: {"tool": "<name>", "arguments": {}}.')]
+        return [make_unreadable_call('A call is an object: {"tool": "<name>", "arguments": {}}.')]
     return read_calls(name, arguments)
 
 
@@ -142,18 +145,18 @@ There are no tools that you can call. Tell the story in words alone, and write n
 and no calls."""
 
 
-def fenced_prompt(prompt: Prompt, tools: Sequence[Tool]) -> Prompt:
+def build_fenced_prompt(prompt: Prompt, tools: Sequence[Tool]) -> Prompt:
     """Return the prompt for a model that may write calls into a block."""
     instructions = _INSTRUCTIONS + describe_tools(tools) if tools else _NO_MORE_TOOLS
-    return render_rounds(prompt, instructions, _reply)
+    return render_rounds(prompt, instructions, _render_round)
 
 
-def prompt_without_tools(prompt: Prompt) -> Prompt:
+def build_prompt_without_tools(prompt: Prompt) -> Prompt:
     """Return the prompt for a model that calls no tools, even if another message asks for calls."""
-    return render_rounds(prompt, _NO_TOOLS, _reply)
+    return render_rounds(prompt, _NO_TOOLS, _render_round)
 
 
-def _reply(tool_round: ToolRound) -> str:
+def _render_round(tool_round: ToolRound) -> str:
     block = f"{OPENING}\n{write_calls(tool_round.calls)}{CLOSING}" if tool_round.calls else ""
     return "\n\n".join(filter(None, (tool_round.text.rstrip(), block)))
 
@@ -213,7 +216,7 @@ class FencedReader:
 
     def _hold(self, text: str, at: int, mark: str, *, is_last: bool) -> int:
         """Keep the end of the text back that may begin a mark. Return the place where it begins."""
-        end = len(text) if is_last else max(at, len(text) - held_back(text, mark))
+        end = len(text) if is_last else max(at, len(text) - count_held_back(text, mark))
         self._held = text[end:]
         return end
 
@@ -252,12 +255,12 @@ class FencedReader:
         if place == "json" and (is_too_long or not self._is_of_calls(block)):
             yield TextPiece(self._opening + block + closing)
         elif is_too_long:
-            yield unreadable_call(TOO_LONG)
+            yield make_unreadable_call(TOO_LONG_PROBLEM)
         else:
             yield from read_written_calls(block.strip().removesuffix(_FENCE))
 
     def _is_of_calls(self, block: str) -> bool:
-        names = call_names(block)
+        names = find_call_names(block)
         return bool(names) and self._names.issuperset(names)
 
 
@@ -266,12 +269,12 @@ def read_bare_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
 
     Words before and after the calls are ignored.
     """
-    names = call_names(text) if len(text) <= MAX_WRITTEN else []
+    names = find_call_names(text) if len(text) <= MAX_WRITTEN else []
     if not names or not {tool.name for tool in tools}.issuperset(names):
         return []
     return read_written_calls(text)
 
 
-def held_back(text: str, mark: str) -> int:
+def count_held_back(text: str, mark: str) -> int:
     """How much of the end of `text` may be the beginning of `mark`."""
     return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)

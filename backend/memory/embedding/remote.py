@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from backend.generation.adapters.gemini import WHO as GEMINI_LABEL
 from backend.generation.adapters.gemini import GeminiConfig, GeminiProvider
-from backend.generation.adapters.openai.server import (
+from backend.generation.adapters.openai.model import (
     OpenAICompatibleConfig,
     OpenAICompatibleProvider,
 )
 from backend.generation.model import ModelError, ModelRateLimitError
-from backend.generation.tokens import best_tokenizer, get_tokenizer, starting_ratio
+from backend.generation.tokens import choose_tokenizer, find_starting_ratio, get_tokenizer
 from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats, Task
 
 T = TypeVar("T")
@@ -48,9 +48,9 @@ def prepare_text(text: str, *, longest: int = MAX_TEXT_TOKENS) -> str:
     text = replace_surrogates(text)
     if len(text.encode()) <= longest:  # no token is shorter than a byte
         return text if text.strip() else _BLANK_TEXT
-    vocabulary = best_tokenizer(_VOCABULARY)
+    vocabulary = choose_tokenizer(_VOCABULARY)
     tokenizer = get_tokenizer(vocabulary)
-    most = longest / starting_ratio(_VOCABULARY, counted_with=vocabulary)
+    most = longest / find_starting_ratio(_VOCABULARY, counted_with=vocabulary)
     if vocabulary != _VOCABULARY:
         most *= _SAFETY_FACTOR
     text = text[: longest * _MAX_CHARACTERS_PER_TOKEN]

@@ -19,15 +19,15 @@ from backend.accounts.profile.settings import (
 )
 from backend.accounts.service import AccountService
 from backend.campaigns.errors import StaleCampaignError
-from backend.campaigns.scenes.consequences import find_consequences
+from backend.campaigns.scenes.scenes import find_consequences
 from backend.campaigns.state.index_source import CampaignSource
 from backend.campaigns.state.situations import SituationService
 from backend.campaigns.state.story_clock import StoryClock
 from backend.chats.errors import EmptyMessageError
 from backend.chats.messages import MessageService
-from backend.chats.model_choice import effective_model
 from backend.chats.models import Message
 from backend.chats.schemas import ChatSettings
+from backend.chats.service import choose_chat_model
 from backend.chats.token_counting import CountUnit
 from backend.context.budget import Budget
 from backend.context.macros import MacroBudget, MacroLimitError
@@ -36,7 +36,7 @@ from backend.database.engine import Database
 from backend.enrichment.outbox import SUMMARY_SECONDS, EnrichmentOutbox
 from backend.enrichment.reader import choose_model, safe_sampling
 from backend.generation.model import ModelSpec
-from backend.generation.tokens import best_tokenizer
+from backend.generation.tokens import choose_tokenizer
 from backend.llm.server_slots import ModelBusyError, ModelSlots
 from backend.llm.slot_rules import Rank, SlotWork
 from backend.llm.token_ratios import RatioCache
@@ -406,7 +406,7 @@ class PromptBuilder:
         """
         models = await self._user_models.of(session, identity.user, identity.sealer)
         preset = loaded.preset if loaded else None
-        spec, sampling = effective_model(
+        spec, sampling = choose_chat_model(
             models, identity, settings, beneath=preset.fields.sampling if preset else None
         )
         if is_quiet:
@@ -415,7 +415,7 @@ class PromptBuilder:
             if chosen != spec.id:  # the sampling settings were chosen for the other model
                 spec = models.spec(chosen)
                 sampling = safe_sampling(spec, sampling.safety)
-        tokenizer = best_tokenizer(spec.tokenizer)
+        tokenizer = choose_tokenizer(spec.tokenizer)
         has_names = loaded is not None and loaded.cast.member_count > 1
         unit = CountUnit(tokenizer, names=has_names if settings.names is None else settings.names)
         ratio = await self._ratios.get(session, identity.user_id, spec, tokenizer)

@@ -14,8 +14,7 @@ from itertools import takewhile
 import msgspec
 from msgspec import structs
 
-from backend.context.assembly import AssembledPrompt
-from backend.context.layout import LeftOut
+from backend.context.assembly import AssembledPrompt, LeftOut
 from backend.context.macros import Variables
 from backend.context.record import Totals
 from backend.core.audience import GM
@@ -31,7 +30,7 @@ from backend.generation.model import (
 )
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import MESSAGE_OVERHEAD, RATIO_BOUNDS, get_tokenizer
-from backend.generation.tools.arguments import describe_tools
+from backend.generation.tools.calls import describe_tools
 from backend.generation.tools.streams import BLOCK_TOKENS
 from backend.lorebooks.activation.timed import TimedState
 from backend.turns.prompt.context import Constraint, LoadedChat, PromptWindow

@@ -17,7 +17,7 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import MemorySettings, SourceWeights, find_first_set
 from backend.chronicles.events import render_event
 from backend.chronicles.repository import StoryEvent
-from backend.context.layout import History, LeftOut, PromptItem
+from backend.context.assembly import History, LeftOut, PromptItem
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks
 from backend.core.logs import get_logger
 from backend.core.reasons import Reason
@@ -37,7 +37,7 @@ from backend.generation.model import (
     PromptMessage,
 )
 from backend.generation.tokens import MESSAGE_OVERHEAD
-from backend.generation.tools.arguments import plain_schema
+from backend.generation.tools.calls import simplify_schema
 from backend.jobs.errors import RetryLaterError
 from backend.llm.answers import RunBudget, ask
 from backend.llm.server_slots import ModelSlots
@@ -403,7 +403,7 @@ class _RephrasingAnswer(msgspec.Struct, kw_only=True):
     words: str
 
 
-REPHRASING_SCHEMA = plain_schema(_RephrasingAnswer)
+REPHRASING_SCHEMA = simplify_schema(_RephrasingAnswer)
 
 
 class Rephraser:

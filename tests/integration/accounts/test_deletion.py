@@ -16,13 +16,13 @@ from sqlalchemy import Table, delete, select, text, update
 from backend.accounts.keys.sealed_tables import find_model_tables
 from backend.accounts.models import DataKey, IdempotentRequest, KeySlot
 from backend.campaigns.models import CampaignMark, CampaignProposal, ChangeSource, ProposalSource
-from backend.database import write_ahead_log
+from backend.database import sqlite_connection as write_ahead_log
 from backend.database.base import Base, new_id, now
 from backend.database.engine import Database
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
 from backend.memory.models import Embedding
-from backend.quotas.models import StorageLedger
+from backend.quotas.ledgers import StorageLedger
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
 from tests.integration.characters.pictures import picture

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select, text
 
 from backend.characters.cards.charx import unpack
-from backend.characters.cards.png import SIGNATURE, chunks, find_texts
+from backend.characters.cards.png import SIGNATURE, find_texts, iterate_chunks
 from backend.characters.models import (
     ASSET_DATA,
     ASSET_DESCRIPTION,
@@ -44,7 +44,7 @@ JSON_CARD = (CARDS / "syn_v3.json").read_bytes()
 
 def drop_pixels(data: bytes) -> bytes:
     """Remove the pixels of a PNG, so that only the card is left."""
-    kept = (chunk.whole for chunk in chunks(data) if chunk.kind != b"IDAT")
+    kept = (chunk.whole for chunk in iterate_chunks(data) if chunk.kind != b"IDAT")
     return b"".join((SIGNATURE, *kept))
 
 

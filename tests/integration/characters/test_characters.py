@@ -227,7 +227,7 @@ async def test_a_search_looks_for_each_word_in_names_creators_and_tags(
 
 @pytest.mark.every_database
 async def test_a_search_covers_all_pages(ada: Person, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "SEARCHED_AT_ONCE", 3)
+    monkeypatch.setattr(service, "MAX_SEARCH_ROWS", 3)
     for name in ("match 1", "x", "x", "x", "match 2", "match 3", "x"):
         await ada.make(name=name)
     pages = await read_pages(ada.get, "/characters", search="match", limit=2)

@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 from sqlalchemy import func, insert, select, text
 
-from backend.characters.greetings import MAX_OPENING
-from backend.chats.drafts import MessageDraft, draft_message
+from backend.characters.cards.model import MAX_GREETINGS_CHARACTERS
+from backend.chats.drafts import MessageDraft, make_message
 from backend.chats.models import Message
 from backend.database.base import now
 from backend.database.engine import Database
@@ -53,7 +53,12 @@ async def list_swipes(ada: Account, chat: dict[str, Any]) -> list[dict[str, Any]
             "message-too-long",
             {"greeting": 1, "length": 796_000, "limit": LONGEST},
         ),
-        ("{{description}}" * 2, 45_000, "opening-too-long", {"greeting": 12, "limit": MAX_OPENING}),
+        (
+            "{{description}}" * 2,
+            45_000,
+            "opening-too-long",
+            {"greeting": 12, "limit": MAX_GREETINGS_CHARACTERS},
+        ),
         (
             "{{if {{description}}}}Hello.{{/if}}",
             150_000,
@@ -149,7 +154,7 @@ async def grow(grove: Grove, length: int) -> list[UUID]:
     (root,) = grove.expected.nodes
     line = MessageDraft(role="user", author=AUTHORS["user"], text="And then?")
     made = [
-        draft_message(grove.identity.sealer, line, unit=grove.expected.unit) for _ in range(length)
+        make_message(grove.identity.sealer, line, unit=grove.expected.unit) for _ in range(length)
     ]
     ids = [message.id for message in made]
     sums = accumulate((message.tokens for message in made), initial=grove.expected.tokens(root))

@@ -39,7 +39,11 @@ from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
 from backend.generation.servers.abilities import ModelAbilities, ServerAbilities
 from backend.generation.thoughts import ThoughtTags
-from backend.generation.tools.streams import answer_with_tools, stream_with_tools, tool_support
+from backend.generation.tools.streams import (
+    answer_with_tools,
+    choose_tool_support,
+    stream_with_tools,
+)
 from tests.fakes.oddities.oddity import Oddity, Result
 from tests.fakes.oddities.server import serve
 from tests.fakes.oddities.settings import SETTINGS
@@ -439,7 +443,7 @@ async def test_calls_are_asked_for_in_the_next_way_where_the_server_has_none(
     )
     answer = await answer_with_tools(model, PROMPT, [finish], Sampling(start_reply_with="Hm"))
     assert (answer.text.strip(), [call.name for call in answer.calls]) == ("Done.", ["finish"])
-    assert tool_support(model) == "fenced"
+    assert choose_tool_support(model) == "fenced"
 
 
 async def test_the_schema_is_in_the_prompt_if_the_request_cannot_enforce_it(openai: Vendor) -> None:

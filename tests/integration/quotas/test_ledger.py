@@ -15,15 +15,15 @@ from backend.chats.models import Message
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
-from backend.quotas.definitions import QUOTAS
 from backend.quotas.ledgers import (
     MIN_ROWS_TO_FOLD,
+    StorageLedger,
     count_stored_bytes,
     find_counted_tables,
     fold_ledger,
     recount,
 )
-from backend.quotas.models import StorageLedger
+from backend.quotas.limits import QUOTAS
 from backend.vault.sealing import OVERHEAD
 from tests.integration.characters.pictures import picture
 from tests.integration.turns.seeding import seed

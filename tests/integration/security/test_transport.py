@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from backend.accounts.auth.middleware import CSRF_COOKIE, CSRF_HEADER, PLAIN_COOKIE, SECURE_COOKIE
-from backend.http.responses import SECURITY_HEADERS, Transport
+from backend.http.responses import SECURITY_HEADERS, SchemeFinder
 from tests.support.clock import Clock
 from tests.support.logs import Logged
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running
@@ -197,10 +197,10 @@ def test_the_scheme_of_a_request_under_an_https_origin(
 ) -> None:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope: Any = {"scheme": "http", "headers": raw, "client": (client, 1)}
-    transport = Transport(f"https://{NAME}", ("10.0.0.0/8",))
+    transport = SchemeFinder(f"https://{NAME}", ("10.0.0.0/8",))
     assert transport.scheme(scope) == scheme
     assert transport.scheme(scope | {"scheme": "https"}) == "https"
-    assert Transport(f"http://{NAME}").scheme(scope) == "http"
+    assert SchemeFinder(f"http://{NAME}").scheme(scope) == "http"
 
 
 async def test_headers_of_untrusted_proxies_are_ignored(

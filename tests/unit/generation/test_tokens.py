@@ -15,9 +15,9 @@ from backend.generation.tokens import (
     Tokenizer,
     TokenizerUnavailableError,
     VocabularyDamagedError,
-    best_tokenizer,
+    choose_tokenizer,
+    find_starting_ratio,
     get_tokenizer,
-    starting_ratio,
 )
 
 PROSE = Path(__file__).with_name("roleplay_prose.md").read_text(encoding="utf-8")
@@ -152,8 +152,8 @@ def test_many_texts_are_counted_in_their_order(tokenizer: Tokenizer) -> None:
 def test_a_vocabulary_that_is_not_installed_gives_way_to_the_one_that_always_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert best_tokenizer("gemma3") == "gemma3"
-    assert best_tokenizer("made_up") == "o200k_base"
+    assert choose_tokenizer("gemma3") == "gemma3"
+    assert choose_tokenizer("made_up") == "o200k_base"
 
     def nothing_found(_: str) -> None:
         return None
@@ -161,7 +161,7 @@ def test_a_vocabulary_that_is_not_installed_gives_way_to_the_one_that_always_is(
     monkeypatch.setattr(tokens, "find_spec", nothing_found)
     monkeypatch.setattr(tokens, "_loaded", {})
 
-    assert best_tokenizer("gemma3") == "o200k_base"
+    assert choose_tokenizer("gemma3") == "o200k_base"
     with pytest.raises(TokenizerUnavailableError, match="exact-tokens"):
         get_tokenizer("gemma3")
 
@@ -175,13 +175,13 @@ def test_english_roleplay_is_estimated_within_8_percent_of_gemini_s_own_count() 
     exact = get_tokenizer("gemma3").count(PROSE)
     counted = get_tokenizer("o200k_base").count(PROSE)
 
-    estimate = counted * starting_ratio("gemma3", counted_with="o200k_base")
+    estimate = counted * find_starting_ratio("gemma3", counted_with="o200k_base")
 
     assert estimate == pytest.approx(exact, rel=0.08)
 
 
 def test_ratios_start_from_the_table_and_can_be_turned_round() -> None:
-    assert starting_ratio("gemma3", counted_with="o200k_base") == 1.06
-    assert starting_ratio("o200k_base", counted_with="gemma3") == pytest.approx(1 / 1.06)
-    assert starting_ratio("gemma3", counted_with="gemma3") == 1
-    assert starting_ratio("llama3", counted_with="o200k_base") == 1
+    assert find_starting_ratio("gemma3", counted_with="o200k_base") == 1.06
+    assert find_starting_ratio("o200k_base", counted_with="gemma3") == pytest.approx(1 / 1.06)
+    assert find_starting_ratio("gemma3", counted_with="gemma3") == 1
+    assert find_starting_ratio("llama3", counted_with="o200k_base") == 1

@@ -32,7 +32,7 @@ class CountingRoute:
     answer: str
 
 
-def route_address(base_url: str, path: str) -> str:
+def build_route_url(base_url: str, path: str) -> str:
     """Return the address of a route at the root of a server, whose API is below `/v1`."""
     return base_url.rstrip("/").removesuffix("/v1") + path
 
@@ -82,37 +82,37 @@ _DRY_AND_XTC: frozenset[SamplingField] = frozenset(
 )
 
 
-def _and(more: frozenset[SamplingField], *names: SamplingField) -> frozenset[SamplingField]:
+def _add(more: frozenset[SamplingField], *names: SamplingField) -> frozenset[SamplingField]:
     return more | frozenset(names)
 
 
-_LOCAL = _and(_COMMON, "top_k", "min_p", "repetition_penalty", "logit_bias", "start_reply_with")
-EVERY_SETTING = _and(_LOCAL | _DRY_AND_XTC, "top_a", "typical_p", "grammar")
+_LOCAL = _add(_COMMON, "top_k", "min_p", "repetition_penalty", "logit_bias", "start_reply_with")
+EVERY_SETTING = _add(_LOCAL | _DRY_AND_XTC, "top_a", "typical_p", "grammar")
 """What any of the servers takes."""
 
 _CONTINUES = {"continue_final_message": True, "add_generation_prompt": False}
 
 OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
     "openrouter": ServerKind(
-        accepts=_and(
+        accepts=_add(
             _COMMON,
             *("top_k", "min_p", "top_a", "repetition_penalty", "logit_bias", "start_reply_with"),
         )
     ),
-    "openai": ServerKind(accepts=_and(_COMMON, "logit_bias")),
+    "openai": ServerKind(accepts=_add(_COMMON, "logit_bias")),
     "deepseek": ServerKind(
-        accepts=_and(_COMMON, "start_reply_with") - {"seed"}, prefix={"prefix": True}
+        accepts=_add(_COMMON, "start_reply_with") - {"seed"}, prefix={"prefix": True}
     ),
     "mistral": ServerKind(
-        accepts=_and(_COMMON, "start_reply_with"),
+        accepts=_add(_COMMON, "start_reply_with"),
         names={"seed": "random_seed"},
         prefix={"prefix": True},
         # "Unexpected role 'system' after role 'assistant'"
         shape="system_first",
     ),
-    "ollama": ServerKind(accepts=_and(_COMMON, "start_reply_with"), concurrency=1),
+    "ollama": ServerKind(accepts=_add(_COMMON, "start_reply_with"), concurrency=1),
     "llama-cpp": ServerKind(
-        accepts=_and(_LOCAL | _DRY_AND_XTC, "typical_p", "grammar"),
+        accepts=_add(_LOCAL | _DRY_AND_XTC, "typical_p", "grammar"),
         names={"repetition_penalty": "repeat_penalty"},
         counts=(_LLAMA_CPP, _LLAMA_CPP_PYTHON),
         needs_limit=True,
@@ -130,7 +130,7 @@ OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
         accepts=_LOCAL, names={"repetition_penalty": "repeat_penalty"}, concurrency=1
     ),
     "vllm": ServerKind(
-        accepts=_and(_LOCAL, "grammar"),
+        accepts=_add(_LOCAL, "grammar"),
         names={"grammar": "structured_outputs.grammar"},
         prefill=_CONTINUES,
         counts=(_VLLM,),

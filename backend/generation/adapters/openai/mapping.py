@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 
 from backend.generation.catalogue import MessageShape
 from backend.generation.client.client import ServerError
-from backend.generation.failures.provider_faults import code_words
+from backend.generation.failures.provider_faults import find_code_words
 from backend.generation.json_text import (
     ValueProgress,
     clean,
@@ -44,11 +44,11 @@ from backend.generation.tools.calls import (
     MAX_ARGUMENTS,
     MAX_CALLS,
     NAMES,
-    arguments_text,
-    distinct_ids,
-    name_and_arguments,
+    assign_distinct_ids,
+    find_name_and_arguments,
+    make_ids_distinct,
     read_calls,
-    with_distinct_ids,
+    serialize_arguments,
 )
 
 REASONING = "reasoning_content"
@@ -76,12 +76,12 @@ class _Fragment:
     @classmethod
     def read(cls, value: object) -> _Fragment:
         fragment = mapping(value)
-        name, arguments = name_and_arguments(fragment)
+        name, arguments = find_name_and_arguments(fragment)
         return cls(
             index=_read_index(fragment.get("index")),
             id=_read_id(fragment.get("id")),
             name=name,
-            arguments=arguments_text(arguments),
+            arguments=serialize_arguments(arguments),
             members={name: fragment[name] for name in fragment if name not in _STANDARD},
         )
 
@@ -138,11 +138,11 @@ class _PartialCall:
         # The model's own text if it is JSON, since providers that keep a prompt compare it.
         # Servers parse it: a text that is not JSON makes them refuse the next request.
         own = text if len(calls) == 1 and not calls[0].problem and _is_object(text) else ""
-        members = mapping(_cleaned(self.members))
-        return [replace(each, vendor_state=_state(each, own, members)) for each in calls]
+        members = mapping(_clean_or_none(self.members))
+        return [replace(each, vendor_state=_build_state(each, own, members)) for each in calls]
 
 
-def _state(call: ToolCall, text: str, members: Mapping[str, Any]) -> dict[str, Any]:
+def _build_state(call: ToolCall, text: str, members: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call as it is sent back, without its id."""
     function = {"name": call.name, "arguments": text or json.dumps(dict(call.arguments))}
     return {**members, "type": "function", "function": function}
@@ -192,7 +192,7 @@ class CallFragments:
         self._by_id.clear()
         if partial and self._reasoning:
             partial[0].members[REASONING] = "".join(self._reasoning)
-        calls = distinct_ids(call for each in partial for call in each.finish())
+        calls = assign_distinct_ids(call for each in partial for call in each.finish())
         return [
             replace(each, vendor_state={**each.vendor_state, "id": each.id})
             for each in islice(calls, MAX_CALLS)
@@ -240,7 +240,7 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _cleaned(value: object) -> Any:
+def _clean_or_none(value: object) -> Any:
     """Return a JSON value that can be sent, None if it is nested too deeply."""
     try:
         return clean(value)
@@ -275,11 +275,11 @@ _NAMES: Mapping[SamplingField, str] = {
 }
 """The settings that go by another name in the API."""
 
-_NOT_BY_NAME = frozenset({"start_reply_with", "json_schema"})
+_SHARED_MEMBER_SETTINGS = frozenset({"start_reply_with", "json_schema"})
 """Settings in members of a request that hold other things, too: a refusal may be of those."""
 
 
-def messages(
+def build_messages(
     prompt: Prompt, start: str | None, prefix: Mapping[str, Any], *, shape: MessageShape
 ) -> list[Any]:
     """Return the messages in order, then the rounds of tools, then the beginning of the reply.
@@ -293,14 +293,14 @@ def messages(
     said: list[Any] = [
         {"role": message.role, "content": message.text} for message in prompt.messages
     ]
-    for tool_round in with_distinct_ids(prompt.rounds):
-        said += _round(tool_round)
+    for tool_round in make_ids_distinct(prompt.rounds):
+        said += _build_round_messages(tool_round)
     if start:
         said.append({"role": "assistant", "content": start, **prefix})
-    return said if shape == "lenient" else _joined(said)
+    return said if shape == "lenient" else _join_neighbours(said)
 
 
-def _joined(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _join_neighbours(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Join neighbours of one role, for templates that want roles to alternate.
 
     A message with calls is the last one that is joined: its results follow.
@@ -317,25 +317,25 @@ def _joined(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return joined
 
 
-def _round(tool_round: ToolRound) -> list[Any]:
+def _build_round_messages(tool_round: ToolRound) -> list[Any]:
     asked: dict[str, Any] = {"role": "assistant", "content": tool_round.text or None}
-    named = [_call(call) for call in tool_round.calls if call.name]
+    named = [_build_call(call) for call in tool_round.calls if call.name]
     if named:
         asked["tool_calls"] = named
         state = mapping(tool_round.calls[0].vendor_state)
         if REASONING in state:
             asked[REASONING] = state[REASONING]
     answered = [
-        {"role": "tool", "tool_call_id": call.id, "content": _result(result)}
+        {"role": "tool", "tool_call_id": call.id, "content": _render_result(result)}
         # A call without a name would be refused: what is answered to it is said to the model.
         if call.name
-        else {"role": "user", "content": _result(result)}
+        else {"role": "user", "content": _render_result(result)}
         for call, result in zip(tool_round.calls, tool_round.results, strict=True)
     ]
     return [*([asked] if tool_round.text or named else ()), *answered]
 
 
-def _call(call: ToolCall) -> Any:
+def _build_call(call: ToolCall) -> Any:
     """Return the call as the server sent it, with members that the standard does not name."""
     if "function" in (sent := mapping(call.vendor_state)):
         return {**{name: sent[name] for name in sent if name != REASONING}, "id": call.id}
@@ -346,39 +346,39 @@ def _call(call: ToolCall) -> Any:
     }
 
 
-def _result(result: Any) -> str:
+def _render_result(result: Any) -> str:
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
-def settings(sampling: Sampling, names: Mapping[SamplingField, str]) -> dict[str, Any]:
+def map_settings(sampling: Sampling, names: Mapping[SamplingField, str]) -> dict[str, Any]:
     """The sampling settings that are set, but for `start_reply_with`, under a server's names."""
     body: dict[str, Any] = {}
     for setting in sampling.set_fields():
         value = getattr(sampling, setting)
         if setting == "json_schema":
-            body["response_format"] = response_format(parse_json(value))
+            body["response_format"] = build_response_format(parse_json(value))
         elif setting != "start_reply_with":
-            outer, _, inner = wire_name(setting, names).partition(".")
+            outer, _, inner = find_wire_name(setting, names).partition(".")
             told = list(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else value
             body[outer] = {inner: told} if inner else told
     return body
 
 
-def wire_name(setting: SamplingField, names: Mapping[SamplingField, str]) -> str:
+def find_wire_name(setting: SamplingField, names: Mapping[SamplingField, str]) -> str:
     """What a setting is called in a request to a server with these `names` of its own."""
     return names.get(setting) or _NAMES.get(setting, setting)
 
 
-def setting_names(names: Mapping[SamplingField, str]) -> dict[str, SamplingField]:
+def map_setting_names(names: Mapping[SamplingField, str]) -> dict[str, SamplingField]:
     """The settings by the members of a request that hold them."""
     return {
-        wire_name(setting, names).partition(".")[0]: setting
+        find_wire_name(setting, names).partition(".")[0]: setting
         for setting in SAMPLING_FIELDS
-        if setting not in _NOT_BY_NAME
+        if setting not in _SHARED_MEMBER_SETTINGS
     }
 
 
-def declarations(tools: Sequence[Tool]) -> list[Any]:
+def declare_tools(tools: Sequence[Tool]) -> list[Any]:
     """The tools, with their JSON Schemas as they are."""
     return [
         {
@@ -393,7 +393,7 @@ def declarations(tools: Sequence[Tool]) -> list[Any]:
     ]
 
 
-def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+def build_response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Ask for JSON of `schema`.
 
     Not `strict`: that wants every property required and nothing additional, and is refused
@@ -413,29 +413,33 @@ class ChunkReader:
 
     def read_event(self, event: Any) -> Delta:
         """See `AnswerReader`."""
-        return _read(event, "delta", self._calls)
+        return _read_choice(event, "delta", self._calls)
 
     def read_whole(self, answer: Any) -> Delta:
-        return _read(answer, "message", self._calls)
+        return _read_choice(answer, "message", self._calls)
 
     def close(self) -> Sequence[ToolCall]:
         """See `AnswerReader`. Some servers send no finish reason, or calls after it."""
         return self._calls.finish()
 
 
-def _read(body: Any, part: Literal["delta", "message"], calls: CallFragments) -> Delta:
-    choice = next(iter(_member(body, "choices") or ()), None)
-    said = _member(choice, part)
+def _read_choice(body: Any, part: Literal["delta", "message"], calls: CallFragments) -> Delta:
+    choice = next(iter(_get_member(body, "choices") or ()), None)
+    said = _get_member(choice, part)
     is_whole = part == "message"
-    if said is None and _member(choice, "message") is not None:
+    if said is None and _get_member(choice, "message") is not None:
         # A server that cannot stream sends all of the answer in one event.
-        said, is_whole = _member(choice, "message"), True
+        said, is_whole = _get_member(choice, "message"), True
     calls.add(said, is_whole=is_whole)
     # Two names are in use for thoughts: DeepSeek's and OpenRouter's. Some servers send both.
-    thinking = _text(said, "reasoning_content") or _text(said, "reasoning")
-    thinking = thinking or _parts(_member(said, "content"), "thinking")
-    text = _text(said, "content") or _text(said, "refusal") or _parts(_member(said, "content"))
-    word = _text(choice, "finish_reason")
+    thinking = _get_text(said, "reasoning_content") or _get_text(said, "reasoning")
+    thinking = thinking or _join_parts(_get_member(said, "content"), "thinking")
+    text = (
+        _get_text(said, "content")
+        or _get_text(said, "refusal")
+        or _join_parts(_get_member(said, "content"))
+    )
+    word = _get_text(choice, "finish_reason")
     word = "" if word in _UNFINISHED else word
     if word.lower() in _FAILED:
         raise ServerError(HTTPStatus.OK, {"error": {"type": word}}, {}, in_stream=True)
@@ -448,7 +452,7 @@ def _read(body: Any, part: Literal["delta", "message"], calls: CallFragments) ->
         ),
         usage=_find_usage(body, choice),
         finish=_FINISHES.get(word.lower(), "other") if word else None,
-        reason=" ".join(code_words(word)),
+        reason=" ".join(find_code_words(word)),
     )
 
 
@@ -457,41 +461,43 @@ def _find_usage(body: Any, choice: Any) -> TokenUsage | None:
 
     Sources: https://platform.moonshot.ai/docs/api/chat, https://console.groq.com/docs/api-reference
     """
-    places = (body, choice, _member(body, "x_groq"))
-    return next(filter(None, (read_usage(_member(place, "usage")) for place in places)), None)
+    places = (body, choice, _get_member(body, "x_groq"))
+    return next(filter(None, (read_usage(_get_member(place, "usage")) for place in places)), None)
 
 
 def read_usage(reported: Any) -> TokenUsage | None:
     """What was used, where the server says so: a prompt of no tokens says nothing."""
-    if not (_number(reported, "prompt_tokens") or _number(reported, "completion_tokens")):
+    if not (_get_number(reported, "prompt_tokens") or _get_number(reported, "completion_tokens")):
         return None
     return TokenUsage(
-        prompt_tokens=_number(reported, "prompt_tokens"),
-        completion_tokens=_number(reported, "completion_tokens"),
+        prompt_tokens=_get_number(reported, "prompt_tokens"),
+        completion_tokens=_get_number(reported, "completion_tokens"),
         # DeepSeek has a name of its own for them.
-        cached_tokens=_number(_member(reported, "prompt_tokens_details"), "cached_tokens")
-        or _number(reported, "prompt_cache_hit_tokens"),
-        thinking_tokens=_number(_member(reported, "completion_tokens_details"), "reasoning_tokens"),
+        cached_tokens=_get_number(_get_member(reported, "prompt_tokens_details"), "cached_tokens")
+        or _get_number(reported, "prompt_cache_hit_tokens"),
+        thinking_tokens=_get_number(
+            _get_member(reported, "completion_tokens_details"), "reasoning_tokens"
+        ),
     )
 
 
-def _member(value: Any, name: str) -> Any:
+def _get_member(value: Any, name: str) -> Any:
     return cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
 
 
-def _text(value: Any, name: str) -> str:
-    member = _member(value, name)
+def _get_text(value: Any, name: str) -> str:
+    member = _get_member(value, name)
     return member if isinstance(member, str) else ""
 
 
-def _parts(content: Any, kind: str = "text") -> str:
+def _join_parts(content: Any, kind: str = "text") -> str:
     """Text out of a list of parts, in which Mistral's models that think answer."""
     members = (part.get(kind) for part in map(mapping, sequence(content)))
     return "".join(
-        member if isinstance(member, str) else _parts(member) for member in members if member
+        member if isinstance(member, str) else _join_parts(member) for member in members if member
     )
 
 
-def _number(value: Any, name: str) -> int:
-    member = _member(value, name)
+def _get_number(value: Any, name: str) -> int:
+    member = _get_member(value, name)
     return member if isinstance(member, int) else 0

@@ -12,11 +12,10 @@ from msgspec import structs
 
 from backend.generation.adapters.openai import mapping as wire
 from backend.generation.adapters.openai.dialects import OPENAI_SERVERS
-from backend.generation.adapters.openai.server import WHO, OpenAICompatibleProvider
-from backend.generation.adapters.openai.token_counts import count_usage
+from backend.generation.adapters.openai.probes import count_usage
 from backend.generation.client.client import ModelClient, ServerError
 from backend.generation.declined_answers import check_declined
-from backend.generation.failures.refused_members import read_refusal
+from backend.generation.failures.failures import read_refusal
 from backend.generation.model import (
     ModelError,
     ModelMalformedAnswerError,
@@ -37,9 +36,9 @@ from backend.generation.model import (
 from backend.generation.sampling import Sampling, SamplingField
 from backend.generation.servers.abilities import JSON_WAYS, JsonWay
 from backend.generation.servers.model import AnswerReader, ModelRequest, ServerModel
-from backend.generation.servers.replies import Delta, parse_value, said, tool_answer
+from backend.generation.servers.replies import Delta, parse_value, read_text, read_tool_answer
 
-ANSWER = "answer"
+ANSWER_TOOL = "answer"
 """The tool whose arguments are the value."""
 
 _INSTRUCTIONS = (
@@ -58,17 +57,17 @@ def add_schema(prompt: Prompt, schema: Mapping[str, Any], way: JsonWay) -> Promp
     return replace(prompt, messages=[*prompt.messages, told])
 
 
-def json_members(schema: Mapping[str, Any], way: JsonWay) -> dict[str, Any]:
+def build_json_members(schema: Mapping[str, Any], way: JsonWay) -> dict[str, Any]:
     """What a request has beside its messages, in this way."""
     match way:
         case "json_schema":
-            return {"response_format": wire.response_format(schema)}
+            return {"response_format": wire.build_response_format(schema)}
         case "json_object":
             return {"response_format": {"type": "json_object", "schema": dict(schema)}}
         case "tool":
-            tool = Tool(ANSWER, "Give the answer.", schema)
-            choice = {"type": "function", "function": {"name": ANSWER}}
-            return {"tools": wire.declarations([tool]), "tool_choice": choice}
+            tool = Tool(ANSWER_TOOL, "Give the answer.", schema)
+            choice = {"type": "function", "function": {"name": ANSWER_TOOL}}
+            return {"tools": wire.declare_tools([tool]), "tool_choice": choice}
         case "fenced":
             return {}
 
@@ -79,12 +78,12 @@ def read_value(answer: Delta, way: JsonWay, *, who: str) -> Any:
     Raises `ModelMalformedAnswerError` if there is none, and `ModelDeclinedError`.
     """
     if way == "tool":
-        whole = tool_answer(answer, who=who)
+        whole = read_tool_answer(answer, who=who)
         if not (calls := whole.calls):
             check_declined(whole.text)
             raise ModelMalformedAnswerError(f"{who} did not return the requested tool call.")
         return dict(calls[0].arguments)
-    text, finish = said(answer, who=who)
+    text, finish = read_text(answer, who=who)
     return parse_value(text, who=who, finish=finish)
 
 
@@ -119,7 +118,7 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
             request = self._request(
                 add_schema(prompt, schema, way),
                 sampling.without_form(),
-                members=json_members(schema, way),
+                members=build_json_members(schema, way),
                 is_trial=way not in (known, JSON_WAYS[-1]),
             )
             try:
@@ -155,27 +154,27 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
         known = self._provider.abilities.of(self.spec.name)
         body: dict[str, Any] = {
             "model": self.spec.name,
-            "messages": wire.messages(
+            "messages": wire.build_messages(
                 request.shaped_prompt, start, self._server.prefix, shape=request.shape
             ),
-            **wire.settings(sampling, self._server.names),
+            **wire.map_settings(sampling, self._server.names),
             **(self._server.prefill if start else {}),
             **request.members,
         }
         if request.tools:
-            body["tools"] = wire.declarations(request.tools)
+            body["tools"] = wire.declare_tools(request.tools)
         if schema is not None:
             way: JsonWay = "json_object" if known.json == "json_object" else "json_schema"
-            body |= json_members(schema, way)
+            body |= build_json_members(schema, way)
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return _without(body, known.without)
+        return _remove_members(body, known.without)
 
     def _reader(self, request: ModelRequest) -> AnswerReader:
         return wire.ChunkReader(tool.name for tool in request.tools)
 
     def _setting_names(self, request: ModelRequest) -> Mapping[str, Sequence[SamplingField]]:
-        names = wire.setting_names(self._server.names)
+        names = wire.map_setting_names(self._server.names)
         if request.is_plain:
             names["response_format"] = "json_schema"
         return {member: (setting,) for member, setting in names.items()}
@@ -232,7 +231,7 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
         return counts.usage
 
 
-def _without(body: Mapping[str, Any], members: Sequence[str]) -> dict[str, Any]:
+def _remove_members(body: Mapping[str, Any], members: Sequence[str]) -> dict[str, Any]:
     """Return the request without these members, or with their other names."""
     renamed = {name: RENAMED_MEMBERS[name] for name in members if name in RENAMED_MEMBERS}
     return {

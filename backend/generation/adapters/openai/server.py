@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from backend.generation.adapters.openai.dialects import OPENAI_SERVERS, route_address
-from backend.generation.adapters.openai.token_counts import NO_SUCH_ROUTE
-from backend.generation.adapters.openai.window_probes import (
+from backend.generation.adapters.openai.dialects import OPENAI_SERVERS, build_route_url
+from backend.generation.adapters.openai.probes import (
+    MISSING_ROUTE_STATUSES,
     REQUEST_SECONDS,
     ask_windows,
     can_be_asked,
@@ -20,7 +20,7 @@ from backend.generation.adapters.openai.window_probes import (
 from backend.generation.client.client import ModelClient, ServerError
 from backend.generation.client.provider import ModelProvider, ServerConfig
 from backend.generation.model import ModelError
-from backend.generation.servers.limits import count_slots
+from backend.generation.servers.abilities import count_slots
 from backend.settings import ServerName
 
 WHO = "The OpenAI-compatible server"
@@ -100,9 +100,9 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
         self._slots_asked_at = time.monotonic()
         try:
             async with asyncio.timeout(REQUEST_SECONDS), self.connected() as client:
-                answer = await client.get(route_address(self.config.base_url, path))
+                answer = await client.get(build_route_url(self.config.base_url, path))
         except ServerError as error:
-            if error.status not in NO_SUCH_ROUTE:
+            if error.status not in MISSING_ROUTE_STATUSES:
                 return
             answer = None
         except Exception:  # noqa: BLE001 - the next time may be better

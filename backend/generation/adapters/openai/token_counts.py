@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from backend.generation.adapters.openai.dialects import CountingRoute, route_address
+from backend.generation.adapters.openai.dialects import CountingRoute, build_route_url
 from backend.generation.client.client import ModelClient, ServerError
 from backend.generation.json_text import mapping, sequence
 from backend.generation.model import Prompt, TokenUsage
@@ -59,7 +59,7 @@ async def count_usage(
     """
     asked = "\n".join(message.text for message in prompt.messages)
     for route in routes:
-        address = route_address(base_url, route.path)
+        address = build_route_url(base_url, route.path)
         try:
             async with asyncio.timeout(TIMEOUT):
                 sent, text, thinking = [

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from backend.generation.adapters.openai.dialects import route_address
+from backend.generation.adapters.openai.dialects import build_route_url
 from backend.generation.client.client import ModelClient
 from backend.generation.json_text import mapping, sequence
 from backend.generation.servers.window_evidence import is_window
@@ -153,7 +153,7 @@ async def ask_windows(
     async def ask(path: str, body: Mapping[str, Any] | None) -> Any:
         key = f"{path} {body}"
         if key not in answers:
-            answers[key] = await _answer(client, route_address(base_url, path), body)
+            answers[key] = await _answer(client, build_route_url(base_url, path), body)
         return answers[key]
 
     reports: dict[str, WindowReport] = {}
