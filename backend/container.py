@@ -52,8 +52,7 @@ from backend.enrichment.runtime import job_kinds, open_enrichment
 from backend.enrichment.service import CompactionService, EnrichmentService, SceneService
 from backend.enrichment.summaries.service import SummaryService
 from backend.enrichment.summaries.store import ChatSummaries
-from backend.generation.environment import build_registry
-from backend.generation.registry import ModelRegistry
+from backend.generation.registry import ModelRegistry, build_registry
 from backend.http.drain import Drain
 from backend.http.responses import RequestCaches
 from backend.jobs.keys import JobKeys

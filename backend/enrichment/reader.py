@@ -29,7 +29,7 @@ from backend.generation.model import (
 )
 from backend.generation.registry import ModelRegistry, UnknownModelError
 from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling
-from backend.generation.servers.limits import ServerLimit
+from backend.generation.servers.abilities import ServerLimit
 from backend.jobs.errors import RetryLaterError
 from backend.llm.answers import RunBudget
 from backend.llm.user_models import UserModels, choose_task_model

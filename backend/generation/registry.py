@@ -7,6 +7,8 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from msgspec import structs
+
 from backend.errors import ValidationError
 from backend.generation.adapters.anthropic import ADAPTER_ACCEPTS as ANTHROPIC_ACCEPTS
 from backend.generation.adapters.anthropic import EXCLUDES as ANTHROPIC_EXCLUDES
@@ -15,9 +17,9 @@ from backend.generation.adapters.demo import DemoModel
 from backend.generation.adapters.gemini import ADAPTER_ACCEPTS as GEMINI_ACCEPTS
 from backend.generation.adapters.gemini import GeminiConfig, GeminiModel, GeminiProvider
 from backend.generation.adapters.openai.dialects import OPENAI_SERVERS, usual_concurrency
-from backend.generation.adapters.openai.model import OpenAICompatibleModel
-from backend.generation.adapters.openai.server import (
+from backend.generation.adapters.openai.model import (
     OpenAICompatibleConfig,
+    OpenAICompatibleModel,
     OpenAICompatibleProvider,
 )
 from backend.generation.catalogue import (
@@ -30,7 +32,8 @@ from backend.generation.catalogue import (
 )
 from backend.generation.model import ChatModel, Fixable, ModelSpec
 from backend.generation.sampling import SamplingField
-from backend.generation.servers.limits import ServerLimit, identify_server
+from backend.generation.servers.abilities import ServerLimit, identify_server
+from backend.settings import Settings
 
 ProviderKind = Literal["gemini", "openai", "anthropic"]
 """In which wire format a provider is asked."""
@@ -393,3 +396,75 @@ class ModelRegistry:
         if slug not in self.providers and slug in _NOT_CONFIGURED:
             reason += f" {_NOT_CONFIGURED[slug]}"
         return UnknownModelError(reason, extra={"models": ids[:MOST_SHOWN]})
+
+
+def build_registry(settings: Settings) -> ModelRegistry:
+    """The models that the settings name.
+
+    Raises `UnknownModelError` where they name one by default that they do not offer.
+    """
+    gemini = openai = anthropic = None
+    if settings.gemini_api_key is not None:
+        gemini = GeminiConfig(
+            api_key=settings.gemini_api_key.get_secret_value(),
+            models=settings.gemini_models,
+            base_url=settings.gemini_base_url or None,
+            chunk_timeout=settings.model_silence_seconds,
+        )
+    if settings.openai_base_url:
+        openai = OpenAICompatibleConfig(
+            base_url=settings.openai_base_url,
+            api_key=(
+                settings.openai_api_key.get_secret_value() if settings.openai_api_key else None
+            ),
+            models=settings.openai_models,
+            context_window=settings.openai_context_window,
+            max_output_tokens=settings.openai_max_output_tokens,
+            server=settings.openai_server,
+            chunk_timeout=settings.model_silence_seconds,
+        )
+    if settings.anthropic_api_key is not None:
+        anthropic = AnthropicConfig(
+            api_key=settings.anthropic_api_key.get_secret_value(),
+            models=settings.anthropic_models,
+            base_url=settings.anthropic_base_url or None,
+            chunk_timeout=settings.model_silence_seconds,
+        )
+    registry = ModelRegistry(
+        gemini,
+        openai,
+        anthropic,
+        demo_tokens_per_second=settings.demo_tokens_per_second,
+        default=settings.default_model,
+        told=_told(settings),
+        openai_concurrency=settings.openai_concurrency,
+    )
+    registry.spec(registry.default_id)
+    if settings.enrichment_model:
+        registry.spec(settings.enrichment_model)
+    return registry
+
+
+def _told(settings: Settings) -> Mapping[str, ListedModel]:
+    """Return the figures of models in the settings, by their ids. Sizes count if they were set."""
+    sizes: dict[str, Any] = {
+        "context_window": settings.openai_context_window,
+        "max_output_tokens": settings.openai_max_output_tokens,
+    }
+    told = {
+        f"openai/{name}": ListedModel(
+            name=name,
+            tool_support=settings.openai_tool_support or None,
+            **{
+                size: tokens
+                for size, tokens in sizes.items()
+                if f"openai_{size}" in settings.model_fields_set
+            },
+        )
+        for name in settings.openai_models
+    }
+    for model, (read, written, *cached) in settings.model_prices.items():
+        price = Price(input=read, output=written, cached_input=next(iter(cached), None))
+        before = told.get(model, ListedModel(name=model.partition("/")[2] or model))
+        told[model] = structs.replace(before, price=price)
+    return told

@@ -24,7 +24,7 @@ from backend.database.base import (
 from backend.database.processes import Leases
 from backend.generation.catalogue import ListedModel, Name
 from backend.generation.registry import ProviderKind
-from backend.generation.servers.limits import MAX_CONCURRENCY
+from backend.generation.servers.abilities import MAX_CONCURRENCY
 from backend.generation.thoughts import ThoughtTags
 from backend.llm.slot_rules import SlotUse
 from backend.vault.root import RootKeys, Wrapped

@@ -33,7 +33,7 @@ from backend.core.logs import get_logger
 from backend.database.base import get_table, new_id, now
 from backend.database.engine import EFFECT_NOTE, Database
 from backend.errors import UnavailableError
-from backend.generation.servers.limits import ServerLimit
+from backend.generation.servers.abilities import ServerLimit
 from backend.llm.models import SlotClaim
 from backend.llm.slot_rules import (
     Claim,

@@ -31,7 +31,7 @@ from backend.database.engine import Database
 from backend.generation.adapters.anthropic import AnthropicConfig
 from backend.generation.adapters.gemini import GeminiConfig
 from backend.generation.adapters.openai.dialects import OPENAI_SERVERS
-from backend.generation.adapters.openai.server import OpenAICompatibleConfig
+from backend.generation.adapters.openai.model import OpenAICompatibleConfig
 from backend.generation.client.network import AllowedAddress, NetworkPolicy
 from backend.generation.registry import (
     Adapter,

@@ -17,7 +17,7 @@ from backend.core.operating_system import HAS_FILE_MODES, is_readable_by_others
 from backend.database.engine import Database
 from backend.database.migrate import HEAD, current_revision, refuse_unknown
 from backend.enrichment.reader import choose_model
-from backend.generation.environment import build_registry
+from backend.generation.registry import build_registry
 from backend.generation.tokens import best_tokenizer, get_tokenizer
 from backend.llm.models import InstallationProvider, ProviderConfig, open_shared
 from backend.memory.embedding.local import NOT_INSTALLED, LocalEmbedder, is_installed

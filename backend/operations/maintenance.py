@@ -27,7 +27,7 @@ from backend.chronicles.index_source import ChronicleSource
 from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.enrichment import models as enrichment_models
-from backend.generation.environment import build_registry
+from backend.generation.registry import build_registry
 from backend.jobs import models as job_models
 from backend.jobs.keys import JobKeys
 from backend.jobs.queue import JobQueue

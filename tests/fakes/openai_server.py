@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backend.generation.adapters.openai.server import OpenAICompatibleConfig
+from backend.generation.adapters.openai.model import OpenAICompatibleConfig
 from tests.fakes.scripted_server import Answer, Event, Request, ScriptedServer
 from tests.fakes.word_vectors import word_vector
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from backend.generation.environment import build_registry
-from backend.generation.registry import UnknownModelError
+from backend.generation.registry import UnknownModelError, build_registry
 from backend.settings import Settings
 
 

@@ -58,7 +58,7 @@ from backend.core.audience import GM, Viewpoint
 from backend.database.base import new_id
 from backend.errors import ConflictError, ValidationError
 from backend.generation.model import Tool, ToolCall
-from backend.generation.tools.arguments import InvalidCallError, read_arguments
+from backend.generation.tools.calls import InvalidCallError, read_arguments
 
 
 class RollDice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

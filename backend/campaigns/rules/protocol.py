@@ -19,7 +19,7 @@ from backend.campaigns.rules.state import PLAY, PlayState, TableState
 from backend.campaigns.state.state_block import render_player_line
 from backend.errors import ValidationError
 from backend.generation.model import Tool
-from backend.generation.tools.arguments import tool_of
+from backend.generation.tools.calls import tool_of
 
 AttributeType = Literal["text", "number", "list"]
 OutcomeKind = Literal["answer", "break", "wait", "end"]

@@ -40,7 +40,7 @@ from backend.generation.model import (
     ToolCall,
 )
 from backend.generation.sampling import Sampling
-from backend.generation.tools.arguments import InvalidCallError
+from backend.generation.tools.calls import InvalidCallError
 from backend.generation.tools.streams import answer_with_tools
 from backend.llm.answers import LoopEnd, RunBudget, ask, build_prompt, join_answer, run_tool_loop
 from backend.memory.indexing.documents import DocumentEmbedder

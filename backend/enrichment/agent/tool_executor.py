@@ -44,7 +44,7 @@ from backend.enrichment.cleaning import to_one_line
 from backend.enrichment.runs.store import RefusedCall
 from backend.enrichment.story import StoryLine, TranscriptSlice
 from backend.generation.model import ModelMalformedAnswerError, ToolCall
-from backend.generation.tools.arguments import InvalidCallError
+from backend.generation.tools.calls import InvalidCallError
 from backend.lorebooks.entries import LoreEntry
 
 MAX_CALLS = 24

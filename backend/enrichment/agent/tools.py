@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from backend.chronicles.events import EventKind
-from backend.generation.tools.arguments import (
+from backend.generation.tools.calls import (
     InvalidCallError,
     converted,
     plain_schema,

@@ -50,7 +50,7 @@ from backend.enrichment.compaction.tools import (
 from backend.enrichment.runs.store import RefusedCall
 from backend.errors import ValidationError
 from backend.generation.model import ToolCall
-from backend.generation.tools.arguments import InvalidCallError, read_arguments
+from backend.generation.tools.calls import InvalidCallError, read_arguments
 
 _REFERENCE = re.compile(r"#[0-9A-F]{1,9}|[CEFHST][0-9]{1,4}")
 """The form of references, in upper case. `H` marks known events, `#12` a line."""

@@ -60,7 +60,7 @@ from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ModelMalformedAnswerError,
 )
-from backend.generation.tools.arguments import InvalidCallError, plain_schema, read_arguments
+from backend.generation.tools.calls import InvalidCallError, plain_schema, read_arguments
 from backend.llm.answers import CHARACTERS_PER_TOKEN, build_prompt
 
 SCENE_WORDS = 150

@@ -10,7 +10,7 @@ from typing import Any
 
 from backend.generation.client.client import ModelClient
 from backend.generation.client.provider import ModelProvider, ServerConfig
-from backend.generation.failures.refused_members import Refusal
+from backend.generation.failures.failures import Refusal
 from backend.generation.json_text import clean_text, mapping, sequence
 from backend.generation.model import (
     FinishReason,

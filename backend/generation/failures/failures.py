@@ -11,8 +11,11 @@ from __future__ import annotations
 import re
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from math import ceil
 from typing import cast
 from urllib.parse import urlsplit
@@ -20,7 +23,6 @@ from urllib.parse import urlsplit
 from backend.generation.client.client import ServerError
 from backend.generation.failures.causes import Cause, find_cause, find_status, read_sizes
 from backend.generation.failures.provider_faults import ProviderFault, code_words, read_fault
-from backend.generation.failures.retry_times import find_wait
 from backend.generation.model import (
     ModelAuthError,
     ModelBlockedError,
@@ -43,6 +45,162 @@ from backend.generation.model import (
     ModelWebPageError,
     ModelWrongAddressError,
 )
+
+MAX_WAIT_SECONDS = 86_400.0
+
+_FIRST_MOMENT = 1_000_000_000
+"""A plain number from this on is a moment in seconds since 1970, not a duration."""
+
+_FIRST_MOMENT_MS = 100_000_000_000
+"""The same in milliseconds."""
+
+_NUMBER = re.compile(r"\d{1,14}(?:\.\d{1,9})?")
+_DURATION = re.compile(
+    r"(?:(\d{1,9})\s?d(?:ays?)?(?![a-z]))?,?\s?(?:(\d{1,9})\s?h(?:(?:ou)?rs?)?(?![a-z]))?,?\s?"
+    r"(?:(\d{1,9})\s?m(?:in(?:ute)?s?)?(?![a-z]))?,?\s?"
+    r"(?:(\d{1,9}(?:\.\d{1,9})?)\s?(?:s(?:ec(?:ond)?s?)?|(ms|milliseconds?))(?![a-z]))?",
+    re.IGNORECASE,
+)
+"""Days, hours, minutes and seconds: `6m0s`, `1h2m`, `20ms`, `34.07s`, `1 minute 30 seconds`."""
+
+_IN_WORDS = re.compile(
+    r"(?:try again|retry|available again|resets?|wait)(?: after| in| for)?[: ]{1,3}"
+    r"(?:about |approximately |up to )?(\d[^.,;)]{0,40}(?:\.\d{1,9}[^.,;)]{0,20})?)",
+    re.IGNORECASE,
+)
+
+_RETRY_AFTER = ("retry-after-ms", "retry-after", "x-retry-after")
+_RESETS = (
+    *("x-ratelimit-reset-requests", "x-ratelimit-reset-tokens", "x-ratelimit-reset"),
+    *("ratelimit-reset", "anthropic-ratelimit-requests-reset", "anthropic-ratelimit-tokens-reset"),
+    *("anthropic-ratelimit-input-tokens-reset", "anthropic-ratelimit-output-tokens-reset"),
+)
+
+
+def find_wait(
+    headers: Mapping[str, str], waits: Iterable[object] = (), text: str = ""
+) -> float | None:
+    """Return the seconds to wait, from 0 to a day; None if nothing says so.
+
+    Args:
+        headers: Headers of the answer; names in lower case. The reset of a rate limit counts if
+            that limit is used up, and if nothing else says how long to wait.
+        waits: Values in the body, such as Google's `retryDelay`. They come first, because they are
+            the most exact.
+        text: The provider's sentences in lower case, such as "please try again in 20s".
+    """
+    exact = [wait_seconds(value) for value in waits]
+    exact += [wait_seconds(headers.get(name), name) for name in _RETRY_AFTER]
+    exact += map(wait_seconds, (match[1] for match in _IN_WORDS.finditer(text)))
+    if (found := next((wait for wait in exact if wait is not None), None)) is not None:
+        return found
+    return max(_resets(headers), default=None)
+
+
+def wait_seconds(value: object, name: str = "") -> float | None:
+    """Return a waiting time in seconds, from 0 to a day; None if the value is not a time.
+
+    Takes `30`, `34.07s`, `6m0s`, an HTTP date, an RFC 3339 time, and seconds or milliseconds since
+    1970. `name` is the header that the value comes from: those that end in `-ms` hold milliseconds.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    text = str(value).strip()[:60]
+    if _NUMBER.fullmatch(text):
+        seconds = float(text) / 1000 if name.endswith("-ms") else _from_number(float(text))
+    elif (parsed := _from_duration(text)) is not None:
+        seconds = parsed
+    elif (moment := _from_date(text)) is not None:
+        seconds = (moment - datetime.now(UTC)).total_seconds()
+    else:
+        return None
+    return min(max(seconds, 0.0), MAX_WAIT_SECONDS)
+
+
+def _from_number(number: float) -> float:
+    if number < _FIRST_MOMENT:
+        return number
+    moment = number / 1000 if number >= _FIRST_MOMENT_MS else number
+    return moment - datetime.now(UTC).timestamp()
+
+
+def _from_duration(text: str) -> float | None:
+    match = _DURATION.match(text)
+    if match is None or not match[0].strip():
+        return None
+    days, hours, minutes, seconds, milliseconds = match.groups()
+    last = float(seconds or 0) / (1000 if milliseconds else 1)
+    return int(days or 0) * 86_400 + int(hours or 0) * 3600 + int(minutes or 0) * 60 + last
+
+
+def _from_date(text: str) -> datetime | None:
+    for parse in (parsedate_to_datetime, datetime.fromisoformat):
+        try:
+            moment = parse(text)
+        except ValueError:
+            continue
+        if moment.tzinfo is not None:
+            return moment
+    return None
+
+
+def _resets(headers: Mapping[str, str]) -> Iterator[float]:
+    """The waits until the rate limits that are used up are reset."""
+    for name in _RESETS:
+        if headers.get(name.replace("reset", "remaining"), "0").strip() in {"0", "0.0"}:
+            seconds = wait_seconds(headers.get(name))
+            if seconds is not None:
+                yield seconds
+
+
+_LONGEST = 8_000
+"""Characters of an answer that are searched."""
+
+_UNKNOWN = re.compile(
+    r"unsupported|unknown|unrecogni[sz]ed|unexpected|not (?:be )?(?:supported?|permitted|allowed)"
+    r"|does ?n[o']t support|extra_forbidden|extra inputs|no such (?:field|parameter)|not enabled"
+    r"|deprecated",
+    re.IGNORECASE,
+)
+"""Words for a member that a server does not know at all; without them its value is refused."""
+
+_TOO_LONG = frozenset({"context_length_exceeded", "string_above_max_length"})
+_STATUSES = frozenset({HTTPStatus.OK, HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A member of a request that a server does not take: never (`for_good`), or not this value."""
+
+    member: str
+    for_good: bool
+
+
+def read_refusal(error: ServerError, members: Iterable[str]) -> Refusal | None:
+    """Return the refused one of a request's `members`; None if the server names none of them.
+
+    A member is named if the answer's `param` is its name, if a sentence quotes it, has a colon
+    after it or ends with a colon and the name, or if it is a word that no sentence has (`top_k`,
+    `topK`). If several are named, the last one in `members` is returned.
+    """
+    fault = error.fault
+    if error.status not in _STATUSES or fault.get("code") in _TOO_LONG:
+        return None
+    text = error.text[:_LONGEST]
+    param = fault.get("param")
+    param = param.rpartition(".")[2] if isinstance(param, str) else ""
+    named = [name for name in members if name == param or _names(text, name)]
+    return Refusal(named[-1], for_good=_UNKNOWN.search(text) is not None) if named else None
+
+
+def _names(text: str, member: str) -> bool:
+    name = re.escape(member)
+    if "_" in member or not member.islower():
+        first, *rest = member.split("_")
+        camel = re.escape(first + "".join(map(str.title, rest)))
+        return re.search(rf"\b(?:{name}|{camel})\b", text) is not None
+    return re.search(rf"[\"'`]{name}[\"'`.\[]|\b{name}:|: {name}[\"'`.]", text) is not None
+
 
 _MAX_CODES_SHOWN = 3
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,100}")

@@ -13,7 +13,7 @@ from backend.generation.adapters.anthropic import DEFAULT_BASE_URL as ANTHROPIC_
 from backend.generation.adapters.anthropic import AnthropicProvider
 from backend.generation.adapters.gemini import DEFAULT_BASE_URL as GEMINI_URL
 from backend.generation.adapters.gemini import GeminiConnection, GeminiProvider
-from backend.generation.adapters.openai.window_probes import read_listed_window
+from backend.generation.adapters.openai.probes import read_listed_window
 from backend.generation.catalogue import Ability, ListedModel
 from backend.generation.client.client import MAX_RESOURCE_BYTES, AnswerTooLargeError, ServerError
 from backend.generation.json_text import mapping, sequence

@@ -20,7 +20,7 @@ from msgspec import structs
 from backend.generation.catalogue import MessageShape
 from backend.generation.client.client import ModelClient, ServerError
 from backend.generation.client.provider import ModelProvider
-from backend.generation.failures.refused_members import Refusal, read_refusal
+from backend.generation.failures.failures import Refusal, read_refusal
 from backend.generation.message_shapes import find_stricter_shape, shape_prompt
 from backend.generation.model import (
     Finish,

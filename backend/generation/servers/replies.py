@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backend.generation.client.sse import CharacterJoiner
+from backend.generation.client.client import CharacterJoiner
 from backend.generation.declined_answers import check_declined
 from backend.generation.failures.failures import find_interruption
 from backend.generation.json_text import clean_text, parse_json

@@ -35,17 +35,15 @@ from backend.generation.model import (
 from backend.generation.sampling import Sampling
 from backend.generation.servers.replies import Delta, finish_of, tool_answer
 from backend.generation.tools.calls import MAX_CALLS
-from backend.generation.tools.structured_calls import (
-    StructuredReader,
-    answer_schema,
-    structured_prompt,
-)
 from backend.generation.tools.written_calls import (
     CallReader,
     FencedReader,
+    StructuredReader,
+    answer_schema,
     fenced_prompt,
     prompt_without_tools,
     read_bare_calls,
+    structured_prompt,
 )
 
 _WAYS: tuple[ToolSupport, ...] = ("native", "structured", "fenced")

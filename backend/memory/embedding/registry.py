@@ -8,7 +8,7 @@ from typing import Literal
 
 from backend.database.engine import Database
 from backend.generation.adapters.gemini import GeminiConfig
-from backend.generation.adapters.openai.server import OpenAICompatibleConfig
+from backend.generation.adapters.openai.model import OpenAICompatibleConfig
 from backend.llm.user_models import ProviderEmbedding
 from backend.memory.embedding.cache import CachedEmbedder
 from backend.memory.embedding.catalogue import find_model_in_use

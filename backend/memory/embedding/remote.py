@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from backend.generation.adapters.gemini import WHO as GEMINI_LABEL
 from backend.generation.adapters.gemini import GeminiConfig, GeminiProvider
-from backend.generation.adapters.openai.server import (
+from backend.generation.adapters.openai.model import (
     OpenAICompatibleConfig,
     OpenAICompatibleProvider,
 )

@@ -31,7 +31,7 @@ from backend.generation.model import (
 )
 from backend.generation.sampling import Sampling
 from backend.generation.tokens import MESSAGE_OVERHEAD, RATIO_BOUNDS, get_tokenizer
-from backend.generation.tools.arguments import describe_tools
+from backend.generation.tools.calls import describe_tools
 from backend.generation.tools.streams import BLOCK_TOKENS
 from backend.lorebooks.activation.timed import TimedState
 from backend.turns.prompt.context import Constraint, LoadedChat, PromptWindow

@@ -37,7 +37,7 @@ from backend.generation.model import (
     PromptMessage,
 )
 from backend.generation.tokens import MESSAGE_OVERHEAD
-from backend.generation.tools.arguments import plain_schema
+from backend.generation.tools.calls import plain_schema
 from backend.jobs.errors import RetryLaterError
 from backend.llm.answers import RunBudget, ask
 from backend.llm.server_slots import ModelSlots

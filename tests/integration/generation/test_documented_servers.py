@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backend.generation.adapters.openai.dialects import OPENAI_SERVERS
-from backend.generation.adapters.openai.server import OpenAICompatibleProvider
+from backend.generation.adapters.openai.model import OpenAICompatibleProvider
 from backend.generation.model import (
     ChatModel,
     Finish,

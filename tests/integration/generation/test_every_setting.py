@@ -10,8 +10,7 @@ from backend.generation.adapters import anthropic, gemini
 from backend.generation.adapters.anthropic import AnthropicModel, AnthropicProvider
 from backend.generation.adapters.gemini import GeminiModel, GeminiProvider
 from backend.generation.adapters.openai.dialects import EVERY_SETTING
-from backend.generation.adapters.openai.model import OpenAICompatibleModel
-from backend.generation.adapters.openai.server import OpenAICompatibleProvider
+from backend.generation.adapters.openai.model import OpenAICompatibleModel, OpenAICompatibleProvider
 from backend.generation.model import ChatModel, ModelSpec, Prompt, PromptMessage
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SamplingField
 from tests.fakes.anthropic_server import AnthropicServer

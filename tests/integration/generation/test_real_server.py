@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from backend.generation.adapters.openai.server import OpenAICompatibleConfig
+from backend.generation.adapters.openai.model import OpenAICompatibleConfig
 from backend.generation.model import (
     ChatModel,
     Finish,

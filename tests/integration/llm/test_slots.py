@@ -16,7 +16,7 @@ from backend.accounts.auth.names import InstanceKeys
 from backend.accounts.models import User
 from backend.database.base import now
 from backend.database.engine import Database
-from backend.generation.servers.limits import ServerLimit
+from backend.generation.servers.abilities import ServerLimit
 from backend.llm.models import SLOT_LEASES, SlotClaim
 from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.slot_rules import Occupation, Rank, SlotUse, SlotWork

@@ -19,7 +19,7 @@ from backend.enrichment.agent.tools import (
 )
 from backend.generation.adapters import gemini as _gemini_mapping
 from backend.generation.adapters.openai import mapping as _openai_mapping
-from backend.generation.tools.arguments import InvalidCallError
+from backend.generation.tools.calls import InvalidCallError
 
 TAKEN_BY_ALL = {
     *("type", "description", "enum", "items", "properties", "required"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backend.generation.client.sse import DONE, CharacterJoiner, EventReader, parse_json_bytes
+from backend.generation.client.client import DONE, CharacterJoiner, EventReader, parse_json_bytes
 
 
 def read(stream: bytes, size: int) -> list[Any]:

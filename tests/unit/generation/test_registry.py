@@ -7,9 +7,8 @@ import pytest
 
 from backend.generation.adapters.anthropic import AnthropicConfig
 from backend.generation.adapters.gemini import ADAPTER_ACCEPTS, GeminiConfig
-from backend.generation.adapters.openai.server import OpenAICompatibleConfig
+from backend.generation.adapters.openai.model import OpenAICompatibleConfig
 from backend.generation.catalogue import ListedModel
-from backend.generation.environment import build_registry
 from backend.generation.model import ChatModel
 from backend.generation.registry import (
     Config,
@@ -17,6 +16,7 @@ from backend.generation.registry import (
     OfferedProvider,
     UnknownModelError,
     adapter_of,
+    build_registry,
 )
 from backend.generation.sampling import SAMPLING_FIELDS, Sampling, SettingNotTakenError, check_taken
 from backend.generation.servers.abilities import ModelAbilities, ServerAbilities

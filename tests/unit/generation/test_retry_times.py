@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from backend.generation.failures.retry_times import find_wait, wait_seconds
+from backend.generation.failures.failures import find_wait, wait_seconds
 
 
 @pytest.mark.parametrize(

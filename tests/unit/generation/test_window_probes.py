@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from backend.generation.adapters.openai.window_probes import (
-    WindowReport,
-    find_window,
-    read_listed_window,
-)
+from backend.generation.adapters.openai.probes import WindowReport, find_window, read_listed_window
 from backend.settings import ServerName
 
 MODEL = "llama3.2"

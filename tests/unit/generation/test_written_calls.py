@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from backend.generation.json_text import parse_json
 from backend.generation.model import Prompt, PromptMessage, TextPiece, Tool, ToolCall, ToolRound
 from backend.generation.tools.calls import MAX_ARGUMENTS, MAX_CALLS, TOO_LONG
-from backend.generation.tools.structured_calls import (
+from backend.generation.tools.written_calls import (
+    CallReader,
+    FencedReader,
     StructuredReader,
     answer_schema,
+    fenced_prompt,
     structured_prompt,
 )
-from backend.generation.tools.written_calls import CallReader, FencedReader, fenced_prompt
 
 Cuts = list[int]
 Read = tuple[str, list[tuple[str, Any, str]]]

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
 from msgspec import structs
 
 from backend.generation.adapters.openai import mapping as wire
-from backend.generation.adapters.openai.dialects import OPENAI_SERVERS
-from backend.generation.adapters.openai.server import WHO, OpenAICompatibleProvider
-from backend.generation.adapters.openai.token_counts import count_usage
+from backend.generation.adapters.openai.dialects import OPENAI_SERVERS, route_address
+from backend.generation.adapters.openai.probes import (
+    NO_SUCH_ROUTE,
+    REQUEST_SECONDS,
+    ask_windows,
+    can_be_asked,
+    count_usage,
+)
 from backend.generation.client.client import ModelClient, ServerError
+from backend.generation.client.provider import ModelProvider, ServerConfig
 from backend.generation.declined_answers import check_declined
-from backend.generation.failures.refused_members import read_refusal
+from backend.generation.failures.failures import read_refusal
 from backend.generation.model import (
     ModelError,
     ModelMalformedAnswerError,
@@ -35,9 +44,110 @@ from backend.generation.model import (
     apply_resets,
 )
 from backend.generation.sampling import Sampling, SamplingField
-from backend.generation.servers.abilities import JSON_WAYS, JsonWay
+from backend.generation.servers.abilities import JSON_WAYS, JsonWay, count_slots
 from backend.generation.servers.model import AnswerReader, ModelRequest, ServerModel
 from backend.generation.servers.replies import Delta, parse_value, said, tool_answer
+from backend.settings import ServerName
+
+WHO = "The OpenAI-compatible server"
+
+SLOTS_SECONDS = 600.0
+"""Time until a server is asked again how many slots it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAICompatibleConfig(ServerConfig):
+    """How such a server is reached. `base_url` usually ends in `/v1`.
+
+    Attributes:
+        context_window: Tokens of models whose window is not known.
+        max_output_tokens: The longest reply of models of which it is not known.
+        server: Which program or service it is.
+    """
+
+    base_url: str = field()
+    context_window: int = 32_768
+    max_output_tokens: int = 8_192
+    server: ServerName = "other"
+
+
+class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient]):
+    """The connection to one server, shared by its models."""
+
+    who = WHO
+    config: OpenAICompatibleConfig
+
+    def _connect(self) -> ModelClient:
+        key = self.config.api_key
+        return self._make_client({"authorization": f"Bearer {key}"} if key else {})
+
+    def __init__(self, config: OpenAICompatibleConfig) -> None:
+        super().__init__(config)
+        self._asked: set[str] = set()
+        self._asking: set[asyncio.Task[None]] = set()
+        self._slots_asked_at = -math.inf
+
+    async def learn_windows(self, models: Sequence[str]) -> None:
+        self._asked.update(models)
+        config = self.config
+        if not models or not can_be_asked(config.server):
+            return
+        try:
+            async with self.connected() as client:
+                reports = await ask_windows(client, config.base_url, config.server, models)
+        except ModelError:  # no client can be made
+            return
+        for name, report in reports.items():
+            window = report.window
+            if window is None and report.largest is not None:
+                # The window in force is unknown, but it is no larger than that.
+                known = self.abilities.of(name).window or config.context_window
+                window = report.largest if report.largest < known else None
+            if window not in (None, self.abilities.of(name).window):
+                self.learn(name, window=window)
+
+    def learn_window_later(self, model: str) -> None:
+        """Ask for a model's window in the background, once for as long as this object lives."""
+        if model in self._asked:
+            return
+        task = asyncio.create_task(self.learn_windows([model]))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def refresh_slots(self) -> None:
+        """Learn how many requests the server answers at the same time, if it has a route for that.
+
+        Asks once in ten minutes, since the server may be started again with another number. Never
+        raises.
+        """
+        path = OPENAI_SERVERS[self.config.server].slots
+        if not path or time.monotonic() < self._slots_asked_at + SLOTS_SECONDS:
+            return
+        self._slots_asked_at = time.monotonic()
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS), self.connected() as client:
+                answer = await client.get(route_address(self.config.base_url, path))
+        except ServerError as error:
+            if error.status not in NO_SUCH_ROUTE:
+                return
+            answer = None
+        except Exception:  # noqa: BLE001 - the next time may be better
+            return
+        slots = count_slots(answer)
+        if slots != self.abilities.slots:
+            self._remember(structs.replace(self.abilities, slots=slots))
+
+    async def aclose(self) -> None:
+        """See `ModelProvider`."""
+        asking = list(self._asking)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await super().aclose()
+
+    async def _disconnect(self, connection: ModelClient) -> None:
+        await connection.aclose()
+
 
 ANSWER = "answer"
 """The tool whose arguments are the value."""
