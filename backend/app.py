@@ -51,7 +51,7 @@ from backend.enrichment.controller import (
     SceneController,
     SummaryController,
 )
-from backend.generation.tokens import best_tokenizer, get_tokenizer
+from backend.generation.tokens import choose_tokenizer, get_tokenizer
 from backend.http.disconnects import DisconnectMiddleware
 from backend.http.drain import DrainMiddleware
 from backend.http.responses import EXCEPTION_HANDLERS
@@ -311,6 +311,6 @@ def _chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], o
 async def _load_tokenizers(parts: Services) -> None:
     """Load the vocabularies before the first turn needs them, once somebody is here: 50 MB."""
     await parts.somebody_is_here.wait()
-    used = {best_tokenizer(spec.tokenizer) for spec in parts.registry.specs()}
+    used = {choose_tokenizer(spec.tokenizer) for spec in parts.registry.specs()}
     for name in {VOCABULARY, *used}:
         await asyncio.to_thread(get_tokenizer, name)

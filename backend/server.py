@@ -22,7 +22,7 @@ from backend.core.logs import get_logger
 from backend.core.operating_system import allow_address_again, stop_signals
 from backend.core.private_networks import LOOPBACK, PRIVATE, contains_address
 from backend.core.qr_codes import draw_qr
-from backend.generation.registry import ModelRegistry
+from backend.generation.registry import KINDS, ModelRegistry
 from backend.http.drain import IS_KEPT, Drain
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
@@ -431,10 +431,10 @@ def greeting(
         ]
     if [spec.provider for spec in registry.specs()] == ["demo"]:
         lines += [
-            "  Only the built-in demo model is available. For a real one, set",
-            "  TALEKEEPER_GEMINI_API_KEY, TALEKEEPER_ANTHROPIC_API_KEY, or",
-            "  TALEKEEPER_OPENAI_BASE_URL and TALEKEEPER_OPENAI_MODELS; `talekeeper doctor`",
-            "  shows the details.",
+            "  Only the built-in demo model is available. For a real one, add a provider on the",
+            "  page, or set environment variables:",
+            *(f"    {kind.title}: {' and '.join(kind.variables)}" for kind in KINDS.values()),
+            "  `talekeeper doctor` shows the details.",
         ]
     return "\n".join(lines)
 

@@ -51,6 +51,8 @@ Amount = Annotated[float, Field(ge=0, le=1_000_000)]
 Prices = tuple[Amount, Amount] | tuple[Amount, Amount, Amount]
 """For a million tokens: read, written, and read from a cache."""
 
+EmbedderName = Literal["none", "gemini", "openai", "local"]
+
 ServerName = Literal[
     "openrouter",
     "openai",

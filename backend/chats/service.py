@@ -43,7 +43,7 @@ from backend.core.events import Participants
 from backend.database.base import new_id, now, split_chunks
 from backend.database.engine import Database
 from backend.errors import ValidationError
-from backend.generation.tokens import best_tokenizer
+from backend.generation.tokens import choose_tokenizer
 from backend.http.schemas import Page, check_revision, make_page, make_struct, merge_patch
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
@@ -108,7 +108,7 @@ class ChatService:
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)
         spec = counting_spec(models, identity)
-        unit = CountUnit(best_tokenizer(spec.tokenizer), names=len(character_ids) > 1)
+        unit = CountUnit(choose_tokenizer(spec.tokenizer), names=len(character_ids) > 1)
         chat_id = new_id()
         chat = Chat(
             id=chat_id,

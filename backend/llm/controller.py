@@ -13,7 +13,7 @@ from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.generation.catalogue import Ability, FiguresFrom, Price, ToolSupport
 from backend.generation.registry import UnknownModelError
-from backend.generation.tokens import best_tokenizer, get_tokenizer
+from backend.generation.tokens import choose_tokenizer, get_tokenizer
 from backend.generation.tools.streams import tool_support
 from backend.http.schemas import ENDS_WITH_CLIENT, EXAMPLE, PREVIEWS, RAISES, Page
 from backend.llm.token_ratios import load_ratio
@@ -146,7 +146,7 @@ class TokenController(Controller):
         async with database.read() as session:
             models = await user_models.of(session, identity.user, identity.sealer)
             spec = models.spec(data.model or identity.settings.model or models.default_id)
-            name = best_tokenizer(spec.tokenizer)
+            name = choose_tokenizer(spec.tokenizer)
             ratio = await load_ratio(session, identity.user_id, spec, name)
         counted = await cpu_pool.run(
             identity.user_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from sqlalchemy import select
@@ -17,8 +18,9 @@ from backend.core.operating_system import HAS_FILE_MODES, is_readable_by_others
 from backend.database.engine import Database
 from backend.database.migrate import HEAD, current_revision, refuse_unknown
 from backend.enrichment.reader import choose_model
-from backend.generation.registry import build_registry
-from backend.generation.tokens import best_tokenizer, get_tokenizer
+from backend.generation.client.provider import ProviderKind
+from backend.generation.registry import KINDS, build_registry
+from backend.generation.tokens import FALLBACK_TOKENIZER, choose_tokenizer, get_tokenizer
 from backend.llm.models import InstallationProvider, ProviderConfig, open_shared
 from backend.memory.embedding.local import NOT_INSTALLED, LocalEmbedder, is_installed
 from backend.memory.embedding.protocol import EmbedderError
@@ -50,26 +52,24 @@ class Finding:
 
 async def examine(settings: Settings) -> list[Finding]:
     """Look at every part without changing anything."""
-    checks: tuple[Callable[[Settings], Awaitable[Finding]], ...] = (
-        _data_folder,
-        _root_key,
-        _database,
-        _prompts,
-        _tokens,
-        _models,
-        _providers,
-        _agent,
-        _gemini,
-        _openai,
-        _anthropic,
-        _index,
-        _helpers,
-        _embeddings,
-        _own_embeddings,
-        _door,
-    )
+    checks: dict[str, Callable[[Settings], Awaitable[Finding]]] = {
+        "data folder": _data_folder,
+        "root key": _root_key,
+        "database": _database,
+        "prompts": _prompts,
+        "token counts": _tokens,
+        "models": _models,
+        "providers": _providers,
+        "agent": _agent,
+        **{kind.title: partial(_provider_kind, kind) for kind in KINDS.values()},
+        "index": _index,
+        "helpers": _helpers,
+        "embeddings": _embeddings,
+        "own embeddings": _own_embeddings,
+        "door": _door,
+    }
     findings: list[Finding] = []
-    for check in checks:
+    for name, check in checks.items():
         try:
             findings.append(await check(settings))
         except Exception as error:  # logged, unless it can be explained
@@ -77,7 +77,6 @@ async def examine(settings: Settings) -> list[Finding]:
             if explanation is None:
                 log.critical("doctor.check_failed", exc_info=error)
                 explanation = f"unexpected error ({type(error).__name__}); see the log"
-            name = check.__name__.strip("_").replace("_", " ")
             findings.append(Finding(name, "fault", explanation))
     return findings
 
@@ -171,14 +170,17 @@ async def _prompts(_: Settings) -> Finding:
 
 
 async def _tokens(_: Settings) -> Finding:
-    get_tokenizer("o200k_base").count("A line to count.")
-    if best_tokenizer("gemma3") == "gemma3":
-        return Finding("token counts", "ok", "exact for Gemini; o200k_base for others")
+    get_tokenizer(FALLBACK_TOKENIZER).count("A line to count.")
+    own = {k.title: k.tokenizer for k in KINDS.values() if k.tokenizer != FALLBACK_TOKENIZER}
+    names = ", ".join(own)
+    if all(choose_tokenizer(tokenizer) == tokenizer for tokenizer in own.values()):
+        detail = f"exact for {names}; {FALLBACK_TOKENIZER} for others"
+        return Finding("token counts", "ok", detail)
     return Finding(
         "token counts",
         "missing",
-        "o200k_base, times a learned ratio",
-        "For exact counts with Gemini: uv sync --inexact --extra exact-tokens",
+        f"{FALLBACK_TOKENIZER}, times a learned ratio",
+        f"For exact counts with {names}: uv sync --inexact --extra exact-tokens",
     )
 
 
@@ -238,40 +240,17 @@ async def _agent(settings: Settings) -> Finding:
     )
 
 
-async def _gemini(settings: Settings) -> Finding:
-    if settings.gemini_api_key is None:
-        return Finding(
-            "Gemini",
-            "missing",
-            "no key",
-            "Create one in Google AI Studio and set TALEKEEPER_GEMINI_API_KEY.",
-        )
-    return Finding("Gemini", "ok", "key is set (not tested, because that would cost money)")
-
-
-async def _openai(settings: Settings) -> Finding:
-    if not settings.openai_base_url:
-        return Finding(
-            "OpenAI-compatible",
-            "missing",
-            "no server",
-            "Set TALEKEEPER_OPENAI_BASE_URL and TALEKEEPER_OPENAI_MODELS: llama.cpp, vLLM, "
-            "Ollama, LM Studio and many services are compatible.",
-        )
-    if not settings.openai_models:
-        return Finding(
-            "OpenAI-compatible",
-            "fault",
-            f"{settings.openai_base_url}, but no models",
-            "Set TALEKEEPER_OPENAI_MODELS, comma-separated.",
-        )
-    return Finding("OpenAI-compatible", "ok", settings.openai_base_url)
-
-
-async def _anthropic(settings: Settings) -> Finding:
-    if settings.anthropic_api_key is None:
-        return Finding("Anthropic", "missing", "no key", "Set TALEKEEPER_ANTHROPIC_API_KEY.")
-    return Finding("Anthropic", "ok", "key is set (not tested, because that would cost money)")
+async def _provider_kind(kind: ProviderKind, settings: Settings) -> Finding:
+    found = kind.read_settings(settings)
+    variables = " and ".join(kind.variables)
+    if found is None:
+        key_url = kind.presets[0].key_url if kind.needs_key else None
+        advice = f"Set {variables}." + (f" Create a key at {key_url}." if key_url else "")
+        return Finding(kind.title, "missing", "not configured", advice)
+    if not found.config.models:
+        return Finding(kind.title, "fault", "no models", f"Set {variables}.")
+    detail = found.config.base_url or "key is set (not tested, because that would cost money)"
+    return Finding(kind.title, "ok", detail)
 
 
 async def _index(settings: Settings) -> Finding:
@@ -361,7 +340,8 @@ async def _embeddings(settings: Settings) -> Finding:
             spec = embedder.spec
         except EmbedderError:
             name = settings.embedding_model
-            return Finding("embeddings", "ok", f"openai, {name}; dimension not known yet ({where})")
+            detail = f"{settings.embedder}, {name}; dimension not known yet ({where})"
+            return Finding("embeddings", "ok", detail)
         return Finding(
             "embeddings", "ok", f"{spec.provider}, {spec.model}, {spec.dimension} numbers ({where})"
         )
@@ -372,14 +352,14 @@ async def _embeddings(settings: Settings) -> Finding:
 def _no_embeddings(settings: Settings) -> Finding:
     """Search does without; how to have them depends on what is there already."""
     if settings.embedder == "none":
-        advice = "TALEKEEPER_EMBEDDER is none. Set it to auto, gemini, openai or local."
+        advice = "TALEKEEPER_EMBEDDER is none. Set it to auto."
     elif is_installed():
         advice = (
-            "Run: talekeeper model fetch (or use the page); no key is needed. Or set a "
-            "key for Gemini, or TALEKEEPER_EMBEDDER=openai with a server and a model."
+            "Run: talekeeper model fetch (or use the page); no key is needed. Or add a provider "
+            "with an embedding model on the page."
         )
     else:
-        advice = f"{NOT_INSTALLED} Or set a Gemini API key."
+        advice = f"{NOT_INSTALLED} Or add a provider with an embedding model on the page."
     return Finding("embeddings", "missing", "none: search uses keywords only", advice)
 
 

@@ -160,4 +160,4 @@ def _check_models(models: ModelRegistry, settings: UserSettings, before: UserSet
         models.spec(model_id)
     embedding = settings.task_models.embedding
     if embedding is not None and embedding != before.task_models.embedding:
-        models.embedding_server(embedding)
+        models.find_embedding(embedding)

@@ -54,7 +54,7 @@ from backend.core.audience import GM, Viewpoint, filter_known_to, may_know
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import split_chunks, stream_rows
 from backend.database.engine import Database
-from backend.generation.tokens import best_tokenizer
+from backend.generation.tokens import choose_tokenizer
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded
@@ -178,7 +178,7 @@ class CampaignTransfer:
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)
             people = await _people(session, identity, draft)
-        tokenizer = best_tokenizer(counting_spec(models, identity).tokenizer)
+        tokenizer = choose_tokenizer(counting_spec(models, identity).tokenizer)
         found: list[ChatRows] = []
         for log in draft.chats:
             unit = CountUnit(tokenizer, names=len(people.intersection(log.head.character_ids)) > 1)

@@ -8,8 +8,16 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 from typing import Any
 
+from backend.generation.catalogue import ListedModel
 from backend.generation.client.client import ModelClient
-from backend.generation.client.provider import ModelProvider, ServerConfig
+from backend.generation.client.provider import (
+    EnvironmentProvider,
+    ModelProvider,
+    ModelTraits,
+    ProviderKind,
+    ServerConfig,
+    ServicePreset,
+)
 from backend.generation.failures.failures import Refusal
 from backend.generation.json_text import clean_text, mapping, sequence
 from backend.generation.model import (
@@ -32,6 +40,7 @@ from backend.generation.tools.calls import (
     read_calls,
     with_distinct_ids,
 )
+from backend.settings import Settings
 
 USUAL_TOKENS = 8_192
 """Length of a reply where the user sets none: the API wants one."""
@@ -438,7 +447,8 @@ def _number(value: Mapping[str, Any], name: str) -> int:
 
 WHO = "Anthropic"
 DEFAULT_BASE_URL = "https://api.anthropic.com"
-VERSION = "2023-06-01"
+KEY_HEADER = "x-api-key"
+VERSION_HEADER, VERSION = "anthropic-version", "2023-06-01"
 MESSAGES = "/v1/messages"
 
 ADAPTER_ACCEPTS: frozenset[SamplingField] = frozenset(
@@ -473,20 +483,28 @@ _SETTING_NAMES: Mapping[str, Sequence[SamplingField]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnthropicConfig(ServerConfig):
-    """How Anthropic's API is reached."""
-
-    api_key: str = field(repr=False)
-
-
-class AnthropicProvider(ModelProvider[AnthropicConfig, ModelClient]):
-    """One key's connection to Anthropic, shared by its models."""
+class AnthropicProvider(ModelProvider[ServerConfig, ModelClient]):
+    """The connection to Anthropic with one key."""
 
     who, vendor_url = WHO, DEFAULT_BASE_URL
 
+    @property
+    def list_url(self) -> str:
+        return f"{self.base_url}/v1/models?limit=1000"
+
+    @property
+    def default_figures(self) -> ListedModel:
+        # Source: https://platform.claude.com/docs/en/about-claude/models/overview
+        return ListedModel(name="-", context_window=200_000, max_output_tokens=64_000)
+
+    def find_traits(self, model: str) -> ModelTraits:  # noqa: ARG002 - the same for all
+        return ModelTraits(accepts=ADAPTER_ACCEPTS, excludes=EXCLUDES)
+
+    def client_of(self, connection: ModelClient) -> ModelClient:
+        return connection
+
     def _connect(self) -> ModelClient:
-        return self._make_client({"x-api-key": self.config.api_key, "anthropic-version": VERSION})
+        return self._make_client({KEY_HEADER: self.config.api_key or "", VERSION_HEADER: VERSION})
 
     async def _disconnect(self, connection: ModelClient) -> None:
         await connection.aclose()
@@ -496,7 +514,7 @@ class AnthropicModel(ServerModel[AnthropicProvider]):
     """A `ChatModel` of Anthropic's."""
 
     def _address(self, *, stream: bool) -> str:  # noqa: ARG002 - one address for both
-        return (self._provider.config.base_url or DEFAULT_BASE_URL).rstrip("/") + MESSAGES
+        return self._provider.base_url + MESSAGES
 
     def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         body = request_body(
@@ -543,3 +561,32 @@ class AnthropicModel(ServerModel[AnthropicProvider]):
             self._provider.learn(self.spec.name, without=(*known, ADAPTIVE))
             return request
         return super()._leave_out(request, refusal, names, text)
+
+
+def _read_settings(settings: Settings) -> EnvironmentProvider | None:
+    if settings.anthropic_api_key is None:
+        return None
+    config = ServerConfig(
+        api_key=settings.anthropic_api_key.get_secret_value(),
+        models=settings.anthropic_models,
+        base_url=settings.anthropic_base_url or None,
+        chunk_timeout=settings.model_silence_seconds,
+    )
+    return EnvironmentProvider(config=config)
+
+
+ANTHROPIC = ProviderKind(
+    title="Anthropic",
+    variables=("TALEKEEPER_ANTHROPIC_API_KEY",),
+    read_settings=_read_settings,
+    provider=AnthropicProvider,
+    model=AnthropicModel,
+    presets=(
+        ServicePreset(
+            name="anthropic",
+            title="Anthropic",
+            key_url="https://console.anthropic.com/settings/keys",
+        ),
+    ),
+    reserved_headers=frozenset({KEY_HEADER, VERSION_HEADER}),
+)

@@ -5,13 +5,24 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import chain, groupby, takewhile
 from typing import TYPE_CHECKING, Any, cast
 
+from backend.generation.catalogue import ListedModel
 from backend.generation.client.client import ModelClient, ServerError
-from backend.generation.client.provider import ModelProvider, ServerConfig
+from backend.generation.client.provider import (
+    EmbeddingKind,
+    EmbeddingProvider,
+    EmbeddingRequest,
+    EnvironmentProvider,
+    ModelTraits,
+    ProviderKind,
+    ServerConfig,
+    ServicePreset,
+    Vector,
+)
 from backend.generation.json_text import mapping, sequence
 from backend.generation.model import (
     FinishReason,
@@ -30,6 +41,7 @@ from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling,
 from backend.generation.servers.model import AnswerReader, ModelRequest, ServerModel
 from backend.generation.servers.replies import Delta
 from backend.generation.tools.calls import read_calls, unreadable_call
+from backend.settings import Settings
 
 if TYPE_CHECKING:
     from google.genai import Client  # noqa: TID251 - this is the adapter
@@ -305,6 +317,7 @@ def _number(value: Mapping[str, Any], name: str) -> int:
 
 
 WHO = "Gemini"
+KEY_HEADER = "x-goog-api-key"
 DEFAULT_BASE_URL = "https://generativelanguage.googleapis.com/"
 API_VERSION = "v1beta"
 """The stable v1 lacks some of the models' names and has lacked fields."""
@@ -315,8 +328,15 @@ ADAPTER_ACCEPTS: frozenset[SamplingField] = frozenset(
         *("stop", "max_output_tokens", "safety", "thinking_budget"),
     }
 )
-"""What the API has a field for. A model may take less: see the registry."""
+"""The settings that the API has fields for."""
 
+_PENALTIES = frozenset({"presence_penalty", "frequency_penalty"})
+_PENALTY_MODELS = "gemini-2.0-"
+"""The only models with penalties. Others refuse them in every turn: 400 "Penalty is not enabled for
+this model". Source: https://github.com/google-gemini/cookbook/issues/1290"""
+
+_THINKING_MODELS = frozenset({"gemini-2.5-flash", "gemini-2.5-pro"})
+"""Models that think by default. Flash-Lite thinks only if it gets a budget; others are unknown."""
 
 _SETTING_NAMES: Mapping[str, Sequence[SamplingField]] = {
     "stopSequences": ("stop",),
@@ -347,13 +367,6 @@ _BY_WORDS: Mapping[str, Sequence[SamplingField]] = {
 """Settings that a refusal names in a sentence."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GeminiConfig(ServerConfig):
-    """How Google AI's API is reached."""
-
-    api_key: str = field(repr=False)
-
-
 @dataclass(frozen=True, slots=True)
 class GeminiConnection:
     """Google's SDK, which the embeddings use, over the client that the models use."""
@@ -363,17 +376,35 @@ class GeminiConnection:
     api_error: type[APIError]
 
 
-class GeminiProvider(ModelProvider[GeminiConfig, GeminiConnection]):
-    """One key's connection to Gemini, shared by its models."""
+class GeminiProvider(EmbeddingProvider[ServerConfig, GeminiConnection]):
+    """The connection to Gemini with one key."""
 
     who, vendor_url = WHO, DEFAULT_BASE_URL
+
+    @property
+    def list_url(self) -> str:
+        return f"{self.base_url}/{API_VERSION}/models?pageSize=1000"
+
+    @property
+    def default_figures(self) -> ListedModel:
+        # Source: https://ai.google.dev/gemini-api/docs/models
+        return ListedModel(name="-", context_window=1_048_576, max_output_tokens=65_536)
+
+    def find_traits(self, model: str) -> ModelTraits:
+        has_penalties = model.startswith(_PENALTY_MODELS)
+        return ModelTraits(
+            accepts=ADAPTER_ACCEPTS if has_penalties else ADAPTER_ACCEPTS - _PENALTIES
+        )
+
+    def client_of(self, connection: GeminiConnection) -> ModelClient:
+        return connection.client
 
     def _connect(self) -> GeminiConnection:
         from google import genai  # noqa: PLC0415, TID251 - takes a second: not at start-up
         from google.genai.client import DebugConfig  # noqa: PLC0415, TID251 - likewise
         from google.genai.errors import APIError  # noqa: PLC0415, TID251 - likewise
 
-        client = self._make_client({"x-goog-api-key": self.config.api_key})
+        client = self._make_client({KEY_HEADER: self.config.api_key or ""})
         sdk = genai.Client(
             api_key=self.config.api_key,
             # The SDK takes from the environment what is absent here.
@@ -386,6 +417,22 @@ class GeminiProvider(ModelProvider[GeminiConfig, GeminiConnection]):
             ),
         )
         return GeminiConnection(sdk, client, APIError)
+
+    async def embed(
+        self, connection: GeminiConnection, request: EmbeddingRequest
+    ) -> Sequence[Vector]:
+        # The SDK would merge plain strings into one content for models that it considers
+        # multimodal, and return one vector.
+        contents: Any = [{"parts": [{"text": text}]} for text in request.texts]
+        response = await connection.sdk.aio.models.embed_content(
+            model=request.model,
+            contents=contents,
+            config={
+                "task_type": f"RETRIEVAL_{request.task.upper()}",
+                "output_dimensionality": request.dimension,
+            },
+        )
+        return [each.values or [] for each in response.embeddings or ()]
 
     def failure(self, error: Exception) -> ModelError:
         """See `ModelProvider`. Embeddings raise errors of the SDK."""
@@ -401,23 +448,16 @@ class GeminiProvider(ModelProvider[GeminiConfig, GeminiConnection]):
 
 
 class GeminiModel(ServerModel[GeminiProvider]):
-    """A `ChatModel` of Gemini's.
+    """A `ChatModel` of Gemini."""
 
-    `thinks`: it thinks unless a setting says otherwise.
-    """
-
-    def __init__(self, spec: ModelSpec, provider: GeminiProvider, *, thinks: bool) -> None:
+    def __init__(self, spec: ModelSpec, provider: GeminiProvider) -> None:
         super().__init__(spec, provider)
-        self._thinks = thinks
-
-    def _client(self, connection: GeminiConnection) -> ModelClient:
-        return connection.client
+        self._thinks = spec.name in _THINKING_MODELS
 
     def _address(self, *, stream: bool) -> str:
-        base = (self._provider.config.base_url or DEFAULT_BASE_URL).rstrip("/")
         name = self.spec.name if "/" in self.spec.name else f"models/{self.spec.name}"
         method = "streamGenerateContent?alt=sse" if stream else "generateContent"
-        return f"{base}/{API_VERSION}/{name}:{method}"
+        return f"{self._provider.base_url}/{API_VERSION}/{name}:{method}"
 
     def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         body = request_body(
@@ -448,3 +488,46 @@ class GeminiModel(ServerModel[GeminiProvider]):
                     self._remember_refused(*found)
                 return request.without(*found)
         return super()._adapt(request, error)
+
+
+def _read_config(settings: Settings) -> ServerConfig:
+    key = settings.gemini_api_key
+    return ServerConfig(
+        api_key=key.get_secret_value() if key else None,
+        models=settings.gemini_models,
+        base_url=settings.gemini_base_url or None,
+        chunk_timeout=settings.model_silence_seconds,
+    )
+
+
+def _read_settings(settings: Settings) -> EnvironmentProvider | None:
+    if settings.gemini_api_key is None:
+        return None
+    return EnvironmentProvider(config=_read_config(settings))
+
+
+GEMINI = ProviderKind(
+    title="Gemini",
+    variables=("TALEKEEPER_GEMINI_API_KEY",),
+    read_settings=_read_settings,
+    provider=GeminiProvider,
+    model=GeminiModel,
+    presets=(
+        ServicePreset(
+            name="google-ai-studio",
+            title="Google AI Studio",
+            key_url="https://aistudio.google.com/apikey",
+        ),
+    ),
+    tokenizer="gemma3",
+    reserved_headers=frozenset({KEY_HEADER}),
+    embeddings=EmbeddingKind(
+        label=WHO,
+        read_settings=_read_config,
+        default_model="gemini-embedding-001",
+        # Vectors of fewer than 3,072 numbers are truncated, and not scaled.
+        default_dimension=768,
+        # Source: https://ai.google.dev/api/embeddings#method:-models.batchembedcontents
+        max_batch=100,
+    ),
+)

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from backend.generation.catalogue import MessageShape
 from backend.generation.client.client import ModelClient, ServerError
-from backend.generation.client.provider import ModelProvider
+from backend.generation.client.provider import AnyProvider
 from backend.generation.failures.failures import Refusal, read_refusal
 from backend.generation.message_shapes import find_stricter_shape, shape_prompt
 from backend.generation.model import (
@@ -54,7 +54,7 @@ from backend.generation.servers.replies import (
 from backend.generation.servers.window_evidence import window_after_refusal
 from backend.generation.thoughts import ThoughtReader
 
-ProviderT = TypeVar("ProviderT", bound="ModelProvider[Any, Any]")
+ProviderT = TypeVar("ProviderT", bound=AnyProvider)
 
 _MENDABLE = (ModelRequestError, ModelServerError)
 """Errors that another form of the request may mend. Templates of some servers fail with 500."""
@@ -172,10 +172,6 @@ class ServerModel(ABC, Generic[ProviderT]):
         """Leave out settings that the vendor does not take together."""
         return request
 
-    def _client(self, connection: Any) -> ModelClient:
-        client: ModelClient = connection
-        return client
-
     async def _count(
         self,
         client: ModelClient,  # noqa: ARG002 - for adapters whose servers can count
@@ -280,7 +276,7 @@ class ServerModel(ABC, Generic[ProviderT]):
     ) -> AsyncGenerator[Piece, None]:
         heard: list[Piece] = []
         async with self._provider.connected() as connection:
-            client = self._client(connection)
+            client = self._provider.client_of(connection)
             deltas = self._deltas(client, request)
             who = self._provider.who
             async with aclosing(relay(deltas, who=who, chunk_timeout=silence)) as pieces:

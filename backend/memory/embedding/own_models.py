@@ -192,9 +192,10 @@ class OwnModels(UserSignedOut):
                 return None
             models = await self._user_models.of(session, user, sealer)
         try:
-            wanted = ProviderEmbedding(*models.embedding_server(model_id))
+            provider, name = models.find_embedding(model_id)
         except (UnknownModelError, NoEmbeddingsError):
             return OwnModel(id=model_id, mark=GONE)
+        wanted = ProviderEmbedding(provider.kind, provider.adapter.config, name)
         return self._get_open(sealer, model_id, wanted, sizes)
 
     def _get_open(

@@ -4,40 +4,41 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import cast
 
 from backend.database.engine import Database
-from backend.generation.adapters.gemini import GeminiConfig
-from backend.generation.adapters.openai.model import OpenAICompatibleConfig
+from backend.generation.registry import KINDS, KindName
 from backend.llm.user_models import ProviderEmbedding
 from backend.memory.embedding.cache import CachedEmbedder
 from backend.memory.embedding.catalogue import find_model_in_use
 from backend.memory.embedding.local import LocalEmbedder, is_installed
 from backend.memory.embedding.protocol import Embedder
-from backend.memory.embedding.remote import (
-    GEMINI_DIMENSION,
-    GEMINI_MODEL,
-    GeminiEmbedder,
-    OpenAICompatibleEmbedder,
-    RemoteEmbedder,
-)
-from backend.settings import Settings
-
-EmbedderChoice = Literal["none", "gemini", "openai", "local"]
+from backend.memory.embedding.remote import RemoteEmbedder
+from backend.settings import EmbedderName, Settings
 
 _REQUEST_SECONDS = 60.0
 """Time limit of a request for vectors of documents. No turn waits for them."""
 
 
-def choose_embedder(settings: Settings) -> EmbedderChoice:
+def choose_embedder(settings: Settings) -> EmbedderName:
     """Return the kind of embedder in the settings, with `auto` resolved."""
     if settings.embedder != "auto":
         return settings.embedder
-    if settings.gemini_api_key is not None:
-        return "gemini"
+    if (kind := find_configured_kind(settings)) is not None:
+        return cast("EmbedderName", kind)
     if is_installed() and (settings.embedding_model_path or find_model_in_use(settings.models_dir)):
         return "local"
     return "none"
+
+
+def find_configured_kind(settings: Settings) -> KindName | None:
+    """Return the first provider kind in the environment that has a default embedding model."""
+    able = (
+        name
+        for name, kind in KINDS.items()
+        if kind.embeddings and kind.embeddings.default_model and kind.read_settings(settings)
+    )
+    return next(able, None)
 
 
 def find_local_model(settings: Settings) -> tuple[str, Path] | None:
@@ -45,6 +46,11 @@ def find_local_model(settings: Settings) -> tuple[str, Path] | None:
     if settings.embedding_model_path is not None or choose_embedder(settings) != "local":
         return None
     return find_model_in_use(settings.models_dir)
+
+
+def uses_downloaded_model(settings: Settings) -> bool:
+    """True if a downloaded model becomes the embedder, unless an administrator chose a provider."""
+    return allows_provider(settings) and find_configured_kind(settings) is None
 
 
 def allows_provider(settings: Settings) -> bool:
@@ -61,14 +67,12 @@ def build_embedder(settings: Settings, shared: ProviderEmbedding | None = None) 
     if shared is not None:
         return build_provider_embedder(shared, settings)
     match choose_embedder(settings):
-        case "gemini":
-            return _build_gemini(settings)
-        case "openai":
-            return _build_openai(settings)
-        case "local":
-            return _build_local(settings)
         case "none":
             return None
+        case "local":
+            return _build_local(settings)
+        case kind:
+            return _build_remote(kind, settings)
 
 
 def build_cached_embedder(
@@ -93,51 +97,25 @@ def build_provider_embedder(
 ) -> RemoteEmbedder:
     """Build the embedder of a provider.
 
-    Vectors of Gemini's models have 768 numbers. Other models use their own length. If `length` is
-    given, vectors of another length are an error.
+    Vectors have the kind's default dimension, or else the model's. If `length` is given, vectors of
+    another length are an error.
     """
-    model, batch = shared.model, settings.embedding_batch
-    match shared.config:
-        case GeminiConfig() as config:
-            config = replace(config, answer_timeout=_REQUEST_SECONDS)
-            return GeminiEmbedder(config, model=model, batch=batch)
-        case OpenAICompatibleConfig() as config:
-            config = replace(config, answer_timeout=_REQUEST_SECONDS)
-            return OpenAICompatibleEmbedder(config, model=model, length=length, batch=batch)
-        case _:
-            raise TypeError(f"{type(shared.config).__name__} has no embeddings.")
-
-
-def _build_gemini(settings: Settings) -> GeminiEmbedder:
-    key = settings.gemini_api_key
-    config = GeminiConfig(
-        api_key=key.get_secret_value() if key else "",
-        base_url=settings.gemini_base_url or None,
-        answer_timeout=_REQUEST_SECONDS,
-    )
-    return GeminiEmbedder(
-        config,
-        model=settings.embedding_model or GEMINI_MODEL,
-        dimension=settings.embedding_dimension or GEMINI_DIMENSION,
+    return RemoteEmbedder(
+        shared.kind,
+        replace(shared.config, answer_timeout=_REQUEST_SECONDS),
+        model=shared.model,
+        length=length,
         batch=settings.embedding_batch,
     )
 
 
-def _build_openai(settings: Settings) -> OpenAICompatibleEmbedder:
-    key = settings.embedding_api_key
-    if key is None and not settings.embedding_base_url:
-        # A key must be sent only to the server that it belongs to.
-        key = settings.openai_api_key
-    config = OpenAICompatibleConfig(
-        base_url=settings.embedding_base_url or settings.openai_base_url,
-        api_key=key.get_secret_value() if key else None,
-        models=(),
-        context_window=settings.openai_context_window,
-        max_output_tokens=settings.openai_max_output_tokens,
-        answer_timeout=_REQUEST_SECONDS,
-    )
-    return OpenAICompatibleEmbedder(
-        config,
+def _build_remote(kind: KindName, settings: Settings) -> RemoteEmbedder:
+    embeddings = KINDS[kind].embeddings
+    if embeddings is None:
+        raise ValueError(f"{KINDS[kind].title} has no embeddings.")
+    return RemoteEmbedder(
+        kind,
+        replace(embeddings.read_settings(settings), answer_timeout=_REQUEST_SECONDS),
         model=settings.embedding_model,
         dimension=settings.embedding_dimension,
         batch=settings.embedding_batch,

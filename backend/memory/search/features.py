@@ -465,7 +465,7 @@ def _read_words(
 def _estimate_rareness(word: str, tokenizer: Tokenizer) -> float:
     """Return the weight of a word by its place in the vocabulary: 1 for a rare one."""
     forms = [f" {word}"] if word.isascii() else [f" {word}", word]
-    places = [place for form in forms if (place := tokenizer.rank(form)) is not None]
+    places = [place for form in forms if (place := tokenizer.find_rank(form)) is not None]
     if not places:
         return 1.0
     depth = math.log((min(places) + 1) / COMMON) / math.log(RARE / COMMON)

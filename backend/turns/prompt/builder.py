@@ -36,7 +36,7 @@ from backend.database.engine import Database
 from backend.enrichment.outbox import SUMMARY_SECONDS, EnrichmentOutbox
 from backend.enrichment.reader import choose_model, safe_sampling
 from backend.generation.model import ModelSpec
-from backend.generation.tokens import best_tokenizer
+from backend.generation.tokens import choose_tokenizer
 from backend.llm.server_slots import ModelBusyError, ModelSlots
 from backend.llm.slot_rules import Rank, SlotWork
 from backend.llm.token_ratios import RatioCache
@@ -415,7 +415,7 @@ class PromptBuilder:
             if chosen != spec.id:  # the sampling settings were chosen for the other model
                 spec = models.spec(chosen)
                 sampling = safe_sampling(spec, sampling.safety)
-        tokenizer = best_tokenizer(spec.tokenizer)
+        tokenizer = choose_tokenizer(spec.tokenizer)
         has_names = loaded is not None and loaded.cast.member_count > 1
         unit = CountUnit(tokenizer, names=has_names if settings.names is None else settings.names)
         ratio = await self._ratios.get(session, identity.user_id, spec, tokenizer)

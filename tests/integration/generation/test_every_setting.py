@@ -151,7 +151,7 @@ async def exchange(model: ChatModel, sampling: Sampling) -> None:
 async def test_a_setting_reaches_gemini(field: SamplingField) -> None:
     async with GeminiServer() as server:
         provider = GeminiProvider(server.config())
-        model = GeminiModel(spec("any", gemini.ADAPTER_ACCEPTS), provider, thinks=True)
+        model = GeminiModel(spec("gemini-2.5-pro", gemini.ADAPTER_ACCEPTS), provider)
         await exchange(model, Sampling(**{field: VALUES[field]}))
         await provider.aclose()
 
@@ -186,9 +186,7 @@ async def test_a_setting_reaches_anthropic(field: SamplingField) -> None:
 async def test_settings_that_are_not_set_are_left_to_the_provider() -> None:
     async with GeminiServer() as google, OpenAIServer() as server:
         providers = GeminiProvider(google.config()), OpenAICompatibleProvider(server.config())
-        await exchange(
-            GeminiModel(spec("any", frozenset()), providers[0], thinks=False), Sampling()
-        )
+        await exchange(GeminiModel(spec("any", frozenset()), providers[0]), Sampling())
         await exchange(OpenAICompatibleModel(spec("any", frozenset()), providers[1]), Sampling())
         for provider in providers:
             await provider.aclose()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.generation.adapters.gemini import GeminiConfig
+from backend.generation.client.provider import ServerConfig
 from backend.generation.registry import ModelRegistry
 from tests.fakes.openai_server import MODEL, OpenAIServer, reply
 from tests.integration.llm.test_providers import OWN, PROVIDERS, add
@@ -57,7 +57,7 @@ async def test_a_model_says_which_one_works_beside_it_where_nothing_is_chosen(
         items = ok(await account.client.get("/api/v1/models"))["items"]
         return {each["id"]: each["task_model"] for each in items}
 
-    google = GeminiConfig(api_key="AIza", models=("gemini-2.5-pro", "gemini-2.5-flash-lite"))
+    google = ServerConfig(api_key="AIza", models=("gemini-2.5-pro", "gemini-2.5-flash-lite"))
     registry = ModelRegistry(demo_tokens_per_second=0, gemini=google)
     small = "gemini/gemini-2.5-flash-lite"
     async with (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from backend.memory.embedding.protocol import EmbedderError, Task
-from backend.memory.embedding.remote import GeminiEmbedder
+from backend.memory.embedding.remote import RemoteEmbedder
 from tests.fakes.gemini_server import API_KEY, GeminiServer, embeddings, error
 from tests.fakes.scripted_server import Answer, Silence
 
@@ -25,13 +25,13 @@ async def server() -> AsyncGenerator[GeminiServer]:
 
 
 @pytest.fixture
-async def gemini(server: GeminiServer) -> AsyncGenerator[GeminiEmbedder]:
-    embedder = GeminiEmbedder(server.config())
+async def gemini(server: GeminiServer) -> AsyncGenerator[RemoteEmbedder]:
+    embedder = RemoteEmbedder("gemini", server.config())
     yield embedder
     await embedder.aclose()
 
 
-async def failure(gemini: GeminiEmbedder) -> EmbedderError:
+async def failure(gemini: RemoteEmbedder) -> EmbedderError:
     with pytest.raises(EmbedderError) as caught:
         await gemini.embed([SECRET], "document")
     return caught.value
@@ -41,7 +41,7 @@ async def failure(gemini: GeminiEmbedder) -> EmbedderError:
     ("task", "named"), [("document", "RETRIEVAL_DOCUMENT"), ("query", "RETRIEVAL_QUERY")]
 )
 async def test_the_model_is_told_the_task_and_the_dimension(
-    server: GeminiServer, gemini: GeminiEmbedder, task: Task, named: str
+    server: GeminiServer, gemini: RemoteEmbedder, task: Task, named: str
 ) -> None:
     await gemini.embed(["A ferry.", "A bell."], task)
 
@@ -54,7 +54,7 @@ async def test_the_model_is_told_the_task_and_the_dimension(
         assert asked["outputDimensionality"] == 768
 
 
-async def test_vectors_come_in_order_and_at_unit_length(gemini: GeminiEmbedder) -> None:
+async def test_vectors_come_in_order_and_at_unit_length(gemini: RemoteEmbedder) -> None:
     vectors = await gemini.embed(["an old ferry", "a bell", "the old ferry"], "document")
 
     assert vectors.shape == (3, 768)
@@ -64,14 +64,14 @@ async def test_vectors_come_in_order_and_at_unit_length(gemini: GeminiEmbedder) 
 
 
 async def test_a_model_of_images_too_gives_one_vector_a_text(server: GeminiServer) -> None:
-    embedder = GeminiEmbedder(server.config(), model="gemini-embedding-2")
+    embedder = RemoteEmbedder("gemini", server.config(), model="gemini-embedding-2")
 
     assert (await embedder.embed(["a ferry", "a bell"], "document")).shape == (2, 768)
     await embedder.aclose()
 
 
 async def test_many_texts_go_in_requests_of_a_hundred(
-    server: GeminiServer, gemini: GeminiEmbedder
+    server: GeminiServer, gemini: RemoteEmbedder
 ) -> None:
     texts = [f"word{number}" for number in range(250)]
 
@@ -81,13 +81,13 @@ async def test_many_texts_go_in_requests_of_a_hundred(
     assert (await gemini.embed(texts[249:], "document"))[0] == pytest.approx(vectors[249])
 
 
-async def test_no_text_costs_no_request(server: GeminiServer, gemini: GeminiEmbedder) -> None:
+async def test_no_text_costs_no_request(server: GeminiServer, gemini: RemoteEmbedder) -> None:
     assert (await gemini.embed([], "document")).shape == (0, 768)
     assert server.requests == []
 
 
 async def test_a_blank_text_is_sent_as_something(
-    server: GeminiServer, gemini: GeminiEmbedder
+    server: GeminiServer, gemini: RemoteEmbedder
 ) -> None:
     await gemini.embed(["  \n"], "document")
 
@@ -107,7 +107,7 @@ async def test_a_blank_text_is_sent_as_something(
     ],
 )
 async def test_a_rate_limit_says_when_to_come_back(
-    server: GeminiServer, gemini: GeminiEmbedder, limited: Answer
+    server: GeminiServer, gemini: RemoteEmbedder, limited: Answer
 ) -> None:
     server.script(limited)
 
@@ -132,7 +132,7 @@ async def test_a_rate_limit_says_when_to_come_back(
     ],
 )
 async def test_whatever_goes_wrong_is_one_error_without_the_text_and_the_key(
-    server: GeminiServer, gemini: GeminiEmbedder, answer: Answer, retryable: bool, said: str
+    server: GeminiServer, gemini: RemoteEmbedder, answer: Answer, retryable: bool, said: str
 ) -> None:
     server.script(answer)
 
@@ -148,7 +148,7 @@ async def test_whatever_goes_wrong_is_one_error_without_the_text_and_the_key(
 
 async def test_a_server_that_says_nothing_is_left_in_time(server: GeminiServer) -> None:
     server.script(Answer(events=[Silence()]))
-    embedder = GeminiEmbedder(server.config(answer_timeout=0.2))
+    embedder = RemoteEmbedder("gemini", server.config(answer_timeout=0.2))
 
     error_ = await failure(embedder)
 
@@ -158,7 +158,7 @@ async def test_a_server_that_says_nothing_is_left_in_time(server: GeminiServer) 
 
 
 async def test_a_server_that_is_not_there_may_be_tried_again(unused_config: Any) -> None:
-    embedder = GeminiEmbedder(unused_config)
+    embedder = RemoteEmbedder("gemini", unused_config)
 
     assert (await failure(embedder)).retryable
     await embedder.aclose()

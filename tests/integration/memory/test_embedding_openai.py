@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from backend.memory.embedding.protocol import EmbedderError
-from backend.memory.embedding.remote import OpenAICompatibleEmbedder
+from backend.memory.embedding.remote import RemoteEmbedder
 from tests.fakes.openai_server import API_KEY, OpenAIServer, embeddings, error
 from tests.fakes.scripted_server import Answer, Silence
 
 pytestmark = pytest.mark.anyio
 
 SECRET = "the drowned bell of Vael"
-Connect = Callable[..., OpenAICompatibleEmbedder]
+Connect = Callable[..., RemoteEmbedder]
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ async def server() -> AsyncGenerator[OpenAIServer]:
 @pytest.fixture
 async def connect(server: OpenAIServer) -> AsyncGenerator[Connect]:
     """Makes an embedder under changed settings."""
-    made: list[OpenAICompatibleEmbedder] = []
+    made: list[RemoteEmbedder] = []
 
     def connect(
         *, dimension: int | None = None, batch: int = 100, **changes: Any
-    ) -> OpenAICompatibleEmbedder:
+    ) -> RemoteEmbedder:
         config = server.config(**changes)
         made.append(
-            OpenAICompatibleEmbedder(config, model="bge-m3", dimension=dimension, batch=batch)
+            RemoteEmbedder("openai", config, model="bge-m3", dimension=dimension, batch=batch)
         )
         return made[-1]
 
@@ -45,7 +45,7 @@ async def connect(server: OpenAIServer) -> AsyncGenerator[Connect]:
         await embedder.aclose()
 
 
-async def failure(embedder: OpenAICompatibleEmbedder) -> EmbedderError:
+async def failure(embedder: RemoteEmbedder) -> EmbedderError:
     with pytest.raises(EmbedderError) as caught:
         await embedder.embed([SECRET], "document")
     return caught.value

@@ -9,7 +9,7 @@ import pytest
 from backend.database.engine import Database
 from backend.memory.embedding.cache import CachedEmbedder, Retries
 from backend.memory.embedding.protocol import MINILM
-from backend.memory.embedding.remote import OpenAICompatibleEmbedder
+from backend.memory.embedding.remote import RemoteEmbedder
 from tests.fakes.openai_server import OpenAIServer, error
 from tests.support.memory import (
     embedding,
@@ -56,7 +56,7 @@ async def test_what_is_near_and_what_is_not_are_told_apart_whatever_the_model(
 async def test_a_model_is_measured_once_it_answers(database: Database) -> None:
     async with OpenAIServer() as server:
         server.common = COMMON
-        model = OpenAICompatibleEmbedder(server.config(), model="narrow", dimension=256)
+        model = RemoteEmbedder("openai", server.config(), model="narrow", dimension=256)
         embedder = CachedEmbedder(database, model, retries=Retries(attempts=1))
         server.script(error(500))
         assert await embedder.cosines() == MINILM

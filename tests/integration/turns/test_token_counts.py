@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from backend.generation.tokens import best_tokenizer, get_tokenizer
+from backend.generation.tokens import choose_tokenizer, get_tokenizer
 from backend.llm.token_ratios import TokenRatio
 from tests.support.server import Account, Running, ok, problem
 
@@ -23,7 +23,7 @@ async def count(ada: Account, *texts: str, **body: Any) -> dict[str, Any]:
 
 
 async def test_each_text_is_counted_in_its_place(ada: Account) -> None:
-    tokenizer = get_tokenizer(best_tokenizer("o200k_base"))
+    tokenizer = get_tokenizer(choose_tokenizer("o200k_base"))
     assert await count(ada, PROSE, "", "Mara") == {
         "counts": [tokenizer.count(PROSE), 0, tokenizer.count("Mara")],
         "tokenizer": tokenizer.name,
@@ -35,7 +35,7 @@ async def test_counts_are_scaled_by_what_the_model_is_known_to_make_of_them(
     server: Running, ada: Account
 ) -> None:
     plain = (await count(ada, PROSE * 10, model="demo"))["counts"][0]
-    user_id, model = UUID(ada.user["id"]), f"demo {best_tokenizer('o200k_base')}"
+    user_id, model = UUID(ada.user["id"]), f"demo {choose_tokenizer('o200k_base')}"
     async with server.parts.database.write() as session:
         learned = {"ratio": 1.5, "samples": 9}
         session.add(TokenRatio(user_id=user_id, model=model, **learned))

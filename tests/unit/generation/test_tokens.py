@@ -15,7 +15,7 @@ from backend.generation.tokens import (
     Tokenizer,
     TokenizerUnavailableError,
     VocabularyDamagedError,
-    best_tokenizer,
+    choose_tokenizer,
     get_tokenizer,
     starting_ratio,
 )
@@ -152,8 +152,8 @@ def test_many_texts_are_counted_in_their_order(tokenizer: Tokenizer) -> None:
 def test_a_vocabulary_that_is_not_installed_gives_way_to_the_one_that_always_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert best_tokenizer("gemma3") == "gemma3"
-    assert best_tokenizer("made_up") == "o200k_base"
+    assert choose_tokenizer("gemma3") == "gemma3"
+    assert choose_tokenizer("made_up") == "o200k_base"
 
     def nothing_found(_: str) -> None:
         return None
@@ -161,7 +161,7 @@ def test_a_vocabulary_that_is_not_installed_gives_way_to_the_one_that_always_is(
     monkeypatch.setattr(tokens, "find_spec", nothing_found)
     monkeypatch.setattr(tokens, "_loaded", {})
 
-    assert best_tokenizer("gemma3") == "o200k_base"
+    assert choose_tokenizer("gemma3") == "o200k_base"
     with pytest.raises(TokenizerUnavailableError, match="exact-tokens"):
         get_tokenizer("gemma3")
 

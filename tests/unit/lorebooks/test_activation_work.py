@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from backend.context.macros import MacroLimitError
-from backend.generation.tokens import best_tokenizer, get_tokenizer
+from backend.generation.tokens import choose_tokenizer, get_tokenizer
 from backend.lorebooks.activation import window
 from backend.lorebooks.activation.compiled import LONGEST_TOKEN
 from backend.lorebooks.activation.outcome import TOO_MANY_MACROS
@@ -136,7 +136,7 @@ def test_an_entry_whose_macros_do_too_much_is_left_out_and_the_others_come_in() 
 
 @pytest.mark.parametrize("vocabulary", ["o200k_base", "gemma3"])
 def test_no_token_is_longer_than_is_assumed(vocabulary: str) -> None:
-    if best_tokenizer(vocabulary) != vocabulary:
+    if choose_tokenizer(vocabulary) != vocabulary:
         pytest.skip("not installed")
     tokenizer = get_tokenizer(vocabulary)
     for character in " \n\t=-_*#.aA0/|\u3000":

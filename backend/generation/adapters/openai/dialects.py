@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backend.generation.catalogue import MessageShape
+from backend.generation.client.provider import ServicePreset
 from backend.generation.sampling import SamplingField
-from backend.generation.servers.abilities import ServerAbilities
 from backend.settings import ServerName
 
 
@@ -45,7 +45,7 @@ _TABBYAPI = CountingRoute("/v1/token/encode", "text", "length")
 
 
 @dataclass(frozen=True, slots=True)
-class ServerKind:
+class ServerDialect:
     """What one server takes.
 
     `names` are its own names of settings, with a dot where one is a member of another; `prefill`
@@ -92,26 +92,26 @@ EVERY_SETTING = _and(_LOCAL | _DRY_AND_XTC, "top_a", "typical_p", "grammar")
 
 _CONTINUES = {"continue_final_message": True, "add_generation_prompt": False}
 
-OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
-    "openrouter": ServerKind(
+OPENAI_SERVERS: Mapping[ServerName, ServerDialect] = {
+    "openrouter": ServerDialect(
         accepts=_and(
             _COMMON,
             *("top_k", "min_p", "top_a", "repetition_penalty", "logit_bias", "start_reply_with"),
         )
     ),
-    "openai": ServerKind(accepts=_and(_COMMON, "logit_bias")),
-    "deepseek": ServerKind(
+    "openai": ServerDialect(accepts=_and(_COMMON, "logit_bias")),
+    "deepseek": ServerDialect(
         accepts=_and(_COMMON, "start_reply_with") - {"seed"}, prefix={"prefix": True}
     ),
-    "mistral": ServerKind(
+    "mistral": ServerDialect(
         accepts=_and(_COMMON, "start_reply_with"),
         names={"seed": "random_seed"},
         prefix={"prefix": True},
         # "Unexpected role 'system' after role 'assistant'"
         shape="system_first",
     ),
-    "ollama": ServerKind(accepts=_and(_COMMON, "start_reply_with"), concurrency=1),
-    "llama-cpp": ServerKind(
+    "ollama": ServerDialect(accepts=_and(_COMMON, "start_reply_with"), concurrency=1),
+    "llama-cpp": ServerDialect(
         accepts=_and(_LOCAL | _DRY_AND_XTC, "typical_p", "grammar"),
         names={"repetition_penalty": "repeat_penalty"},
         counts=(_LLAMA_CPP, _LLAMA_CPP_PYTHON),
@@ -119,32 +119,68 @@ OPENAI_SERVERS: Mapping[ServerName, ServerKind] = {
         concurrency=1,
         slots="/slots",
     ),
-    "koboldcpp": ServerKind(
+    "koboldcpp": ServerDialect(
         accepts=EVERY_SETTING,
         names={"typical_p": "typical"},
         counts=(_KOBOLDCPP,),
         needs_limit=True,
         concurrency=1,
     ),
-    "lm-studio": ServerKind(
+    "lm-studio": ServerDialect(
         accepts=_LOCAL, names={"repetition_penalty": "repeat_penalty"}, concurrency=1
     ),
-    "vllm": ServerKind(
+    "vllm": ServerDialect(
         accepts=_and(_LOCAL, "grammar"),
         names={"grammar": "structured_outputs.grammar"},
         prefill=_CONTINUES,
         counts=(_VLLM,),
     ),
-    "tabbyapi": ServerKind(
+    "tabbyapi": ServerDialect(
         accepts=EVERY_SETTING,
         names={"grammar": "grammar_string"},
         prefill=_CONTINUES,
         counts=(_TABBYAPI,),
     ),
-    "other": ServerKind(accepts=EVERY_SETTING),
+    "other": ServerDialect(accepts=EVERY_SETTING),
 }
 
 
-def usual_concurrency(server: ServerName, abilities: ServerAbilities) -> int | None:
-    """Requests at the same time, as the server said, else as its kind; None for any number."""
-    return abilities.slots or OPENAI_SERVERS[server].concurrency
+def _local(name: str, title: str, port: int) -> ServicePreset:
+    url = f"http://127.0.0.1:{port}/v1"
+    return ServicePreset(name=name, title=title, base_url=url, key="optional", is_local=True)
+
+
+PRESETS: tuple[ServicePreset, ...] = (
+    ServicePreset(
+        name="openrouter",
+        title="OpenRouter",
+        base_url="https://openrouter.ai/api/v1",
+        key_url="https://openrouter.ai/keys",
+    ),
+    ServicePreset(
+        name="openai",
+        title="OpenAI",
+        base_url="https://api.openai.com/v1",
+        key_url="https://platform.openai.com/api-keys",
+    ),
+    ServicePreset(
+        name="deepseek",
+        title="DeepSeek",
+        base_url="https://api.deepseek.com/v1",
+        key_url="https://platform.deepseek.com/api_keys",
+    ),
+    ServicePreset(
+        name="mistral",
+        title="Mistral",
+        base_url="https://api.mistral.ai/v1",
+        key_url="https://console.mistral.ai/api-keys",
+    ),
+    _local("ollama", "Ollama", 11434),
+    _local("llama-cpp", "llama.cpp", 8080),
+    _local("koboldcpp", "KoboldCpp", 5001),
+    _local("lm-studio", "LM Studio", 1234),
+    _local("vllm", "vLLM", 8000),
+    _local("tabbyapi", "TabbyAPI", 5000),
+    ServicePreset(name="other", title="Another OpenAI-compatible server", key="optional"),
+)
+"""The service of each dialect."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 from msgspec import structs
 
 from backend.generation.adapters.openai import mapping as wire
-from backend.generation.adapters.openai.dialects import OPENAI_SERVERS, route_address
+from backend.generation.adapters.openai.dialects import OPENAI_SERVERS, PRESETS, route_address
 from backend.generation.adapters.openai.probes import (
     NO_SUCH_ROUTE,
     REQUEST_SECONDS,
@@ -22,8 +24,18 @@ from backend.generation.adapters.openai.probes import (
     can_be_asked,
     count_usage,
 )
+from backend.generation.catalogue import ListedModel
 from backend.generation.client.client import ModelClient, ServerError
-from backend.generation.client.provider import ModelProvider, ServerConfig
+from backend.generation.client.provider import (
+    EmbeddingKind,
+    EmbeddingProvider,
+    EmbeddingRequest,
+    EnvironmentProvider,
+    ModelTraits,
+    ProviderKind,
+    ServerConfig,
+    Vector,
+)
 from backend.generation.declined_answers import check_declined
 from backend.generation.failures.failures import read_refusal
 from backend.generation.model import (
@@ -44,25 +56,31 @@ from backend.generation.model import (
     apply_resets,
 )
 from backend.generation.sampling import Sampling, SamplingField
-from backend.generation.servers.abilities import JSON_WAYS, JsonWay, count_slots
+from backend.generation.servers.abilities import (
+    JSON_WAYS,
+    JsonWay,
+    ServerAbilities,
+    count_slots,
+)
 from backend.generation.servers.model import AnswerReader, ModelRequest, ServerModel
 from backend.generation.servers.replies import Delta, parse_value, said, tool_answer
-from backend.settings import ServerName
+from backend.settings import ServerName, Settings
 
 WHO = "The OpenAI-compatible server"
+EMBEDDINGS_LABEL = "The embeddings server"
 
 SLOTS_SECONDS = 600.0
-"""Time until a server is asked again how many slots it has."""
+"""Interval at which a server is asked for its number of slots. A restart may change it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAICompatibleConfig(ServerConfig):
-    """How such a server is reached. `base_url` usually ends in `/v1`.
+    """The configuration of a server. `base_url` usually ends in `/v1`.
 
     Attributes:
-        context_window: Tokens of models whose window is not known.
-        max_output_tokens: The longest reply of models of which it is not known.
-        server: Which program or service it is.
+        context_window: Tokens of models with an unknown window.
+        max_output_tokens: Tokens of replies of models with an unknown limit.
+        server: The program or service.
     """
 
     base_url: str = field()
@@ -70,22 +88,51 @@ class OpenAICompatibleConfig(ServerConfig):
     max_output_tokens: int = 8_192
     server: ServerName = "other"
 
+    def usual_concurrency(self, abilities: ServerAbilities) -> int | None:
+        """See `ServerConfig`. The number that the server reports precedes the default."""
+        return abilities.slots or OPENAI_SERVERS[self.server].concurrency
 
-class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient]):
+
+class OpenAICompatibleProvider(EmbeddingProvider[OpenAICompatibleConfig, ModelClient]):
     """The connection to one server, shared by its models."""
 
     who = WHO
-    config: OpenAICompatibleConfig
-
-    def _connect(self) -> ModelClient:
-        key = self.config.api_key
-        return self._make_client({"authorization": f"Bearer {key}"} if key else {})
 
     def __init__(self, config: OpenAICompatibleConfig) -> None:
         super().__init__(config)
         self._asked: set[str] = set()
         self._asking: set[asyncio.Task[None]] = set()
         self._slots_asked_at = -math.inf
+
+    @property
+    def list_url(self) -> str:
+        return f"{self.base_url}/models"
+
+    @property
+    def default_figures(self) -> ListedModel:
+        return ListedModel(
+            name="-",
+            context_window=self.config.context_window,
+            max_output_tokens=self.config.max_output_tokens,
+        )
+
+    def find_traits(self, model: str) -> ModelTraits:  # noqa: ARG002 - the same for all
+        server = OPENAI_SERVERS[self.config.server]
+        return ModelTraits(accepts=server.accepts, shape=server.shape)
+
+    def client_of(self, connection: ModelClient) -> ModelClient:
+        return connection
+
+    async def embed(self, connection: ModelClient, request: EmbeddingRequest) -> list[Vector]:
+        body: dict[str, Any] = {
+            "model": request.model,
+            "input": list(request.texts),
+            "encoding_format": "base64",
+        }
+        if request.dimension is not None:
+            body["dimensions"] = request.dimension
+        # Unparsed, because the vectors are decoded into their own type.
+        return _decode_vectors(await connection.post_raw(f"{self.base_url}/embeddings", body))
 
     async def learn_windows(self, models: Sequence[str]) -> None:
         self._asked.update(models)
@@ -107,7 +154,7 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
                 self.learn(name, window=window)
 
     def learn_window_later(self, model: str) -> None:
-        """Ask for a model's window in the background, once for as long as this object lives."""
+        """Ask for a model's window in the background, once in the lifetime of this object."""
         if model in self._asked:
             return
         task = asyncio.create_task(self.learn_windows([model]))
@@ -115,11 +162,7 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
         task.add_done_callback(self._asking.discard)
 
     async def refresh_slots(self) -> None:
-        """Learn how many requests the server answers at the same time, if it has a route for that.
-
-        Asks once in ten minutes, since the server may be started again with another number. Never
-        raises.
-        """
+        """See `ModelProvider`. Asks at most once in `SLOTS_SECONDS`."""
         path = OPENAI_SERVERS[self.config.server].slots
         if not path or time.monotonic() < self._slots_asked_at + SLOTS_SECONDS:
             return
@@ -138,15 +181,46 @@ class OpenAICompatibleProvider(ModelProvider[OpenAICompatibleConfig, ModelClient
             self._remember(structs.replace(self.abilities, slots=slots))
 
     async def aclose(self) -> None:
-        """See `ModelProvider`."""
         asking = list(self._asking)
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
         await super().aclose()
 
+    def _connect(self) -> ModelClient:
+        key = self.config.api_key
+        return self._make_client({"authorization": f"Bearer {key}"} if key else {})
+
     async def _disconnect(self, connection: ModelClient) -> None:
         await connection.aclose()
+
+
+class _Embedding(msgspec.Struct):
+    embedding: str | list[float]
+    index: int | None = None
+
+
+class _Embeddings(msgspec.Struct):
+    data: list[_Embedding]
+
+
+def _decode_vectors(response: bytes) -> list[Vector]:
+    """Return the vectors in the order of the texts. Some servers ignore the requested encoding.
+
+    Raises `ModelError` at the first invalid value, because a faulty response may be large.
+    """
+    try:
+        data = msgspec.json.decode(response, type=_Embeddings).data
+        if all(each.index is not None for each in data):
+            data.sort(key=lambda each: each.index or 0)
+        return [
+            base64.b64decode(each.embedding, validate=True)
+            if isinstance(each.embedding, str)
+            else each.embedding
+            for each in data
+        ]
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise ModelError(f"{EMBEDDINGS_LABEL} sent a response without embeddings.") from None
 
 
 ANSWER = "answer"
@@ -253,7 +327,7 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
         )
 
     def _address(self, *, stream: bool) -> str:  # noqa: ARG002 - one address for both
-        return self._provider.config.base_url.rstrip("/") + COMPLETIONS
+        return self._provider.base_url + COMPLETIONS
 
     def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
         sampling, schema = request.sampling, request.schema
@@ -350,3 +424,63 @@ def _without(body: Mapping[str, Any], members: Sequence[str]) -> dict[str, Any]:
         for name, value in body.items()
         if name in renamed or name not in members
     }
+
+
+def _read_settings(settings: Settings) -> EnvironmentProvider | None:
+    if not settings.openai_base_url:
+        return None
+    key = settings.openai_api_key
+    config = OpenAICompatibleConfig(
+        base_url=settings.openai_base_url,
+        api_key=key.get_secret_value() if key else None,
+        models=settings.openai_models,
+        context_window=settings.openai_context_window,
+        max_output_tokens=settings.openai_max_output_tokens,
+        server=settings.openai_server,
+        chunk_timeout=settings.model_silence_seconds,
+    )
+    sizes: dict[str, Any] = {
+        size: getattr(settings, f"openai_{size}")
+        for size in ("context_window", "max_output_tokens")
+        if f"openai_{size}" in settings.model_fields_set
+    }
+    tool_support = settings.openai_tool_support or None
+    return EnvironmentProvider(
+        config=config,
+        models=[
+            ListedModel(name=name, tool_support=tool_support, **sizes)
+            for name in settings.openai_models
+        ],
+        concurrency=settings.openai_concurrency,
+    )
+
+
+def _read_embedding_settings(settings: Settings) -> ServerConfig:
+    key = settings.embedding_api_key
+    if key is None and not settings.embedding_base_url:
+        # A key must be sent only to the server that it belongs to.
+        key = settings.openai_api_key
+    return OpenAICompatibleConfig(
+        base_url=settings.embedding_base_url or settings.openai_base_url,
+        api_key=key.get_secret_value() if key else None,
+    )
+
+
+def _configure(preset: str | None, **fields: Any) -> ServerConfig:
+    server = cast("ServerName", preset if preset in OPENAI_SERVERS else "other")
+    return OpenAICompatibleConfig(server=server, **{**fields, "base_url": fields["base_url"] or ""})
+
+
+OPENAI_COMPATIBLE = ProviderKind(
+    title="OpenAI-compatible server",
+    variables=("TALEKEEPER_OPENAI_BASE_URL", "TALEKEEPER_OPENAI_MODELS"),
+    read_settings=_read_settings,
+    configure=_configure,
+    provider=OpenAICompatibleProvider,
+    model=OpenAICompatibleModel,
+    presets=PRESETS,
+    needs_address=True,
+    needs_key=False,
+    reserved_headers=frozenset({"authorization"}),
+    embeddings=EmbeddingKind(label=EMBEDDINGS_LABEL, read_settings=_read_embedding_settings),
+)

@@ -9,7 +9,7 @@ const name = (task) => `task_models.${task}`;
 
 /** A field for the account's embedding model: any of a provider that can embed. */
 export function embedding(providers, models) {
-  const able = new Map(providers.filter(({ kind }) => kind !== "anthropic").map((each) => [each.slug, each]));
+  const able = new Map(providers.filter((each) => each.can_embed).map((each) => [each.slug, each]));
   const named = [...able.values()].filter((each) => each.embedding_model).map((each) => `${each.slug}/${each.embedding_model}`);
   const listed = models.map(({ id }) => id).filter((id) => EMBEDS.test(id) && able.has(id.split("/")[0]));
   const list = h("datalist", { id: "embedding-models" }, [...new Set([...named, ...listed])].map((value) => h("option", { value })));

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.generation.tokens import best_tokenizer, get_tokenizer
+from backend.generation.tokens import choose_tokenizer, get_tokenizer
 from backend.memory.embedding.remote import prepare_text, split_into_batches
 
 
@@ -21,7 +21,7 @@ def test_half_an_emoji_is_replaced() -> None:
 
 @pytest.mark.parametrize("text", ["The ferry waits. ", "渡し船が待っている。", "🛶", "zzzz", "\n"])
 def test_a_long_text_is_cut_to_the_limit_and_not_much_below(text: str) -> None:
-    tokenizer = get_tokenizer(best_tokenizer("gemma3"))
+    tokenizer = get_tokenizer(choose_tokenizer("gemma3"))
 
     cut = prepare_text(text * 20_000 + "end", longest=200)
 
