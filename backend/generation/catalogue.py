@@ -93,7 +93,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     figures_from: FiguresFrom
 
 
-def figures_of(
+def combine_figures(
     name: str,
     *,
     chosen: ListedModel = NOTHING,
@@ -111,7 +111,7 @@ def figures_of(
         "user": chosen,
         "learned": ListedModel(name=name, context_window=learned_window),
         "provider": listed,
-        "table": known_model(name),
+        "table": find_known_model(name),
         "default": default,
     }
 
@@ -137,7 +137,7 @@ def _find_title(name: str) -> str:
     return PureWindowsPath(name).stem if name.endswith(_FILE) else name
 
 
-def known_model(name: str) -> ListedModel:
+def find_known_model(name: str) -> ListedModel:
     """Return the table's figures, also for a router's name like `google/gemini-2.5-pro:free`."""
     plain = name.rpartition("/")[2].partition(":")[0].lower()
     table = _load_table()

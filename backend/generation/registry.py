@@ -14,7 +14,7 @@ from backend.generation.adapters.anthropic import ANTHROPIC
 from backend.generation.adapters.demo import DemoModel
 from backend.generation.adapters.gemini import GEMINI
 from backend.generation.adapters.openai.model import OPENAI_COMPATIBLE
-from backend.generation.catalogue import NOTHING, Figures, ListedModel, Price, figures_of
+from backend.generation.catalogue import NOTHING, Figures, ListedModel, Price, combine_figures
 from backend.generation.client.provider import AnyProvider, ProviderKind, ServerConfig
 from backend.generation.model import ChatModel, Fixable, ModelSpec
 from backend.generation.servers.abilities import ServerLimit, identify_server
@@ -122,7 +122,7 @@ class OfferedProvider:
         self.adapter.learn(name, window=window)
 
     def _find_figures(self, name: str) -> Figures:
-        return figures_of(
+        return combine_figures(
             name,
             chosen=self.chosen.get(name, NOTHING),
             learned_window=self.adapter.abilities.of(name).window,

@@ -84,7 +84,7 @@ _ANSWER_OPENINGS = (
 _ANSWER_CLOSINGS = ("<|end|>", "<|return|>", "<|END_RESPONSE|>")
 
 _BLANKS = re.compile(r"\s*")
-_CUT: frozenset[FinishReason] = frozenset({"length", "safety"})
+_CUT_FINISHES: frozenset[FinishReason] = frozenset({"length", "safety"})
 """Reasons for which a reply may end inside its thoughts."""
 
 
@@ -219,7 +219,7 @@ class ThoughtReader:
         if delta.pieces:
             pieces, self._started = [*self._started, *pieces], []
         if delta.finish is not None:
-            pieces += self.close(is_cut=delta.finish in _CUT)
+            pieces += self.close(is_cut=delta.finish in _CUT_FINISHES)
         return replace(delta, pieces=tuple(pieces))
 
     def break_off(self) -> Delta:

@@ -51,7 +51,7 @@ _MAX_DEVIATION = 1.25
 """The factor to which an outlier is reduced."""
 
 
-def starting_ratio(vocabulary: str, *, counted_with: str) -> float:
+def find_starting_ratio(vocabulary: str, *, counted_with: str) -> float:
     """Return the expected tokens of `vocabulary` per token of `counted_with`; 1.0 if unknown."""
     return _STARTING_RATIOS.get((vocabulary, counted_with), 1.0)
 
@@ -65,7 +65,7 @@ def learn_ratio(ratio: float, samples: int, *, counted: int, reported: int) -> t
     some providers leave cached tokens out of their count.
 
     Args:
-        ratio: The result of `starting_ratio` or of the last call.
+        ratio: The result of `find_starting_ratio` or of the last call.
         samples: The number of earlier reports.
         counted: Tokens of the whole prompt in the counting vocabulary, unscaled.
         reported: Tokens of the same prompt in the provider's report.

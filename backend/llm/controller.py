@@ -14,7 +14,7 @@ from backend.database.engine import Database
 from backend.generation.catalogue import Ability, FiguresFrom, Price, ToolSupport
 from backend.generation.registry import UnknownModelError
 from backend.generation.tokens import choose_tokenizer, get_tokenizer
-from backend.generation.tools.streams import tool_support
+from backend.generation.tools.streams import choose_tool_support
 from backend.http.schemas import ENDS_WITH_CLIENT, EXAMPLE, PREVIEWS, RAISES, Page
 from backend.llm.token_ratios import load_ratio
 from backend.llm.user_models import UserModels, choose_task_model
@@ -107,7 +107,7 @@ class ModelController(Controller):
                     accepts=sorted(spec.accepts),
                     refused=sorted(spec.refused),
                     excludes={name: list(others) for name, others in spec.excludes.items()},
-                    tool_support=tool_support(models.get(spec.id)),
+                    tool_support=choose_tool_support(models.get(spec.id)),
                     is_default=spec.id == default,
                     task_model=choose_task_model(models, settings, spec.id),
                 )

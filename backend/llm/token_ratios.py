@@ -16,7 +16,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, upsert
 from backend.generation.model import ModelSpec
-from backend.generation.tokens import SHARED_BOUNDS, learn_ratio, starting_ratio
+from backend.generation.tokens import SHARED_BOUNDS, find_starting_ratio, learn_ratio
 
 RELOAD_SECONDS = 30.0
 """A cached ratio is used for this time. Other processes learn as well, but slowly."""
@@ -96,7 +96,7 @@ async def load_shared_ratio(session: AsyncSession, spec: ModelSpec, tokenizer: s
     wanted = {"model": make_ratio_key(spec, tokenizer)}
     users = await session.scalar(_COUNT, wanted) or 0
     if users < MIN_USERS:
-        return starting_ratio(spec.tokenizer, counted_with=tokenizer)
+        return find_starting_ratio(spec.tokenizer, counted_with=tokenizer)
     middle = {"first": (users - 1) // 2, "many": 2 - users % 2}
     found = list(await session.scalars(_MIDDLE, {**wanted, **middle}))
     low, high = SHARED_BOUNDS

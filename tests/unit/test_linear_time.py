@@ -40,7 +40,7 @@ PACKAGES = sorted(
 MADE_AT_RUN_TIME: Mapping[str, Sequence[re.Pattern[str]]] = {
     "backend.generation.thoughts.__init__": [_KNOWN_MARKS.text.any],
     "backend.memory.search.query._compile_name": [_compile_name("Ann Bo")],
-    "backend.generation.failures.causes._rule": [rule.words for rule in _RULES],
+    "backend.generation.failures.causes._make_rule": [rule.words for rule in _RULES],
     "backend.generation.failures.provider_faults.remove_keys": [
         re.compile(r"(?<!\w)sk\-1(?!\w)", re.IGNORECASE)
     ],

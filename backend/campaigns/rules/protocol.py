@@ -19,7 +19,7 @@ from backend.campaigns.rules.state import PLAY, PlayState, TableState
 from backend.campaigns.state.state_block import render_player_line
 from backend.errors import ValidationError
 from backend.generation.model import Tool
-from backend.generation.tools.calls import tool_of
+from backend.generation.tools.calls import make_tool
 
 AttributeType = Literal["text", "number", "list"]
 OutcomeKind = Literal["answer", "break", "wait", "end"]
@@ -78,7 +78,7 @@ class PlayTool(Generic[TableT]):
     @cached_property
     def offer(self) -> Tool:
         """The tool in the form that is sent to a model."""
-        return tool_of(self.name, self.arguments)
+        return make_tool(self.name, self.arguments)
 
     @property
     def schema(self) -> Mapping[str, Any]:

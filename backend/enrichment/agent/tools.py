@@ -15,10 +15,10 @@ from msgspec import Meta
 from backend.chronicles.events import EventKind
 from backend.generation.tools.calls import (
     InvalidCallError,
-    converted,
-    plain_schema,
+    convert_arguments,
+    make_tool,
     read_arguments,
-    tool_of,
+    simplify_schema,
 )
 
 MAX_SUMMARY = 600
@@ -196,9 +196,9 @@ def read_triage(value: Any) -> Triage:
         "significant": given.get("significant"),
         "kinds": list(dict.fromkeys(known)),
     }
-    return converted(read, Triage)
+    return convert_arguments(read, Triage)
 
 
-TOOLS = tuple(tool_of(name, kind) for name, kind in _ARGUMENTS.items())
+TOOLS = tuple(make_tool(name, kind) for name, kind in _ARGUMENTS.items())
 _SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
-TRIAGE_SCHEMA = {**plain_schema(Triage), "required": ["why", "significant", "kinds"]}
+TRIAGE_SCHEMA = {**simplify_schema(Triage), "required": ["why", "significant", "kinds"]}

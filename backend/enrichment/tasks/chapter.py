@@ -27,7 +27,7 @@ from backend.enrichment.reader import open_budget
 from backend.enrichment.runs.store import RunDetail
 from backend.generation.declined_answers import check_declined
 from backend.generation.model import ModelMalformedAnswerError
-from backend.generation.tools.calls import plain_schema
+from backend.generation.tools.calls import simplify_schema
 from backend.llm.answers import CHARACTERS_PER_TOKEN, build_prompt
 
 CHAPTER_WORDS = 200
@@ -44,7 +44,7 @@ class ChapterAnswer(msgspec.Struct, frozen=True):
     summary: str
 
 
-SCHEMA = plain_schema(ChapterAnswer)
+SCHEMA = simplify_schema(ChapterAnswer)
 
 
 @dataclass(frozen=True, kw_only=True)

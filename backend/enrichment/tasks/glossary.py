@@ -56,7 +56,7 @@ from backend.enrichment.runs.store import RunDetail
 from backend.enrichment.story import is_readable
 from backend.generation.declined_answers import check_declined
 from backend.generation.tokens import get_tokenizer
-from backend.generation.tools.calls import plain_schema
+from backend.generation.tools.calls import simplify_schema
 from backend.jobs.errors import RetryLaterError
 from backend.llm.answers import CHARACTERS_PER_TOKEN, build_prompt
 
@@ -80,7 +80,7 @@ class GlossaryAnswer(msgspec.Struct, frozen=True):
     tags: Annotated[list[str], Meta(description="Those of the given tags that are so.")] = []
 
 
-SCHEMA = {**plain_schema(GlossaryAnswer), "required": ["terms", "tags"]}
+SCHEMA = {**simplify_schema(GlossaryAnswer), "required": ["terms", "tags"]}
 
 
 @dataclass(frozen=True, kw_only=True)

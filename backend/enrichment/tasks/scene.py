@@ -60,7 +60,7 @@ from backend.generation.declined_answers import check_declined
 from backend.generation.model import (
     ModelMalformedAnswerError,
 )
-from backend.generation.tools.calls import InvalidCallError, plain_schema, read_arguments
+from backend.generation.tools.calls import InvalidCallError, read_arguments, simplify_schema
 from backend.llm.answers import CHARACTERS_PER_TOKEN, build_prompt
 
 SCENE_WORDS = 150
@@ -94,7 +94,7 @@ class RawSceneAnswer(msgspec.Struct, frozen=True):
     kept: list[dict[str, Any]] = []
 
 
-SCHEMA = {**plain_schema(SceneAnswer), "required": list(SceneAnswer.__struct_fields__)}
+SCHEMA = {**simplify_schema(SceneAnswer), "required": list(SceneAnswer.__struct_fields__)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,7 +346,7 @@ def _validate(
     """Return the valid members of an answer as structs, and the others as refusals."""
     read: list[T] = []
     refused: list[RefusedCall] = []
-    schema = plain_schema(wanted)
+    schema = simplify_schema(wanted)
     for each in said:
         try:
             read.append(read_arguments(each, wanted, schema))

@@ -36,9 +36,9 @@ from backend.generation.servers.model import AnswerReader, ModelRequest, ServerM
 from backend.generation.servers.replies import Delta
 from backend.generation.tools.calls import (
     MAX_ARGUMENTS,
-    arguments_text,
+    make_ids_distinct,
     read_calls,
-    with_distinct_ids,
+    serialize_arguments,
 )
 from backend.settings import Settings
 
@@ -163,7 +163,7 @@ def _turns(spoken: Sequence[tuple[PromptMessage, bool]], rounds: Sequence[ToolRo
         # What the reply is to begin with: the API refuses spaces at its end.
         last = turns[-1]["content"][-1]
         last["text"] = last["text"].rstrip()
-    for tool_round in with_distinct_ids(rounds):
+    for tool_round in make_ids_distinct(rounds):
         turns += _round(tool_round)
     return turns
 
@@ -350,7 +350,7 @@ class MessageReader:
         self, block: _Block, delta: Mapping[str, Any]
     ) -> tuple[TextPiece | ThinkingPiece, ...]:
         if block.length <= MAX_ARGUMENTS:
-            block.arguments.append(arguments_text(delta.get("partial_json")))
+            block.arguments.append(serialize_arguments(delta.get("partial_json")))
             block.length += len(block.arguments[-1])
         block.thoughts.append(_text(delta, "thinking"))
         if block.signed <= MAX_SIGNATURE:

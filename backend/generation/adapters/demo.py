@@ -51,11 +51,11 @@ _EVENT, _ENTRY = "create_chronicle_event", "create_lorebook_entry"
 _MOST_CALLS, _MOST_NAMES, _MOST_MOMENTS = 3, 10, 5
 
 
-def any_word(words: str, ending: str) -> re.Pattern[str]:
+def compile_words(words: str, ending: str) -> re.Pattern[str]:
     return re.compile(rf"\b(?:{'|'.join(words.split())}){ending}\b", re.IGNORECASE)
 
 
-_KINDS = {kind: any_word(verbs, "s?") for kind, verbs in SAYINGS["events"].items()}
+_KINDS = {kind: compile_words(verbs, "s?") for kind, verbs in SAYINGS["events"].items()}
 """What events are told by, the weightiest first."""
 
 _LINE = re.compile(r"^#(\d+) (?:([^:\n]{1,80}): )?", re.MULTILINE)
@@ -66,7 +66,7 @@ _NO_NAMES = frozenset(SAYINGS["no_names"].split())
 _TOLD = re.compile(
     rf"(?:The )?({_NAME.pattern}) is ((?:an?|the) (?!bit |lot )[a-z][^.!?\n;,]{{4,200}})"
 )
-_PLACE = any_word(SAYINGS["places"], "s?")
+_PLACE = compile_words(SAYINGS["places"], "s?")
 _WORDS_WANTED = re.compile(r"\babout (\d{1,5}) words\b", re.IGNORECASE)
 
 
@@ -125,7 +125,7 @@ def glossary(prompt: Prompt) -> dict[str, Any]:
     terms, tags = (
         [
             line.removeprefix("- ").split(" | ", 1)
-            for line in section(last_line(prompt), name).splitlines()
+            for line in find_section(find_last_line(prompt), name).splitlines()
             if " | " in line
         ]
         for name in ("candidates", "tags")
@@ -138,18 +138,18 @@ def glossary(prompt: Prompt) -> dict[str, Any]:
 
 def summary(prompt: Prompt) -> str | None:
     """An extract of what is to be summed up; None where the prompt asks for something else."""
-    system = system_of(prompt)
+    system = join_system_messages(prompt)
     if "Task: rolling summary" not in system.splitlines():
         return None
-    text = last_line(prompt)
+    text = find_last_line(prompt)
     wanted = _WORDS_WANTED.search(f"{system}\n{text}")
-    return _extract(text, section(text, "previous_summary"), int(wanted[1]) if wanted else 150)
+    return _extract(text, find_section(text, "previous_summary"), int(wanted[1]) if wanted else 150)
 
 
 def scene(prompt: Prompt) -> dict[str, Any]:
     """An extract of a scene, and the events in it as its key moments."""
-    text = last_line(prompt)
-    before, *moments = section(text, "summary_so_far").split("\n- ")
+    text = find_last_line(prompt)
+    before, *moments = find_section(text, "summary_so_far").split("\n- ")
     told = [*map(str.strip, moments), *(event["summary"] for event in _news(prompt)[0])]
     return {
         "summary": _extract(text, before, 150),
@@ -161,17 +161,17 @@ def scene(prompt: Prompt) -> dict[str, Any]:
 
 def chapter(prompt: Prompt) -> dict[str, Any]:
     """The first sentence of each scene, and the first scene's title."""
-    scenes = section(last_line(prompt), "scenes").replace(SUMMARY_HEAD, "").splitlines()
+    scenes = find_section(find_last_line(prompt), "scenes").replace(SUMMARY_HEAD, "").splitlines()
     told = [each[2:].partition(": ") for each in scenes if each.startswith("- ")]
-    kept = [sentence for *_, text in told for sentence in sentences(text)[:1]]
+    kept = [sentence for *_, text in told for sentence in split_sentences(text)[:1]]
     return {"title": told[0][0], "summary": " ".join([SUMMARY_HEAD, *kept])}
 
 
 def _extract(text: str, before: str, most: int) -> str:
     """The first sentence of each new line behind what was told before, in about so many words."""
-    kept = sentences(before.replace(SUMMARY_HEAD, ""))
-    for _, speaker, said in told_lines(text):
-        kept += [f"{speaker}: {each}" if speaker else each for each in sentences(said)[:1]]
+    kept = split_sentences(before.replace(SUMMARY_HEAD, ""))
+    for _, speaker, said in find_new_lines(text):
+        kept += [f"{speaker}: {each}" if speaker else each for each in split_sentences(said)[:1]]
     while len(kept) > 1 and sum(len(each.split()) for each in kept) > most:
         # Every other one goes, from the oldest: something of everything stays.
         half = max(1, len(kept) // 2)
@@ -181,12 +181,12 @@ def _extract(text: str, before: str, most: int) -> str:
 
 def _news(prompt: Prompt) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Events and entries that the new lines tell of, as arguments of the tools; known ones not."""
-    text = last_line(prompt)
-    known_events, known_lore = section(text, "known_events"), section(text, "known_lore")
+    text = find_last_line(prompt)
+    known_events, known_lore = find_section(text, "known_events"), find_section(text, "known_lore")
     events: dict[str, dict[str, Any]] = {}
     entries: dict[str, dict[str, Any]] = {}
-    for mark, speaker, said in told_lines(text):
-        for sentence in sentences(said):
+    for mark, speaker, said in find_new_lines(text):
+        for sentence in split_sentences(said):
             event = _event(sentence, speaker, mark)
             if event is not None and event["summary"] not in known_events:
                 events.setdefault(event["summary"], event)
@@ -215,26 +215,26 @@ def _event(sentence: str, speaker: str, mark: str) -> dict[str, Any] | None:
     }
 
 
-def system_of(prompt: Prompt) -> str:
+def join_system_messages(prompt: Prompt) -> str:
     """The system messages, one after the other."""
     return "\n".join(message.text for message in prompt.messages if message.role == "system")
 
 
-def last_line(prompt: Prompt) -> str:
+def find_last_line(prompt: Prompt) -> str:
     """The user's last message; what follows it (a post-history instruction) is not the user's."""
     spoken = (message.text for message in reversed(prompt.messages) if message.role == "user")
     return next(spoken, "")
 
 
-def section(text: str, name: str) -> str:
+def find_section(text: str, name: str) -> str:
     """What stands between the last line `<name>` and `</name>`; empty where there is none."""
     _, opened, rest = f"\n{text}".rpartition(f"\n<{name}>\n")
     return rest.rpartition(f"</{name}>")[0] if opened else ""
 
 
-def told_lines(text: str) -> Iterator[tuple[str, str, str]]:
+def find_new_lines(text: str) -> Iterator[tuple[str, str, str]]:
     """The new lines in a prompt, `#12 Marlena: text`: mark, speaker, text. Not the demo's own."""
-    lines = section(text, "new_lines")
+    lines = find_section(text, "new_lines")
     heads = list(_LINE.finditer(lines))
     ends = [*(head.start() for head in heads[1:]), len(lines)][: len(heads)]
     for head, end in zip(heads, ends, strict=True):
@@ -243,14 +243,16 @@ def told_lines(text: str) -> Iterator[tuple[str, str, str]]:
             yield f"#{head[1]}", (head[2] or "").strip(), said
 
 
-def sentences(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """A text's sentences, without the marks of speech and emphasis."""
     found: list[str] = _SENTENCE.findall(re.sub(r"[*_\"“”]+", "", text))
     return [each for sentence in found if (each := sentence.strip(" \t-"))]
 
 
 _CLOCK, _NEXT, _OUTCOMES = (SAYINGS["play"][name] for name in ("clock", "next", "outcomes"))
-_RISKY = {domain: any_word(words, r"\w*") for domain, words in SAYINGS["play"]["risks"].items()}
+_RISKY = {
+    domain: compile_words(words, r"\w*") for domain, words in SAYINGS["play"]["risks"].items()
+}
 _FIXED = re.compile(r"^What happened is fixed: (\w+), (.+)$", re.MULTILINE)
 _LATER = "This follows from the last turn with:"
 
@@ -260,8 +262,8 @@ def play(prompt: Prompt, tools: Sequence[Tool]) -> tuple[str | None, list[ToolCa
     offered = {tool.name for tool in tools}
     if "finish_turn" not in offered:
         return None, []
-    line = last_line(prompt)
-    system = system_of(prompt)
+    line = find_last_line(prompt)
+    system = join_system_messages(prompt)
     fixed = _FIXED.search(system)
     can_accept = "accept" in offered and "engage" not in offered
     if fixed or can_accept:
@@ -360,12 +362,12 @@ class DemoModel:
         kept = compaction(prompt, tools)
         told = summary(prompt) if kept is None else "" if kept else "Nothing to keep."
         command, words = ("", told.split()) if told is not None else _reply(prompt)
-        is_told_so = kept is not None or _COMMAND.search(last_line(prompt))
+        is_told_so = kept is not None or _COMMAND.search(find_last_line(prompt))
         narration, made = (None, kept or []) if is_told_so else play(prompt, tools)
         if narration is not None:
             words = narration.split()
         thoughts = re.findall(r" ?[^ ]+", SAYINGS["thoughts"]) if command == "think" else []
-        pieces, finish = _limited(words, sampling)
+        pieces, finish = _apply_limits(words, sampling)
         said: list[Piece] = [*map(ThinkingPiece, thoughts), *map(TextPiece, pieces)]
         fails_at = _WORDS_BEFORE_FAILING if command in {"fail-midway", "cut"} else 0
         delay = self._delay * (10 if command == "slow" else 1)
@@ -418,7 +420,7 @@ class DemoModel:
         return StructuredAnswer(value, _usage(prompt, 1))
 
 
-def _limited(words: Iterable[str], sampling: Sampling) -> tuple[list[str], FinishReason]:
+def _apply_limits(words: Iterable[str], sampling: Sampling) -> tuple[list[str], FinishReason]:
     """What may be said, as pieces, and why it ends there; a word counts as a token."""
     text = " ".join(words)
     text = text[
@@ -432,7 +434,7 @@ def _limited(words: Iterable[str], sampling: Sampling) -> tuple[list[str], Finis
 
 def _reply(prompt: Prompt) -> tuple[str, Iterable[str]]:
     """The command in the user's last line, if there is one, and the words of the reply."""
-    line = last_line(prompt)
+    line = find_last_line(prompt)
     command = _COMMAND.search(line)
     if command and command[1] == "long":
         told = line[command.end() :].partition("\n")[0].split()
@@ -440,7 +442,7 @@ def _reply(prompt: Prompt) -> tuple[str, Iterable[str]]:
         return "long", islice(cycle([*told, *SAYINGS["story"].split()]), count)
     if command and (command[1] == "silent" or command[1] not in _COMMANDS):
         return "", [] if command[1] == "silent" else SAYINGS["help"].split()
-    named = _CHARACTER.search(system_of(prompt))
+    named = _CHARACTER.search(join_system_messages(prompt))
     quote = " ".join(line.split())
     quote = quote if len(quote) <= 160 else f"{quote[:160].rstrip()}..."  # noqa: PLR2004
     name = named[1].strip() if named else "The character"

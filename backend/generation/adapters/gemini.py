@@ -40,7 +40,7 @@ from backend.generation.model import (
 from backend.generation.sampling import HarmCategory, SafetyThreshold, Sampling, SamplingField
 from backend.generation.servers.model import AnswerReader, ModelRequest, ServerModel
 from backend.generation.servers.replies import Delta
-from backend.generation.tools.calls import read_calls, unreadable_call
+from backend.generation.tools.calls import make_unreadable_call, read_calls
 from backend.settings import Settings
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def request_body(
         ),
     }
     if leading:
-        members["systemInstruction"] = {"parts": [{"text": _joined(leading)}]}
+        members["systemInstruction"] = {"parts": [{"text": _join_texts(leading)}]}
     if sampling.safety is not None:
         members["safetySettings"] = [
             {"category": _CATEGORIES[category], "threshold": _THRESHOLDS[threshold]}
@@ -118,7 +118,7 @@ def _contents(messages: Sequence[PromptMessage], rounds: Sequence[ToolRound]) ->
     become the user's, and neighbours of one role become one turn.
     """
     turns: list[Any] = [
-        _turn(role, [{"text": _joined(neighbours)}])
+        _turn(role, [{"text": _join_texts(neighbours)}])
         for role, neighbours in groupby(messages, key=_role)
     ]
     if not turns or turns[0]["role"] == "model":
@@ -142,7 +142,7 @@ def _without_shared_ids(rounds: Sequence[ToolRound]) -> list[ToolRound]:
     return [replace(each, calls=list(map(alone, each.calls))) for each in rounds]
 
 
-def _joined(messages: Iterable[PromptMessage]) -> str:
+def _join_texts(messages: Iterable[PromptMessage]) -> str:
     return "\n\n".join(message.text for message in messages)
 
 
@@ -255,7 +255,7 @@ class ResponseReader:
         word = _word(candidate, "finishReason")
         pieces = list(chain.from_iterable(_read_part(mapping(each)) for each in parts))
         if self._answers_calls and word in _BROKEN:
-            pieces.append(unreadable_call(f"The call could not be read: {word}."))
+            pieces.append(make_unreadable_call(f"The call could not be read: {word}."))
         return Delta(
             pieces=tuple(pieces),
             usage=usage,

@@ -1,9 +1,8 @@
-"""From a provider's answer, or a broken connection, to the error that names its cause.
+"""Converts errors of providers and connections into `ModelError`s that name the cause.
 
-The title of an error names the cause, its detail the next step. The provider's own words are
-quoted in the member `provider_message`, without keys. They and the address are for those who may
-change the provider: for its owner, or for administrators if it belongs to the installation or is
-set in the environment (`AppError.private`).
+The title of an error names the cause, and the detail the next step. `provider_message` quotes the
+provider's own text without keys. That member and the address are private (`AppError.private`): they
+are shown to the provider's owner, or to administrators if it has no owner.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from urllib.parse import urlsplit
 
 from backend.generation.client.client import ServerError
 from backend.generation.failures.causes import Cause, find_cause, find_status, read_sizes
-from backend.generation.failures.provider_faults import ProviderFault, code_words, read_fault
+from backend.generation.failures.provider_faults import ProviderFault, find_code_words, read_fault
 from backend.generation.model import (
     ModelAuthError,
     ModelBlockedError,
@@ -48,11 +47,11 @@ from backend.generation.model import (
 
 MAX_WAIT_SECONDS = 86_400.0
 
-_FIRST_MOMENT = 1_000_000_000
-"""A plain number from this on is a moment in seconds since 1970, not a duration."""
+_FIRST_TIMESTAMP = 1_000_000_000
+"""Larger numbers are seconds since 1970, not durations."""
 
-_FIRST_MOMENT_MS = 100_000_000_000
-"""The same in milliseconds."""
+_FIRST_TIMESTAMP_MS = 100_000_000_000
+"""Larger numbers are milliseconds since 1970."""
 
 _NUMBER = re.compile(r"\d{1,14}(?:\.\d{1,9})?")
 _DURATION = re.compile(
@@ -80,51 +79,50 @@ _RESETS = (
 def find_wait(
     headers: Mapping[str, str], waits: Iterable[object] = (), text: str = ""
 ) -> float | None:
-    """Return the seconds to wait, from 0 to a day; None if nothing says so.
+    """Return the seconds to wait, from 0 to a day; None if unknown.
 
     Args:
-        headers: Headers of the answer; names in lower case. The reset of a rate limit counts if
-            that limit is used up, and if nothing else says how long to wait.
-        waits: Values in the body, such as Google's `retryDelay`. They come first, because they are
-            the most exact.
+        headers: Headers of the answer, with lowercase names. If nothing else gives a time, the
+            resets of used-up rate limits are used.
+        waits: Values in the body, such as Google's `retryDelay`, which are the most exact.
         text: The provider's sentences in lower case, such as "please try again in 20s".
     """
-    exact = [wait_seconds(value) for value in waits]
-    exact += [wait_seconds(headers.get(name), name) for name in _RETRY_AFTER]
-    exact += map(wait_seconds, (match[1] for match in _IN_WORDS.finditer(text)))
+    exact = [parse_wait(value) for value in waits]
+    exact += [parse_wait(headers.get(name), name) for name in _RETRY_AFTER]
+    exact += map(parse_wait, (match[1] for match in _IN_WORDS.finditer(text)))
     if (found := next((wait for wait in exact if wait is not None), None)) is not None:
         return found
-    return max(_resets(headers), default=None)
+    return max(_find_resets(headers), default=None)
 
 
-def wait_seconds(value: object, name: str = "") -> float | None:
+def parse_wait(value: object, name: str = "") -> float | None:
     """Return a waiting time in seconds, from 0 to a day; None if the value is not a time.
 
-    Takes `30`, `34.07s`, `6m0s`, an HTTP date, an RFC 3339 time, and seconds or milliseconds since
-    1970. `name` is the header that the value comes from: those that end in `-ms` hold milliseconds.
+    Accepts `30`, `34.07s`, `6m0s`, an HTTP date, an RFC 3339 time, and seconds or milliseconds
+    since 1970. If the header's `name` ends with `-ms`, the value is in milliseconds.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     text = str(value).strip()[:60]
     if _NUMBER.fullmatch(text):
-        seconds = float(text) / 1000 if name.endswith("-ms") else _from_number(float(text))
-    elif (parsed := _from_duration(text)) is not None:
+        seconds = float(text) / 1000 if name.endswith("-ms") else _parse_number(float(text))
+    elif (parsed := _parse_duration(text)) is not None:
         seconds = parsed
-    elif (moment := _from_date(text)) is not None:
+    elif (moment := _parse_date(text)) is not None:
         seconds = (moment - datetime.now(UTC)).total_seconds()
     else:
         return None
     return min(max(seconds, 0.0), MAX_WAIT_SECONDS)
 
 
-def _from_number(number: float) -> float:
-    if number < _FIRST_MOMENT:
+def _parse_number(number: float) -> float:
+    if number < _FIRST_TIMESTAMP:
         return number
-    moment = number / 1000 if number >= _FIRST_MOMENT_MS else number
+    moment = number / 1000 if number >= _FIRST_TIMESTAMP_MS else number
     return moment - datetime.now(UTC).timestamp()
 
 
-def _from_duration(text: str) -> float | None:
+def _parse_duration(text: str) -> float | None:
     match = _DURATION.match(text)
     if match is None or not match[0].strip():
         return None
@@ -133,7 +131,7 @@ def _from_duration(text: str) -> float | None:
     return int(days or 0) * 86_400 + int(hours or 0) * 3600 + int(minutes or 0) * 60 + last
 
 
-def _from_date(text: str) -> datetime | None:
+def _parse_date(text: str) -> datetime | None:
     for parse in (parsedate_to_datetime, datetime.fromisoformat):
         try:
             moment = parse(text)
@@ -144,56 +142,59 @@ def _from_date(text: str) -> datetime | None:
     return None
 
 
-def _resets(headers: Mapping[str, str]) -> Iterator[float]:
-    """The waits until the rate limits that are used up are reset."""
+def _find_resets(headers: Mapping[str, str]) -> Iterator[float]:
+    """Yield the seconds until used-up rate limits are reset."""
     for name in _RESETS:
         if headers.get(name.replace("reset", "remaining"), "0").strip() in {"0", "0.0"}:
-            seconds = wait_seconds(headers.get(name))
+            seconds = parse_wait(headers.get(name))
             if seconds is not None:
                 yield seconds
 
 
-_LONGEST = 8_000
-"""Characters of an answer that are searched."""
+MAX_SEARCHED_CHARACTERS = 8_000
+"""Maximum number of searched characters of an answer."""
 
-_UNKNOWN = re.compile(
+_UNKNOWN_MEMBER_WORDS = re.compile(
     r"unsupported|unknown|unrecogni[sz]ed|unexpected|not (?:be )?(?:supported?|permitted|allowed)"
     r"|does ?n[o']t support|extra_forbidden|extra inputs|no such (?:field|parameter)|not enabled"
     r"|deprecated",
     re.IGNORECASE,
 )
-"""Words for a member that a server does not know at all; without them its value is refused."""
+"""Words of refusals of an unknown member. Other refusals are about its value."""
 
-_TOO_LONG = frozenset({"context_length_exceeded", "string_above_max_length"})
+_OVERFLOW_CODES = frozenset({"context_length_exceeded", "string_above_max_length"})
 _STATUSES = frozenset({HTTPStatus.OK, HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A member of a request that a server does not take: never (`for_good`), or not this value."""
+    """A refused member of a request. If not `for_good`, only its value is refused."""
 
     member: str
     for_good: bool
 
 
 def read_refusal(error: ServerError, members: Iterable[str]) -> Refusal | None:
-    """Return the refused one of a request's `members`; None if the server names none of them.
+    """Return the last of the request's `members` that a refusal names; None if it names none.
 
-    A member is named if the answer's `param` is its name, if a sentence quotes it, has a colon
-    after it or ends with a colon and the name, or if it is a word that no sentence has (`top_k`,
-    `topK`). If several are named, the last one in `members` is returned.
+    A member is named by the answer's `param`, in quotation marks, before a colon, after a colon at
+    the end of a sentence, or by a name that is no ordinary word (`top_k`, `topK`).
     """
     fault = error.fault
-    if error.status not in _STATUSES or fault.get("code") in _TOO_LONG:
+    if error.status not in _STATUSES or fault.get("code") in _OVERFLOW_CODES:
         return None
-    text = error.text[:_LONGEST]
+    text = error.text[:MAX_SEARCHED_CHARACTERS]
     param = fault.get("param")
     param = param.rpartition(".")[2] if isinstance(param, str) else ""
-    named = [name for name in members if name == param or _names(text, name)]
-    return Refusal(named[-1], for_good=_UNKNOWN.search(text) is not None) if named else None
+    named = [name for name in members if name == param or _is_named(text, name)]
+    return (
+        Refusal(named[-1], for_good=_UNKNOWN_MEMBER_WORDS.search(text) is not None)
+        if named
+        else None
+    )
 
 
-def _names(text: str, member: str) -> bool:
+def _is_named(text: str, member: str) -> bool:
     name = re.escape(member)
     if "_" in member or not member.islower():
         first, *rest = member.split("_")
@@ -210,7 +211,7 @@ _ADVICE: Mapping[Cause, tuple[type[ModelError], str]] = {
     "region": (ModelRegionError, "Choose another provider, or a router that serves this region."),
     "data_policy": (
         ModelDataPolicyError,
-        "Allow more in the privacy settings of the account there, or choose another model.",
+        "Change the account's privacy settings at the provider, or choose another model.",
     ),
     "missing_model": (
         ModelNotFoundError,
@@ -240,7 +241,7 @@ _ADVICE: Mapping[Cause, tuple[type[ModelError], str]] = {
     ),
     "too_large": (
         ModelRequestError,
-        "A proxy limits how large a request may be. Raise its limit, or lower the context size.",
+        "A proxy limits the size of requests. Raise its limit, or lower the context size.",
     ),
     "request": (
         ModelRequestError,
@@ -259,13 +260,13 @@ _ADVICE: Mapping[Cause, tuple[type[ModelError], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class FailureSource:
-    """The provider that an error comes from.
+    """The provider of an error.
 
     Attributes:
         who: The provider's name in error texts.
         base_url: Its address.
-        secrets: The key and the values of the user's own headers. They are never quoted.
-        is_own: It belongs to the user who asks it, who may see its address and its words.
+        secrets: The key and the values of the user's headers, which are never quoted.
+        is_own: True if it belongs to the user, who may see its address and text.
     """
 
     who: str
@@ -274,7 +275,7 @@ class FailureSource:
     is_own: bool = False
 
     def restrict(self, error: ModelError, **private: str) -> ModelError:
-        """Add members for those who may change the provider. Empty ones are left out."""
+        """Add private members. Empty ones are omitted."""
         error.private = {name: value for name, value in private.items() if value}
         if self.is_own:
             error.disclose()
@@ -282,39 +283,38 @@ class FailureSource:
 
 
 def find_failure(error: BaseException, source: FailureSource) -> ModelError:
-    """Return the error of a request to a provider as the one that names its cause."""
+    """Convert any error of a request into a `ModelError`."""
     if isinstance(error, ServerError):
-        return answer_failure(error, source)
-    causes = list(_causes(error))
+        return convert_server_error(error, source)
+    causes = list(_find_causes(error))
     own = next((each for each in causes if isinstance(each, ModelError)), None)
     if own is not None and source.is_own:
         own.disclose()
-    return own or connection_failure(error, source)
+    return own or convert_connection_error(error, source)
 
 
-def answer_failure(answer: ServerError, source: FailureSource) -> ModelError:
-    """Return the error for an answer of a provider that is not a reply."""
+def convert_server_error(answer: ServerError, source: FailureSource) -> ModelError:
     fault = read_fault(answer.body, answer.headers.get("content-type", ""))
     cause = find_cause(answer, fault)
-    facts = _facts(answer, fault, source)
+    facts = _describe_answer(answer, fault, source)
     words = fault.quote(source.secrets)
     match cause:
         case "overflow":
             window, needed = read_sizes(fault.text, dict(fault.numbers))
-            detail = facts + _overflow_advice(window, needed)
+            detail = facts + _advise_on_overflow(window, needed)
             error: ModelError = ModelContextOverflowError(detail, window=window, needed=needed)
         case "rate_limit":
             wait = find_wait(answer.headers, fault.waits, fault.text)
-            error = ModelRateLimitError(facts + _wait_advice(wait), retry_after=wait)
+            error = ModelRateLimitError(facts + _advise_on_wait(wait), retry_after=wait)
         case "filter":
-            reason = ", ".join(code_words(*fault.reasons, secrets=source.secrets)) or next(
-                iter(code_words(*fault.codes, secrets=source.secrets)), ""
+            reason = ", ".join(find_code_words(*fault.reasons, secrets=source.secrets)) or next(
+                iter(find_code_words(*fault.codes, secrets=source.secrets)), ""
             )
             advice = "Change the text, or choose another model."
             error = ModelBlockedError(facts + advice, reason=reason)
         case "redirect":
             advice = "Redirects are not followed. Set the right address for the provider."
-            host = _redirect_host(answer, source)
+            host = _find_redirect_host(answer, source)
             named = f"It leads to {host}. " if host else ""
             error = ModelRedirectError(facts + advice)
             return source.restrict(error, detail=facts + named + advice, provider_message=words)
@@ -324,9 +324,9 @@ def answer_failure(answer: ServerError, source: FailureSource) -> ModelError:
     return source.restrict(error, provider_message=words)
 
 
-def connection_failure(error: BaseException, source: FailureSource) -> ModelError:
-    """Return the error for a request without an answer, or with one that ended too early."""
-    causes = list(_causes(error))
+def convert_connection_error(error: BaseException, source: FailureSource) -> ModelError:
+    """Convert the error of a request without a complete answer."""
+    causes = list(_find_causes(error))
     names = {type(each).__name__ for each in causes}
     who, address = source.who, show_address(source.base_url) or "the provider"
     tls = next((each for each in causes if isinstance(each, ssl.SSLError)), None)
@@ -336,7 +336,7 @@ def connection_failure(error: BaseException, source: FailureSource) -> ModelErro
         public = f"{who} cannot be found: its name has no address."
         named = f"Cannot find {address}: the name has no address. Check its spelling."
     elif tls is not None:
-        hint = _tls_hint(tls)
+        hint = _explain_tls_error(tls)
         public = f"{who} cannot be reached safely: {hint}"
         named = f"Cannot connect to {address} safely: {hint}"
     elif names & {"ConnectTimeout", "PoolTimeout"}:
@@ -357,10 +357,7 @@ def connection_failure(error: BaseException, source: FailureSource) -> ModelErro
 
 
 def find_interruption(error: ModelError, who: str) -> ModelError:
-    """Return the error for a reply that had begun: a lost connection cut it off.
-
-    A cause that the provider named is kept.
-    """
+    """Convert a lost connection after the reply began. Other errors are unchanged."""
     if type(error) is not ModelUnavailableError:
         return error
     return ModelInterruptedError(f"{who} closed the connection before the model had finished.")
@@ -377,16 +374,16 @@ def show_address(url: str) -> str:
     return f"{parts.scheme}://{host}{port}{parts.path}" if host else ""
 
 
-def _facts(answer: ServerError, fault: ProviderFault, source: FailureSource) -> str:
-    """Status and code words, which every user may see."""
+def _describe_answer(answer: ServerError, fault: ProviderFault, source: FailureSource) -> str:
+    """Render the status and the codes, which all users may see."""
     status = find_status(answer, fault)
-    words = code_words(*fault.codes, secrets=source.secrets)[:_MAX_CODES_SHOWN]
+    words = find_code_words(*fault.codes, secrets=source.secrets)[:_MAX_CODES_SHOWN]
     quoted = " ".join((*([] if status is None else [str(status)]), *words))
     verb = "reported" if answer.in_stream else "answered"
     return f"{source.who} {verb} {quoted}. " if quoted else ""
 
 
-def _overflow_advice(window: int | None, needed: int | None) -> str:
+def _advise_on_overflow(window: int | None, needed: int | None) -> str:
     shown = ""
     if needed is not None:
         shown = f"The prompt with the reply takes {needed:,} tokens. "
@@ -395,7 +392,7 @@ def _overflow_advice(window: int | None, needed: int | None) -> str:
     return shown + "Lower the context size, or load the model with a larger window."
 
 
-def _wait_advice(wait: float | None) -> str:
+def _advise_on_wait(wait: float | None) -> str:
     if wait is None:
         return "Wait a moment, then try again."
     if wait < 120:  # noqa: PLR2004 - two minutes
@@ -403,7 +400,7 @@ def _wait_advice(wait: float | None) -> str:
     return f"Wait {ceil(wait / 60)} minutes, then try again."
 
 
-def _redirect_host(answer: ServerError, source: FailureSource) -> str:
+def _find_redirect_host(answer: ServerError, source: FailureSource) -> str:
     try:
         target = urlsplit(answer.headers.get("location", "")[:2_000])
         own = urlsplit(source.base_url)
@@ -417,8 +414,8 @@ def _redirect_host(answer: ServerError, source: FailureSource) -> str:
     return host
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, its causes, and the members of groups among them, each once."""
+def _find_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, its causes, and the members of groups, each once."""
     waiting, seen = [error], set[int]()
     while waiting:
         each = waiting.pop()
@@ -431,9 +428,9 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         waiting += [cause for cause in (each.__cause__, each.__context__) if cause is not None]
 
 
-def _tls_hint(error: ssl.SSLError) -> str:
+def _explain_tls_error(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return "its certificate is not trusted. Check the address and the certificate."
     if error.reason in {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"}:
-        return "it speaks no TLS on this port. Does its address begin with http://?"
+        return "this port does not use TLS. Does its address begin with http://?"
     return "the TLS handshake failed. Check the address and the port."

@@ -47,9 +47,9 @@ from backend.generation.servers.replies import (
     Delta,
     ReplyLimit,
     parse_value,
+    read_text,
+    read_tool_answer,
     relay,
-    said,
-    tool_answer,
 )
 from backend.generation.servers.window_evidence import window_after_refusal
 from backend.generation.thoughts import ThoughtReader
@@ -204,14 +204,14 @@ class ServerModel(ABC, Generic[ProviderT]):
     ) -> ToolAnswer:
         """See `ChatModel`."""
         answer = await self._collect(self._request(prompt, sampling, tools=tools))
-        return tool_answer(answer, who=self._provider.who)
+        return read_tool_answer(answer, who=self._provider.who)
 
     async def structured(
         self, prompt: Prompt, schema: Mapping[str, Any], sampling: Sampling
     ) -> StructuredAnswer:
         """See `ChatModel`."""
         answer = await self._collect(self._request(prompt, sampling, schema=schema))
-        text, finish = said(answer, who=self._provider.who)
+        text, finish = read_text(answer, who=self._provider.who)
         value = parse_value(text, who=self._provider.who, finish=finish)
         return StructuredAnswer(value, answer.usage)
 

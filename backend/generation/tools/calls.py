@@ -1,4 +1,4 @@
-"""Tool calls as models and servers write them: their names, their arguments, and their ids."""
+"""Tool calls: schemas for models, and lenient reading of names, arguments and ids."""
 
 from __future__ import annotations
 
@@ -16,32 +16,41 @@ from backend.generation.model import Tool, ToolCall, ToolRound
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_NOTHING = frozenset({"none", "null"})
-"""Words for an absent value."""
+_ABSENT_WORDS = frozenset({"none", "null"})
+"""Words that models write for an absent value."""
 
-_KEPT = ("description", "type", "enum", "minimum", "maximum", "minItems", "maxItems", "required")
+_SCHEMA_MEMBERS = (
+    "description",
+    "type",
+    "enum",
+    "minimum",
+    "maximum",
+    "minItems",
+    "maxItems",
+    "required",
+)
 
 
 class InvalidCallError(Exception):
-    """The model called something that there is not, or with wrong arguments; says what is wrong."""
+    """A call of an unknown tool or with invalid arguments. The message is for the model."""
 
 
-def tool_of(name: str, arguments: type[msgspec.Struct]) -> Tool:
-    schema = plain_schema(arguments)
+def make_tool(name: str, arguments: type[msgspec.Struct]) -> Tool:
+    schema = simplify_schema(arguments)
     return Tool(name, schema.pop("description"), schema)
 
 
-def plain_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """A JSON Schema that every provider takes: no references, no alternatives, no lengths of text.
+def simplify_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return a JSON Schema without references, alternatives and text lengths.
 
-    What is left out of it is validated all the same.
+    All providers accept it. The omitted rules are still validated.
     """
     schema = msgspec.json.schema(kind)
-    return _plain(schema, schema.get("$defs", {}))
+    return _simplify(schema, schema.get("$defs", {}))
 
 
 def describe_tools(tools: Sequence[Tool]) -> str:
-    """Return the tools with their JSON Schemas as a text for the prompt."""
+    """Render tools and their JSON Schemas as a text for the prompt."""
     return "\n".join(
         f"- {tool.name}: {tool.description}\n  arguments: {to_json(dict(tool.parameters))}"
         for tool in tools
@@ -49,53 +58,57 @@ def describe_tools(tools: Sequence[Tool]) -> str:
 
 
 def to_json(value: object) -> str:
-    """Return JSON as a model reads it best: with the letters of every script as they are."""
+    """Return JSON without escapes of letters, because models read it better."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def read_arguments(arguments: Mapping[str, Any], wanted: type[T], schema: Mapping[str, Any]) -> T:
-    """A call's arguments, validated; `schema` is the struct's `plain_schema`.
+    """Validate a call's arguments. Raises `InvalidCallError`.
 
-    Members that hold nothing are absent. Raises `InvalidCallError`.
+    `schema` is the result of `simplify_schema(wanted)`. Members without a value are removed.
     """
-    return converted(_given(arguments, schema), wanted)
+    return convert_arguments(_correct_arguments(arguments, schema), wanted)
 
 
-def converted(given: Mapping[str, Any], wanted: type[T]) -> T:
-    """A value as a struct. Raises `InvalidCallError`."""
+def convert_arguments(given: Mapping[str, Any], wanted: type[T]) -> T:
+    """Convert arguments to a struct. Raises `InvalidCallError`."""
     try:
         return msgspec.convert(given, wanted)
     except msgspec.ValidationError as error:
         raise InvalidCallError(f"{error}.") from None
 
 
-def _given(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as they were meant: small models are not that strict about types."""
+def _correct_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Correct the types of arguments, because small models often confuse them."""
     members, required = schema["properties"], schema.get("required", ())
     return {
-        name: _meant(value, members[name]) if name in members else value
+        name: _correct_value(value, members[name]) if name in members else value
         for name, value in arguments.items()
         if value is not None
-        and (name in required or name not in members or not _is_nothing(value, members[name]))
+        and (name in required or name not in members or not _means_absent(value, members[name]))
     }
 
 
-def _is_nothing(value: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether a value says that there is none. A text may be empty: that takes one away."""
+def _means_absent(value: Any, schema: Mapping[str, Any]) -> bool:
+    """True if a value means "none". An empty text is a value, because it removes a text."""
     if not isinstance(value, str):
         return value is None
     word, is_text = value.strip().casefold(), schema["type"] == "string" and "enum" not in schema
-    return word in _NOTHING or not (word or is_text)
+    return word in _ABSENT_WORDS or not (word or is_text)
 
 
-def _meant(value: Any, schema: Mapping[str, Any]) -> Any:
-    """12 as "12" and "Mara" as ["Mara"], where that is wanted, and 3.0 as 3."""
+def _correct_value(value: Any, schema: Mapping[str, Any]) -> Any:
+    """Convert 12 to "12", "Mara" to ["Mara"] and 3.0 to 3 if the schema requires it."""
     if schema["type"] == "array":
         items = schema["items"]
         many = cast("Sequence[Any]", value) if isinstance(value, list) else [value]
-        return [_meant(each, items) for each in many if each != "" and not _is_nothing(each, items)]
+        return [
+            _correct_value(each, items)
+            for each in many
+            if each != "" and not _means_absent(each, items)
+        ]
     if schema["type"] == "object" and isinstance(value, dict) and "properties" in schema:
-        return _given(cast("dict[str, Any]", value), schema)
+        return _correct_arguments(cast("dict[str, Any]", value), schema)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if schema["type"] == "string" and isinstance(value, int) and not isinstance(value, bool):
@@ -103,37 +116,37 @@ def _meant(value: Any, schema: Mapping[str, Any]) -> Any:
     return cast("Any", value)
 
 
-def _plain(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> dict[str, Any]:
+def _simplify(schema: Mapping[str, Any], defs: Mapping[str, Any]) -> dict[str, Any]:
     if reference := schema.get("$ref"):
-        return {**_plain(defs[reference.rsplit("/", 1)[-1]], defs), **_described(schema)}
+        return {**_simplify(defs[reference.rsplit("/", 1)[-1]], defs), **_copy_description(schema)}
     if options := schema.get("anyOf"):
-        # Absent and null are the same here, so of `X | None` only X is left.
+        # `X | None` becomes X, because absent and null are the same here.
         (one,) = (option for option in options if option.get("type") != "null")
-        return {**_plain(one, defs), **_described(schema)}
-    plain: dict[str, Any] = {name: schema[name] for name in _KEPT if name in schema}
+        return {**_simplify(one, defs), **_copy_description(schema)}
+    plain: dict[str, Any] = {name: schema[name] for name in _SCHEMA_MEMBERS if name in schema}
     if "enum" in schema:
         plain["type"] = "string"
     if plain.get("required") == []:
         del plain["required"]
     if "items" in schema:
-        plain["items"] = _plain(schema["items"], defs)
+        plain["items"] = _simplify(schema["items"], defs)
     if plain.get("type") == "object":
         properties = schema.get("properties", {})
-        plain["properties"] = {name: _plain(each, defs) for name, each in properties.items()}
+        plain["properties"] = {name: _simplify(each, defs) for name, each in properties.items()}
     return plain
 
 
-def _described(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_description(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"description": schema["description"]} if "description" in schema else {}
 
 
 MAX_CALLS = 64
-"""Calls of one reply. Further calls are ignored."""
+"""Maximum number of calls in one reply. Further calls are ignored."""
 
 MAX_ARGUMENTS = 65_536
-"""Characters of one call's arguments."""
+"""Maximum number of characters of one call's arguments."""
 
-TOO_LONG = f"The arguments are longer than {MAX_ARGUMENTS} characters."
+TOO_LONG_PROBLEM = f"The arguments are longer than {MAX_ARGUMENTS} characters."
 
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 """Members of a call that contain its arguments, the usual one first."""
@@ -142,27 +155,27 @@ NAMES = ("name", "tool")
 """Members of a call that contain its name, the usual one first."""
 
 _MAX_ENCODINGS = 3
-"""JSON texts within JSON texts."""
+"""Maximum nesting of JSON texts in JSON texts."""
 
 _ID_CHARACTERS = 9
-"""Letters and digits of an id that is made up. Mistral's servers accept no other length.
+"""Length of a generated id. Mistral's servers accept no other.
 Source: https://github.com/mistralai/mistral-common, protocol/instruct/validator.py"""
 
 
 def read_calls(
     name: str, arguments: object, *, call_id: str = "", vendor_state: Any = None
 ) -> list[ToolCall]:
-    """Return the call of a tool, or the calls that a server has joined to one.
+    """Return the call of a tool, or several calls that a server has joined into one.
 
-    Nothing is raised: the first call has a `problem` if the arguments cannot be read.
+    If the arguments cannot be read, the first call has a `problem`.
 
     Args:
-        name: The name that the model gave.
+        name: The name that the model wrote.
         arguments: JSON, as text or parsed. A text may be empty, in a code fence, encoded twice,
-            between other words, or almost JSON (see `find_values`). Several objects one after the
-            other are one call each, unless they are empty or repeat the one before.
-        call_id: The vendor's id; one is made up if it is empty.
-        vendor_state: See `ToolCall`. It goes with the first call.
+            between other words, or almost JSON (see `find_values`). Each of several objects is a
+            call, unless it is empty or equals the one before.
+        call_id: The vendor's id; "" generates one.
+        vendor_state: See `ToolCall`. Added to the first call.
     """
     found: list[dict[str, Any]] = [{}]
     problem = ""
@@ -172,7 +185,7 @@ def read_calls(
         problem = str(error)
     return [
         ToolCall(
-            id=(clean_text(call_id) if not place else "") or _new_id(),
+            id=(clean_text(call_id) if not place else "") or _make_id(),
             name=clean_text(name).strip(),
             arguments=each,
             vendor_state=vendor_state if not place else None,
@@ -186,12 +199,12 @@ def _read_arguments(arguments: object) -> list[dict[str, Any]]:
     """Raise `ValueError` with a message for the model."""
     if isinstance(arguments, str):
         if len(arguments) > MAX_ARGUMENTS:
-            raise ValueError(TOO_LONG)
+            raise ValueError(TOO_LONG_PROBLEM)
         values = _decode(arguments)
     else:
         values = [clean(arguments)]
         if len(json.dumps(values[0], ensure_ascii=False)) > MAX_ARGUMENTS:
-            raise ValueError(TOO_LONG)
+            raise ValueError(TOO_LONG_PROBLEM)
     objects = [each for value in values if (each := _as_object(value)) is not None]
     if not objects:
         raise ValueError("The arguments are not a JSON object.")
@@ -219,7 +232,7 @@ def _decode(text: str) -> Sequence[Any]:
 
 
 def _as_object(value: object) -> dict[str, Any] | None:
-    """Return the arguments that a value contains: null and an empty list are none."""
+    """Return the value as arguments. Null and an empty list are no arguments."""
     if len(entries := sequence(value)) == 1:
         value = entries[0]
     if value is None or value == []:
@@ -227,8 +240,8 @@ def _as_object(value: object) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
-def arguments_text(arguments: object) -> str:
-    """Return arguments as the text that a server should have sent. None is empty."""
+def serialize_arguments(arguments: object) -> str:
+    """Return arguments as text, which some servers send parsed. None becomes ""."""
     if arguments is None or isinstance(arguments, str):
         return arguments or ""
     try:
@@ -237,27 +250,21 @@ def arguments_text(arguments: object) -> str:
         return f"({error})"
 
 
-def name_and_arguments(call: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the name and the arguments of a call, in a member `function` or in the call itself.
-
-    The name is empty if there is none, and the arguments are None.
-    """
+def find_name_and_arguments(call: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the name and arguments in a call or in its member `function`; else "" and None."""
     function = mapping(call.get("function")) or call
     names = (*(function.get(member) for member in NAMES), call.get("function"))
     name = next((each for each in names if isinstance(each, str) and each), "")
     return name, next((function[member] for member in ARGUMENTS if member in function), None)
 
 
-def unreadable_call(problem: str) -> ToolCall:
-    """Return a call of which not even the name is known."""
-    return ToolCall(id=_new_id(), name="", arguments={}, problem=problem)
+def make_unreadable_call(problem: str) -> ToolCall:
+    """Return a call without a name."""
+    return ToolCall(id=_make_id(), name="", arguments={}, problem=problem)
 
 
-def distinct_ids(calls: Iterable[ToolCall]) -> Iterator[ToolCall]:
-    """Yield the calls. One that has the id of an earlier call gets another id.
-
-    The same calls get the same ids each time.
-    """
+def assign_distinct_ids(calls: Iterable[ToolCall]) -> Iterator[ToolCall]:
+    """Yield the calls, and replace ids that an earlier call has. The result is deterministic."""
     used: set[str] = set()
     counts: dict[str, int] = {}
     for call in calls:
@@ -269,16 +276,14 @@ def distinct_ids(calls: Iterable[ToolCall]) -> Iterator[ToolCall]:
         yield call if call_id == call.id else replace(call, id=call_id)
 
 
-def with_distinct_ids(rounds: Sequence[ToolRound]) -> list[ToolRound]:
-    """Return the rounds of a prompt with one id for each call.
+def make_ids_distinct(rounds: Sequence[ToolRound]) -> list[ToolRound]:
+    """Give each call of a prompt its own id, because servers refuse duplicates, even their own.
 
-    Servers refuse a prompt in which two calls have one id, even if they sent it themselves. A call
-    has the same id in every prompt that begins with the same rounds, because providers that keep
-    a prompt compare it.
+    The ids are stable if rounds are appended, so that providers can cache the prompt.
     """
-    calls = distinct_ids(call for each in rounds for call in each.calls)
+    calls = assign_distinct_ids(call for each in rounds for call in each.calls)
     return [replace(each, calls=[next(calls) for _ in each.calls]) for each in rounds]
 
 
-def _new_id() -> str:
+def _make_id() -> str:
     return uuid4().hex[:_ID_CHARACTERS]

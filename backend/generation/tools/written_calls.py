@@ -1,4 +1,4 @@
-"""Tool calls in a fenced block of the text, for models that keep to no schema either."""
+"""Tool calls of models without native calls: in a fenced block of the text, or in a JSON object."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from backend.generation.model import Prompt, PromptMessage, TextPiece, Tool, Too
 from backend.generation.tools.calls import (
     MAX_ARGUMENTS,
     MAX_CALLS,
-    TOO_LONG,
+    TOO_LONG_PROBLEM,
     describe_tools,
-    name_and_arguments,
+    find_name_and_arguments,
+    make_unreadable_call,
     read_calls,
     to_json,
-    unreadable_call,
 )
 
 MAX_WRITTEN = MAX_ARGUMENTS
-"""Characters in which the calls of one reply, or of one block of it, are written."""
+"""Maximum number of characters of the calls in one reply or block."""
 
 _LISTS = ("calls", "tool_calls")
-"""Members of an object that contain a list of calls, the one that is asked for first."""
+"""Members that contain a list of calls. The prompt asks for the first one."""
 
 
 class CallReader(Protocol):
-    """Takes text and calls apart. Raises nothing."""
+    """Separates text and calls. Raises nothing."""
 
     def feed(self, text: str) -> Iterable[TextPiece | ToolCall]:
-        """What has become clear with the next part of the reply."""
+        """Yield the pieces that the next part of the reply completes."""
         ...
 
     def close(self) -> Iterable[TextPiece | ToolCall]:
-        """What is left at the end of the reply; nothing when asked again."""
+        """Yield the rest at the end of the reply. Idempotent."""
         ...
 
 
 def read_written_calls(text: str) -> list[ToolCall]:
-    """Return the calls in a text of JSON, the first `MAX_CALLS` of them.
+    """Return the first `MAX_CALLS` calls in a JSON text.
 
-    It may contain a list of calls, several calls one after the other, or objects that have calls as
-    a member. A text that cannot be read is one call with a problem.
+    It may contain a list of calls, several calls, or objects with a list of calls. An unreadable
+    text is one call with a problem.
     """
     if not text.strip():
         return []
     try:
         values = find_values(text)
     except ValueError as error:
-        return [unreadable_call(f"The calls are not JSON: {error}.")]
-    entries = (entry for value in values for entry in _entries(value))
+        return [make_unreadable_call(f"The calls are not JSON: {error}.")]
+    entries = (entry for value in values for entry in _find_entries(value))
     return [call for entry in entries for call in _read_entry(entry)][:MAX_CALLS]
 
 
-def call_names(text: str) -> list[str]:
+def find_call_names(text: str) -> list[str]:
     """Return the names of the calls in a text, "" for an entry that is no call.
 
     The list is empty if the text contains no JSON.
@@ -65,10 +65,12 @@ def call_names(text: str) -> list[str]:
         values = find_values(text)
     except ValueError:
         return []
-    return [name_and_arguments(mapping(e))[0] for value in values for e in _entries(value)]
+    return [
+        find_name_and_arguments(mapping(e))[0] for value in values for e in _find_entries(value)
+    ]
 
 
-def _entries(value: object) -> Sequence[object]:
+def _find_entries(value: object) -> Sequence[object]:
     """Return the entries of a list of calls: itself, a member of an object, or one call alone."""
     members = mapping(value)
     value = next((members[name] for name in _LISTS if name in members), value)
@@ -79,25 +81,25 @@ def _entries(value: object) -> Sequence[object]:
 
 
 def _read_entry(entry: object) -> list[ToolCall]:
-    name, arguments = name_and_arguments(mapping(entry))
+    name, arguments = find_name_and_arguments(mapping(entry))
     if not name:
-        return [unreadable_call('A call is an object: {"tool": "<name>", "arguments": {}}.')]
+        return [make_unreadable_call('A call is an object: {"tool": "<name>", "arguments": {}}.')]
     return read_calls(name, arguments)
 
 
 def write_calls(calls: Sequence[ToolCall]) -> str:
-    """Return the calls as a model would have written them, without those that have no name."""
+    """Render calls as a model writes them. Calls without a name are omitted."""
     known = [call for call in calls if call.name]
     return to_json([{"tool": call.name, "arguments": dict(call.arguments)} for call in known])
 
 
 def render_rounds(prompt: Prompt, instructions: str, reply: Callable[[ToolRound], str]) -> Prompt:
-    """Return the prompt with its rounds as messages, and instructions before the user's last line.
+    """Render the rounds as messages, and insert instructions before the user's last message.
 
     Args:
         prompt: The messages and the rounds of calls so far.
-        instructions: How to call tools.
-        reply: Returns a round's text and calls as the model wrote them.
+        instructions: Explain how to call tools.
+        reply: Renders a round's text and calls as the model wrote them.
     """
     messages = list(prompt.messages)
     spoken = [at for at, message in enumerate(messages) if message.role == "user"]
@@ -116,13 +118,13 @@ def render_rounds(prompt: Prompt, instructions: str, reply: Callable[[ToolRound]
 
 OPENING = "```tools"
 CLOSING = "\n```"
-"""The end of a block. JSON has no line breaks within its texts, so that it cannot contain one."""
+"""The end of a block. JSON texts contain no line breaks, so the block cannot contain it."""
 
 _FENCE = "```"
 _RUN = re.compile("`+")
 _HEAD = re.compile(r"[ \t]{0,4}(\w{0,12})")
 _OWN_WORDS = frozenset({"tool", "tools", "tool_call", "tool_calls"})
-"""Words after a fence that begin a block of calls. Models do not always write the one asked for."""
+"""Words after a fence that begin a block of calls, because models do not always write "tools"."""
 
 _INSTRUCTIONS = """\
 You can call tools. To call some, end your reply with a block like this, which the player does not \
@@ -143,18 +145,17 @@ There are no tools that you can call. Tell the story in words alone, and write n
 and no calls."""
 
 
-def fenced_prompt(prompt: Prompt, tools: Sequence[Tool]) -> Prompt:
-    """Return the prompt for a model that may write calls into a block."""
+def build_fenced_prompt(prompt: Prompt, tools: Sequence[Tool]) -> Prompt:
     instructions = _INSTRUCTIONS + describe_tools(tools) if tools else _NO_MORE_TOOLS
-    return render_rounds(prompt, instructions, _reply)
+    return render_rounds(prompt, instructions, _render_round)
 
 
-def prompt_without_tools(prompt: Prompt) -> Prompt:
-    """Return the prompt for a model that calls no tools, even if another message asks for calls."""
-    return render_rounds(prompt, _NO_TOOLS, _reply)
+def build_prompt_without_tools(prompt: Prompt) -> Prompt:
+    """Return a prompt that forbids calls, because another message may ask for them."""
+    return render_rounds(prompt, _NO_TOOLS, _render_round)
 
 
-def _reply(tool_round: ToolRound) -> str:
+def _render_round(tool_round: ToolRound) -> str:
     block = f"{OPENING}\n{write_calls(tool_round.calls)}{CLOSING}" if tool_round.calls else ""
     return "\n\n".join(filter(None, (tool_round.text.rstrip(), block)))
 
@@ -162,11 +163,8 @@ def _reply(tool_round: ToolRound) -> str:
 class FencedReader:
     """Streams the text around the blocks and reads the calls in them.
 
-    A block of JSON is one of calls, too, if it contains nothing but calls of offered tools. A block
-    that is too long, or not JSON, is one call with a problem.
-
-    Args:
-        names: Names of the offered tools.
+    A `json` block is also read if it contains only calls of the available tools (`names`). A block
+    that is too long or not JSON is one call with a problem.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -178,11 +176,11 @@ class FencedReader:
         self._length = 0
 
     def feed(self, text: str) -> Iterator[TextPiece | ToolCall]:
-        """See `CallReader`. Takes time in proportion to the text, however it is cut."""
+        """See `CallReader`. The time is linear in the text."""
         return self._read(text, is_last=False)
 
     def close(self) -> Iterator[TextPiece | ToolCall]:
-        """See `CallReader`. A block that was not closed is read as well."""
+        """See `CallReader`. An unclosed block is read, too."""
         yield from self._read("", is_last=True)
         if self._place in {"calls", "json"}:
             yield from self._end_block("")
@@ -213,15 +211,15 @@ class FencedReader:
                 return
 
     def _hold(self, text: str, at: int, mark: str, *, is_last: bool) -> int:
-        """Keep the end of the text back that may begin a mark. Return the place where it begins."""
-        end = len(text) if is_last else max(at, len(text) - held_back(text, mark))
+        """Hold back the end of the text that may begin a mark, and return its position."""
+        end = len(text) if is_last else max(at, len(text) - count_held_back(text, mark))
         self._held = text[end:]
         return end
 
     def _begin_block(
         self, text: str, found: int, *, is_last: bool
     ) -> Generator[TextPiece, None, int]:
-        """Begin or end a block at a fence, and return the place after it."""
+        """Begin or end a block at a fence, and return the position after it."""
         run = _RUN.match(text, found)
         begin = (run.end() if run else len(text)) - len(_FENCE)
         if begin > found:
@@ -253,28 +251,28 @@ class FencedReader:
         if place == "json" and (is_too_long or not self._is_of_calls(block)):
             yield TextPiece(self._opening + block + closing)
         elif is_too_long:
-            yield unreadable_call(TOO_LONG)
+            yield make_unreadable_call(TOO_LONG_PROBLEM)
         else:
             yield from read_written_calls(block.strip().removesuffix(_FENCE))
 
     def _is_of_calls(self, block: str) -> bool:
-        names = call_names(block)
+        names = find_call_names(block)
         return bool(names) and self._names.issuperset(names)
 
 
 def read_bare_calls(text: str, tools: Sequence[Tool]) -> list[ToolCall]:
-    """Return the calls in a text that has no block around them; none if it contains anything else.
+    """Return the calls in a text without a block. Words before and after the calls are ignored.
 
-    Words before and after the calls are ignored.
+    Return none if the text contains other JSON values.
     """
-    names = call_names(text) if len(text) <= MAX_WRITTEN else []
+    names = find_call_names(text) if len(text) <= MAX_WRITTEN else []
     if not names or not {tool.name for tool in tools}.issuperset(names):
         return []
     return read_written_calls(text)
 
 
-def held_back(text: str, mark: str) -> int:
-    """How much of the end of `text` may be the beginning of `mark`."""
+def count_held_back(text: str, mark: str) -> int:
+    """Return the length of the end of `text` that may begin `mark`."""
     return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
 
 
@@ -283,19 +281,18 @@ _STRING_MARK = re.compile(r'["\\]')
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|([^u]))", re.DOTALL)
 _LONGEST_ESCAPE = 6
 _LONGEST_NAME = 100
-"""Of a member: longer ones are told apart by their beginning."""
+"""Compared characters of a member's name."""
 _CONTROLS = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
 class StreamedMember:
-    """Takes the text of one member out of a JSON object that comes in parts.
+    """Extracts the text of one member from a streamed JSON object.
 
-    It is lenient with what models write into texts: line breaks, and escapes that are none.
+    Line breaks and invalid escapes are accepted, because models write them.
 
     Attributes:
-        names: Of the members that have begun.
-        is_too_long: There is more than `most` characters beside the member's text; the object is
-            read no further.
+        names: The names of the members that have begun.
+        is_too_long: True if the rest of the object exceeds `most` characters. Reading has stopped.
     """
 
     def __init__(self, name: str, *, most: int) -> None:
@@ -307,28 +304,31 @@ class StreamedMember:
         self._length = 0
         self._depth = 0
         self._is_over = False
-        self._is_value = False  # what stands next in the object, else a name
+        self._is_value = False  # the next string is a value, not a name
         self._string: Literal["name", "text", "other"] | None = None
         self._last_name = ""
-        self._held = ""  # an escape that is not complete
-        self._half = ""  # the first half of a character
+        self._held = ""  # an incomplete escape
+        self._half = ""  # the first half of a surrogate pair
 
     @property
     def rest(self) -> str:
-        """The JSON so far, with an empty text for the member."""
+        """The JSON so far, with an empty text as the member's value."""
         return "".join(self._rest)
 
     def feed(self, text: str) -> str:
-        """What the next part of the object tells of the member's text."""
+        """Return the next part of the member's text."""
         text, self._held = self._held + text, ""
         said: list[str] = []
         at = 0
         while at < len(text) and not self._is_over:
-            at = self._structure(text, at) if self._string is None else self._text(text, at, said)
-        return self._whole_characters(said)
+            if self._string is None:
+                at = self._read_structure(text, at)
+            else:
+                at = self._read_string(text, at, said)
+        return self._join_surrogates(said)
 
-    def _structure(self, text: str, at: int) -> int:
-        """Read to the next mark outside of a string; give back where to go on."""
+    def _read_structure(self, text: str, at: int) -> int:
+        """Read to the next mark outside of a string, and return the position after it."""
         found = _STRUCTURE.search(text, at)
         end = found.end() if found else len(text)
         self._keep(text[at:end])
@@ -352,8 +352,8 @@ class StreamedMember:
         else:
             self._string = "text" if self._last_name == self._name else "other"
 
-    def _text(self, text: str, at: int, said: list[str]) -> int:
-        """Read to the next mark within a string; give back where to go on."""
+    def _read_string(self, text: str, at: int, said: list[str]) -> int:
+        """Read to the next mark within a string, and return the position after it."""
         found = _STRING_MARK.search(text, at)
         end = found.start() if found else len(text)
         self._take(text[at:end], text[at:end], said)
@@ -367,7 +367,7 @@ class StreamedMember:
             return end + 1
         if escape := _ESCAPE.match(text, end):
             code, letter = escape.groups()
-            self._take(escape[0], chr(int(code, 16)) if code else _unescaped(letter), said)
+            self._take(escape[0], chr(int(code, 16)) if code else _unescape(letter), said)
             return escape.end()
         if len(text) - end < _LONGEST_ESCAPE:
             self._held = text[end:]
@@ -389,15 +389,15 @@ class StreamedMember:
         if self._length > self._most:
             self._is_over = self.is_too_long = True
 
-    def _whole_characters(self, said: list[str]) -> str:
-        """Surrogates joined; one that may get its other half is kept back, others are U+FFFD."""
+    def _join_surrogates(self, said: list[str]) -> str:
+        """Join surrogate pairs. A first half at the end is held back, other halves are U+FFFD."""
         text, self._half = self._half + "".join(said), ""
         if text and "\ud800" <= text[-1] <= "\udbff" and self._string == "text":
             text, self._half = text[:-1], text[-1]
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def _unescaped(letter: str) -> str:
+def _unescape(letter: str) -> str:
     return _CONTROLS.get(letter, letter)
 
 
@@ -410,26 +410,24 @@ _TOOLS = "The tools, with the JSON Schemas of their arguments:\n\n"
 _NO_TOOLS_STRUCTURED = "No tools can be called any more."
 
 _LONGEST_HEAD = 100
-"""Characters after which it is clear whether an answer is JSON."""
+"""Characters after which an answer is known to be JSON or not."""
 
 
-def structured_prompt(prompt: Prompt, tools: Sequence[Tool]) -> Prompt:
-    """The prompt for a model that answers in JSON."""
+def build_structured_prompt(prompt: Prompt, tools: Sequence[Tool]) -> Prompt:
     offered = _TOOLS + describe_tools(tools) if tools else _NO_TOOLS_STRUCTURED
-    return render_rounds(prompt, _STRUCTURED_INSTRUCTIONS + offered, _reply_property)
+    return render_rounds(prompt, _STRUCTURED_INSTRUCTIONS + offered, _render_json_round)
 
 
-def answer_schema(tools: Sequence[Tool]) -> dict[str, Any]:
-    """The JSON Schema of an answer that may call these tools."""
+def build_answer_schema(tools: Sequence[Tool]) -> dict[str, Any]:
     calls = [
-        _object(tool={"type": "string", "enum": [tool.name]}, arguments=dict(tool.parameters))
+        _build_object(tool={"type": "string", "enum": [tool.name]}, arguments=dict(tool.parameters))
         for tool in tools
     ]
     listed = {"calls": {"type": "array", "items": {"anyOf": calls}}} if calls else {}
-    return _object(narration={"type": "string"}, **listed)
+    return _build_object(narration={"type": "string"}, **listed)
 
 
-def _object(**properties: Any) -> dict[str, Any]:
+def _build_object(**properties: Any) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,
@@ -438,14 +436,14 @@ def _object(**properties: Any) -> dict[str, Any]:
     }
 
 
-def _reply_property(tool_round: ToolRound) -> str:
+def _render_json_round(tool_round: ToolRound) -> str:
     return f'{{"narration": {to_json(tool_round.text)}, "calls": {write_calls(tool_round.calls)}}}'
 
 
 class StructuredReader:
     """Streams the narration and reads the calls at the end.
 
-    An answer that is no JSON, of a server that passes schemas over, is narration as a whole.
+    An answer that is not JSON is narration as a whole, because some servers ignore schemas.
     """
 
     def __init__(self) -> None:
@@ -454,7 +452,7 @@ class StructuredReader:
         self._answer: StreamedMember | None = None
 
     def feed(self, text: str) -> Iterator[TextPiece]:
-        """See `CallReader`. In proportion to the text, however it is cut."""
+        """See `CallReader`. The time is linear in the text."""
         if self._answer is None and not self._is_plain:
             text = self._begin(text)
         if self._answer is not None:
@@ -463,17 +461,17 @@ class StructuredReader:
             yield TextPiece(text)
 
     def close(self) -> Iterator[ToolCall]:
-        """See `CallReader`. Calls that were cut off are one call with a problem."""
+        """See `CallReader`. Incomplete calls are one call with a problem."""
         answer, self._answer = self._answer, None
         if answer is None:
             return
         if answer.is_too_long:
-            yield unreadable_call(TOO_LONG)
+            yield make_unreadable_call(TOO_LONG_PROBLEM)
         elif "calls" in answer.names:
             yield from read_written_calls(answer.rest)
 
     def _begin(self, text: str) -> str:
-        """What there is to read once it is clear how; nothing before."""
+        """Return the text to read once the format is known, and "" until then."""
         self._head += text
         before, brace, _ = self._head.partition("{")
         wrapping = before.strip()

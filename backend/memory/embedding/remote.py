@@ -17,7 +17,7 @@ from backend.generation.client.provider import (
 )
 from backend.generation.model import ModelError, ModelRateLimitError
 from backend.generation.registry import KINDS, KindName
-from backend.generation.tokens import choose_tokenizer, get_tokenizer, starting_ratio
+from backend.generation.tokens import choose_tokenizer, find_starting_ratio, get_tokenizer
 from backend.memory.embedding.protocol import EmbedderError, EmbedderSpec, Floats, Task
 
 DEFAULT_BATCH = 100
@@ -46,7 +46,7 @@ def prepare_text(text: str, *, longest: int = MAX_TEXT_TOKENS) -> str:
         return text if text.strip() else _BLANK_TEXT
     vocabulary = choose_tokenizer(_VOCABULARY)
     tokenizer = get_tokenizer(vocabulary)
-    most = longest / starting_ratio(_VOCABULARY, counted_with=vocabulary)
+    most = longest / find_starting_ratio(_VOCABULARY, counted_with=vocabulary)
     if vocabulary != _VOCABULARY:
         most *= _SAFETY_FACTOR
     text = text[: longest * _MAX_CHARACTERS_PER_TOKEN]

@@ -40,10 +40,10 @@ from backend.generation.model import (
     ToolRound,
 )
 from backend.generation.tools.streams import (
+    choose_tool_support,
     may_learn_calls,
     stream_calls,
     stream_with_tools,
-    tool_support,
 )
 from backend.turns.play.state import TurnPlay, add_usage
 from backend.turns.prompt.built_prompt import count_extra, make_calls_prompt
@@ -102,7 +102,7 @@ class PlayedTurn:
             offered=self._play.table.list_tools(may_wait=self._play.may_wait) if may_call else []
         )
         await self._take_output(result)
-        self._play.support = tool_support(self._run.model)
+        self._play.support = choose_tool_support(self._run.model)
         if self._run.finish == "tool_calls":
             self._run.finish = "stop"
         if result.decided in {"break", "end"}:

@@ -39,7 +39,7 @@ from backend.enrichment.summaries.store import HOT_ROUNDS, StoredSummary
 from backend.generation.model import ChatModel, ModelSpec, Role
 from backend.generation.registry import ModelRegistry
 from backend.generation.sampling import Sampling
-from backend.generation.tokens import starting_ratio
+from backend.generation.tokens import find_starting_ratio
 from backend.lorebooks.activation.compiled import CompiledBook
 from backend.lorebooks.activation.timed import TimedState
 from backend.lorebooks.entries import LinkSource, LoreSettings
@@ -425,7 +425,7 @@ class PromptWindow:
     @property
     def scale(self) -> float:
         """The counted tokens for one stored token."""
-        return starting_ratio(self.unit.tokenizer, counted_with=self.stored_unit.tokenizer)
+        return find_starting_ratio(self.unit.tokenizer, counted_with=self.stored_unit.tokenizer)
 
     @property
     def widest(self) -> int:

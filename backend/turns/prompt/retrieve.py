@@ -37,7 +37,7 @@ from backend.generation.model import (
     PromptMessage,
 )
 from backend.generation.tokens import MESSAGE_OVERHEAD
-from backend.generation.tools.calls import plain_schema
+from backend.generation.tools.calls import simplify_schema
 from backend.jobs.errors import RetryLaterError
 from backend.llm.answers import RunBudget, ask
 from backend.llm.server_slots import ModelSlots
@@ -403,7 +403,7 @@ class _RephrasingAnswer(msgspec.Struct, kw_only=True):
     words: str
 
 
-REPHRASING_SCHEMA = plain_schema(_RephrasingAnswer)
+REPHRASING_SCHEMA = simplify_schema(_RephrasingAnswer)
 
 
 class Rephraser:

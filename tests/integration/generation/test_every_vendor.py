@@ -273,7 +273,7 @@ async def test_a_server_without_tls_is_said_to_have_none(vendor: Vendor) -> None
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        with pytest.raises(ModelUnavailableError, match="it speaks no TLS on this port"):
+        with pytest.raises(ModelUnavailableError, match="this port does not use TLS"):
             await listen(vendor, base_url=url, is_own=True)
 
 

@@ -15,7 +15,11 @@ from backend.generation.model import (
 )
 from backend.generation.sampling import Sampling
 from backend.generation.servers.abilities import ServerAbilities
-from backend.generation.tools.streams import answer_with_tools, stream_with_tools, tool_support
+from backend.generation.tools.streams import (
+    answer_with_tools,
+    choose_tool_support,
+    stream_with_tools,
+)
 from tests.fakes.openai_server import MODEL, error, stream
 from tests.fakes.scripted_server import Answer
 from tests.integration.generation.conftest import Vendor
@@ -65,7 +69,7 @@ async def test_a_prompt_that_is_too_long_is_not_asked_about_in_another_way(opena
         with pytest.raises(ModelContextOverflowError):
             await ask()
         assert len(openai.server.requests) == asked + 1
-    assert tool_support(model) == "native"
+    assert choose_tool_support(model) == "native"
 
 
 async def test_the_reason_of_a_stream_without_an_event_is_asked_for_once(openai: Vendor) -> None:

@@ -26,7 +26,7 @@ from backend.generation.model import (
 from backend.generation.sampling import Sampling
 from backend.generation.servers.abilities import ServerAbilities
 from backend.generation.thoughts import ThoughtTags
-from backend.generation.tools.streams import answer_with_tools, tool_support
+from backend.generation.tools.streams import answer_with_tools, choose_tool_support
 from tests.fakes.openai_server import (
     MODEL,
     chunk,
@@ -216,7 +216,7 @@ async def test_calls_are_asked_for_in_the_next_way_where_the_server_has_none(
     answer = await answer_with_tools(model, PROMPT, [finish], Sampling(start_reply_with="Hm"))
 
     assert (answer.text.strip(), [call.name for call in answer.calls]) == ("Done.", ["finish"])
-    assert tool_support(model) == "fenced"
+    assert choose_tool_support(model) == "fenced"
 
 
 async def test_the_schema_is_told_where_the_request_alone_may_not(openai: Vendor) -> None:

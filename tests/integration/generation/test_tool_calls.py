@@ -28,8 +28,8 @@ from backend.generation.model import (
     ToolRound,
 )
 from backend.generation.sampling import Sampling
-from backend.generation.tools.calls import MAX_ARGUMENTS, MAX_CALLS, TOO_LONG
-from backend.generation.tools.streams import stream_with_tools, tool_support
+from backend.generation.tools.calls import MAX_ARGUMENTS, MAX_CALLS, TOO_LONG_PROBLEM
+from backend.generation.tools.streams import choose_tool_support, stream_with_tools
 from tests.fakes import gemini_server, openai_server
 from tests.fakes.openai_server import DONE, chunk, stream, tool_call
 from tests.fakes.scripted_server import Answer, Break, Gate, Silence
@@ -192,7 +192,7 @@ async def test_arguments_that_are_too_long_are_a_problem(vendor: Vendor) -> None
     long = ("roll", {"why": "x" * MAX_ARGUMENTS})
     vendor.server.script(vendor.called(long, **({} if is_gemini(vendor) else {"size": 10_000})))
 
-    assert problem_in(await play(vendor.connect())) == TOO_LONG
+    assert problem_in(await play(vendor.connect())) == TOO_LONG_PROBLEM
 
 
 async def test_arguments_that_are_nested_too_deeply_are_a_problem(vendor: Vendor) -> None:
@@ -330,12 +330,12 @@ async def test_what_a_server_refuses_is_asked_for_in_the_next_way_and_remembered
 ) -> None:
     model = vendor.connect()
     reply = ANSWER if support == "structured" else BLOCK
-    assert tool_support(model) == "native"
+    assert choose_tool_support(model) == "native"
     vendor.server.script(*[vendor.failed(400, "no tools")] * refusals, vendor.reply(reply))
 
     assert calls_in(await play(model)) == [CALL]
-    assert tool_support(model) == support
-    assert tool_support(vendor.connect()) == "native"
+    assert choose_tool_support(model) == support
+    assert choose_tool_support(vendor.connect()) == "native"
 
     vendor.server.requests.clear()
     vendor.server.script(vendor.reply(reply))
@@ -351,7 +351,7 @@ async def test_a_request_that_is_refused_in_every_way_is_the_first_refusal(vendo
         await play(model)
 
     assert len(vendor.server.requests) == 3
-    assert tool_support(model) == "native"
+    assert choose_tool_support(model) == "native"
 
 
 async def test_without_tools_a_refusal_is_one(vendor: Vendor) -> None:
@@ -370,7 +370,7 @@ async def test_a_server_that_fails_has_not_refused_tools(vendor: Vendor) -> None
     with pytest.raises(ModelUnavailableError):
         await play(model)
 
-    assert (len(vendor.server.requests), tool_support(model)) == (1, "native")
+    assert (len(vendor.server.requests), choose_tool_support(model)) == (1, "native")
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ async def test_llama_cpp_refuses_tools_with_a_status_of_its_own(
     openai.server.script(refusal, openai.reply(ANSWER))
 
     assert calls_in(await play(model)) == [CALL]
-    assert tool_support(model) == "structured"
+    assert choose_tool_support(model) == "structured"
 
 
 def is_gemini(vendor: Vendor) -> bool:

@@ -12,8 +12,8 @@ import pytest
 from backend.generation.client.client import ServerError
 from backend.generation.failures.failures import (
     FailureSource,
-    answer_failure,
-    connection_failure,
+    convert_connection_error,
+    convert_server_error,
     show_address,
 )
 from backend.generation.model import (
@@ -40,7 +40,7 @@ OWN = FailureSource(
 
 @pytest.mark.parametrize("seen", ANSWERS.values(), ids=ANSWERS)
 def test_an_answer_becomes_the_error_that_names_its_cause(seen: Seen) -> None:
-    error = answer_failure(
+    error = convert_server_error(
         ServerError(seen.status, seen.body, seen.headers, in_stream=seen.in_stream), OWN
     )
 
@@ -55,11 +55,11 @@ def test_a_body_that_ends_too_early_is_read_as_far_as_it_goes(seen: Seen) -> Non
 
     for end in range(0, len(text), 7):
         answer = ServerError(seen.status, text[:end], seen.headers, in_stream=seen.in_stream)
-        assert isinstance(answer_failure(answer, OWN), ModelError)
+        assert isinstance(convert_server_error(answer, OWN), ModelError)
 
 
 def fail(status: int, body: Any, /, source: FailureSource = OWN, **headers: str) -> ModelError:
-    return answer_failure(ServerError(status, body, headers), source)
+    return convert_server_error(ServerError(status, body, headers), source)
 
 
 def test_the_detail_says_what_was_answered_and_the_next_step() -> None:
@@ -100,7 +100,7 @@ def test_a_window_that_no_model_has_is_not_reported(number: Any) -> None:
     [("0", "Wait 1 s,"), ("34.2", "Wait 35 s,"), ("600", "Wait 10 minutes,")],
 )
 def test_a_rate_limit_says_how_long_to_wait(wait: str, advice: str) -> None:
-    error = answer_failure(ServerError(429, None, {"retry-after": wait}), OWN)
+    error = convert_server_error(ServerError(429, None, {"retry-after": wait}), OWN)
 
     assert advice in error.detail
     assert error.headers["Retry-After"]
@@ -128,7 +128,7 @@ SHARED = FailureSource(who="The server", base_url="http://10.0.0.7/v1", secrets=
 
 def test_a_shared_providers_words_and_address_are_for_administrators() -> None:
     error = fail(401, openai("Invalid API key"), SHARED)
-    lost = connection_failure(ConnectionRefusedError(), SHARED)
+    lost = convert_connection_error(ConnectionRefusedError(), SHARED)
 
     assert "provider_message" not in error.to_problem()
     assert error.to_problem(for_administrator=True)["provider_message"] == "Invalid API key"
@@ -185,7 +185,7 @@ WRONG_VERSION.reason = "WRONG_VERSION_NUMBER"
         ),
         (
             caused(ConnectError(), WRONG_VERSION),
-            UNSAFE + "it speaks no TLS on this port. Does its address begin with http://?",
+            UNSAFE + "this port does not use TLS. Does its address begin with http://?",
         ),
         (
             ReadError(),
@@ -196,7 +196,7 @@ WRONG_VERSION.reason = "WRONG_VERSION_NUMBER"
 def test_a_broken_connection_names_the_address_and_the_cause(
     error: BaseException, detail: str
 ) -> None:
-    failure = connection_failure(error, OWN)
+    failure = convert_connection_error(error, OWN)
 
     assert type(failure) is ModelUnavailableError
     assert failure.detail == detail
@@ -207,14 +207,14 @@ class UnsupportedProtocol(Exception):  # noqa: N818 - likewise
 
 
 def test_an_address_without_a_scheme_is_said_to_lack_it() -> None:
-    failure = connection_failure(UnsupportedProtocol(), OWN)
+    failure = convert_connection_error(UnsupportedProtocol(), OWN)
 
     assert type(failure) is ModelWrongAddressError
     assert failure.detail == "The address must begin with http:// or https://."
 
 
 def test_an_unknown_fault_names_its_type() -> None:
-    assert connection_failure(ZeroDivisionError("secret"), OWN).detail == (
+    assert convert_connection_error(ZeroDivisionError("secret"), OWN).detail == (
         "The server does not respond (ZeroDivisionError)."
     )
 

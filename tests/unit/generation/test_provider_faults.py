@@ -9,7 +9,7 @@ import pytest
 
 from backend.generation.failures.provider_faults import (
     MAX_QUOTE_CHARS,
-    code_words,
+    find_code_words,
     read_fault,
     remove_keys,
 )
@@ -150,7 +150,7 @@ def test_control_characters_are_removed() -> None:
 
 
 def test_only_code_words_pass_for_code_words() -> None:
-    words = code_words(
+    words = find_code_words(
         "INVALID_ARGUMENT",
         "generation_config.stop[0]",
         "INVALID_ARGUMENT",

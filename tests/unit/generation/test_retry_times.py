@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from backend.generation.failures.failures import find_wait, wait_seconds
+from backend.generation.failures.failures import find_wait, parse_wait
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ from backend.generation.failures.failures import find_wait, wait_seconds
     ],
 )
 def test_a_wait_is_read_in_every_notation(value: object, seconds: float | None) -> None:
-    assert wait_seconds(value) == seconds
+    assert parse_wait(value) == seconds
 
 
 @pytest.mark.parametrize("form", ["date", "seconds", "milliseconds", "time"])
@@ -54,7 +54,7 @@ def test_a_moment_is_counted_from_now(form: str) -> None:
         "time": moment.isoformat(),
     }[form]
 
-    assert wait_seconds(value) == pytest.approx(3600, abs=60)
+    assert parse_wait(value) == pytest.approx(3600, abs=60)
 
 
 @pytest.mark.parametrize(

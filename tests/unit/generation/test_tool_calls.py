@@ -18,10 +18,10 @@ from backend.generation.model import Prompt, PromptMessage, ToolCall, ToolRound
 from backend.generation.sampling import Sampling
 from backend.generation.tools.calls import (
     MAX_ARGUMENTS,
-    TOO_LONG,
-    distinct_ids,
+    TOO_LONG_PROBLEM,
+    assign_distinct_ids,
+    make_ids_distinct,
     read_calls,
-    with_distinct_ids,
 )
 
 HIT: dict[str, Any] = {"target": "Anna", "damage": "1d2+2"}
@@ -121,7 +121,7 @@ def test_arguments_that_cannot_be_read_are_a_problem(arguments: object) -> None:
 
 @pytest.mark.parametrize("arguments", [json.dumps("x" * MAX_ARGUMENTS), {"a": "x" * MAX_ARGUMENTS}])
 def test_arguments_have_a_largest_size(arguments: object) -> None:
-    assert arguments_of(arguments) == [TOO_LONG]
+    assert arguments_of(arguments) == [TOO_LONG_PROBLEM]
 
 
 @pytest.mark.parametrize(
@@ -177,20 +177,20 @@ def calls_with(*ids: str) -> list[ToolCall]:
 
 
 def test_calls_with_one_id_get_ids_of_their_own() -> None:
-    ids = [call.id for call in distinct_ids(calls_with("a", "a", "b", "a"))]
+    ids = [call.id for call in assign_distinct_ids(calls_with("a", "a", "b", "a"))]
 
     assert ids[0] == "a"
     assert ids[2] == "b"
     assert len(set(ids)) == 4
     # One that a call of the server's has by chance is not used again.
-    assert len({call.id for call in distinct_ids(calls_with(*ids, *ids))}) == 8
+    assert len({call.id for call in assign_distinct_ids(calls_with(*ids, *ids))}) == 8
 
 
 def test_the_ids_of_a_prompt_s_rounds_are_distinct_and_stay_the_same() -> None:
     rounds = [ToolRound(calls_with("a", "a"), [1, 2]), ToolRound(calls_with("a", "b"), [3, 4])]
 
-    first = with_distinct_ids(rounds[:1])
-    both = with_distinct_ids(rounds)
+    first = make_ids_distinct(rounds[:1])
+    both = make_ids_distinct(rounds)
 
     assert [call.id for call in first[0].calls] == [call.id for call in both[0].calls]
     assert len({call.id for each in both for call in each.calls}) == 4
@@ -206,7 +206,7 @@ def test_an_id_that_is_made_up_is_one_that_mistral_accepts() -> None:
 
 def test_many_calls_with_one_id_take_time_in_proportion() -> None:
     begun = time.process_time()
-    assert len({call.id for call in distinct_ids(calls_with(*["a"] * 20_000))}) == 20_000
+    assert len({call.id for call in assign_distinct_ids(calls_with(*["a"] * 20_000))}) == 20_000
 
     assert time.process_time() - begun < 2
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from backend.generation.json_text import parse_json
 from backend.generation.model import Prompt, PromptMessage, TextPiece, Tool, ToolCall, ToolRound
-from backend.generation.tools.calls import MAX_ARGUMENTS, MAX_CALLS, TOO_LONG
+from backend.generation.tools.calls import MAX_ARGUMENTS, MAX_CALLS, TOO_LONG_PROBLEM
 from backend.generation.tools.written_calls import (
     CallReader,
     FencedReader,
     StructuredReader,
-    answer_schema,
-    fenced_prompt,
-    structured_prompt,
+    build_answer_schema,
+    build_fenced_prompt,
+    build_structured_prompt,
 )
 
 Cuts = list[int]
@@ -258,7 +258,7 @@ def test_calls_have_a_largest_size(reader: Callable[[], CallReader], text: str) 
     assert read(reader(), fits) == ("Yes.", [ROLLED])
     assert read(reader(), *parts(too_long, range(0, 66_000, 1_000))) == (
         "Yes.",
-        [("", {}, TOO_LONG)],
+        [("", {}, TOO_LONG_PROBLEM)],
     )
 
 
@@ -318,18 +318,18 @@ PROMPT = Prompt(
 
 
 def test_the_schema_of_an_answer_ties_arguments_to_their_tool() -> None:
-    schema = answer_schema([ROLL])
+    schema = build_answer_schema([ROLL])
 
     (call,) = schema["properties"]["calls"]["items"]["anyOf"]
     assert list(schema["properties"]) == ["narration", "calls"]
     assert call["properties"]["tool"]["enum"] == ["roll"]
     assert call["properties"]["arguments"] == ROLL.parameters
-    assert list(answer_schema([])["properties"]) == ["narration"]
+    assert list(build_answer_schema([])["properties"]) == ["narration"]
 
 
 @pytest.mark.parametrize(
     ("render", "reader"),
-    [(structured_prompt, StructuredReader), (fenced_prompt, FencedReader)],
+    [(build_structured_prompt, StructuredReader), (build_fenced_prompt, FencedReader)],
 )
 def test_rounds_are_told_in_the_form_in_which_calls_are_written(
     render: Callable[..., Prompt], reader: Callable[[], CallReader]
@@ -347,7 +347,7 @@ def test_rounds_are_told_in_the_form_in_which_calls_are_written(
     assert prompt.rounds == ()
 
 
-@pytest.mark.parametrize("render", [structured_prompt, fenced_prompt])
+@pytest.mark.parametrize("render", [build_structured_prompt, build_fenced_prompt])
 def test_where_nothing_can_be_called_the_model_is_told_so(render: Callable[..., Prompt]) -> None:
     instructions = render(PROMPT, []).messages[1].text
 

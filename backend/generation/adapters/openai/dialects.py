@@ -1,6 +1,6 @@
-"""How servers that speak OpenAI's chat completions differ: settings, their names, and prefill.
+"""The differences between OpenAI-compatible servers: settings, their names, and prefill.
 
-Sources: the servers' own references, as of November 2026.
+Sources: the servers' references, as of November 2026.
 https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md,
 https://lite.koboldai.net/koboldcpp_api, https://docs.vllm.ai/en/latest/serving/,
 https://theroyallab.github.io/tabbyAPI, https://docs.ollama.com/api/openai-compatibility,
@@ -22,9 +22,10 @@ from backend.settings import ServerName
 
 @dataclass(frozen=True, slots=True)
 class CountingRoute:
-    """Where a server counts tokens.
+    """The route by which a server counts tokens.
 
-    `path` is from its root; `member` holds the text, `answer` the tokens: a list, or how many.
+    `path` starts at the server's root. `member` is the request's member with the text, and `answer`
+    the answer's member with the tokens or their number.
     """
 
     path: str
@@ -32,8 +33,8 @@ class CountingRoute:
     answer: str
 
 
-def route_address(base_url: str, path: str) -> str:
-    """Return the address of a route at the root of a server, whose API is below `/v1`."""
+def build_route_url(base_url: str, path: str) -> str:
+    """Return the URL of a route at a server's root. `base_url` is its API, usually at `/v1`."""
     return base_url.rstrip("/").removesuffix("/v1") + path
 
 
@@ -46,15 +47,18 @@ _TABBYAPI = CountingRoute("/v1/token/encode", "text", "length")
 
 @dataclass(frozen=True, slots=True)
 class ServerDialect:
-    """What one server takes.
+    """The settings and routes of one server.
 
-    `names` are its own names of settings, with a dot where one is a member of another; `prefill`
-    goes into the request, and `prefix` into its last message, where a reply is to go on from that.
-    `counts` are the routes that it may count tokens by. `needs_limit`: it takes any length, and
-    where none is asked for it writes on until its window is full, or stops early. `shape` is the
-    message shape that its models accept if nothing else is known. `concurrency` is how many
-    requests it answers at the same time unless it was started otherwise; None for any number.
-    `slots` is a route that lists what it answers requests with, as llama.cpp's does.
+    Attributes:
+        accepts: The supported settings.
+        names: The server's names of settings. A dot separates nested members.
+        prefill: Members of a request to continue the last message.
+        prefix: Members of the message to continue.
+        counts: Routes that may count tokens.
+        needs_limit: Without an output limit, the server fills its window or stops early.
+        shape: The message shape of models that are not known better.
+        concurrency: Default number of concurrent requests; None if unlimited.
+        slots: The route that lists its slots, like llama.cpp's.
     """
 
     accepts: frozenset[SamplingField]
@@ -82,37 +86,37 @@ _DRY_AND_XTC: frozenset[SamplingField] = frozenset(
 )
 
 
-def _and(more: frozenset[SamplingField], *names: SamplingField) -> frozenset[SamplingField]:
+def _add(more: frozenset[SamplingField], *names: SamplingField) -> frozenset[SamplingField]:
     return more | frozenset(names)
 
 
-_LOCAL = _and(_COMMON, "top_k", "min_p", "repetition_penalty", "logit_bias", "start_reply_with")
-EVERY_SETTING = _and(_LOCAL | _DRY_AND_XTC, "top_a", "typical_p", "grammar")
-"""What any of the servers takes."""
+_LOCAL = _add(_COMMON, "top_k", "min_p", "repetition_penalty", "logit_bias", "start_reply_with")
+EVERY_SETTING = _add(_LOCAL | _DRY_AND_XTC, "top_a", "typical_p", "grammar")
+"""The settings that at least one server supports."""
 
 _CONTINUES = {"continue_final_message": True, "add_generation_prompt": False}
 
 OPENAI_SERVERS: Mapping[ServerName, ServerDialect] = {
     "openrouter": ServerDialect(
-        accepts=_and(
+        accepts=_add(
             _COMMON,
             *("top_k", "min_p", "top_a", "repetition_penalty", "logit_bias", "start_reply_with"),
         )
     ),
-    "openai": ServerDialect(accepts=_and(_COMMON, "logit_bias")),
+    "openai": ServerDialect(accepts=_add(_COMMON, "logit_bias")),
     "deepseek": ServerDialect(
-        accepts=_and(_COMMON, "start_reply_with") - {"seed"}, prefix={"prefix": True}
+        accepts=_add(_COMMON, "start_reply_with") - {"seed"}, prefix={"prefix": True}
     ),
     "mistral": ServerDialect(
-        accepts=_and(_COMMON, "start_reply_with"),
+        accepts=_add(_COMMON, "start_reply_with"),
         names={"seed": "random_seed"},
         prefix={"prefix": True},
         # "Unexpected role 'system' after role 'assistant'"
         shape="system_first",
     ),
-    "ollama": ServerDialect(accepts=_and(_COMMON, "start_reply_with"), concurrency=1),
+    "ollama": ServerDialect(accepts=_add(_COMMON, "start_reply_with"), concurrency=1),
     "llama-cpp": ServerDialect(
-        accepts=_and(_LOCAL | _DRY_AND_XTC, "typical_p", "grammar"),
+        accepts=_add(_LOCAL | _DRY_AND_XTC, "typical_p", "grammar"),
         names={"repetition_penalty": "repeat_penalty"},
         counts=(_LLAMA_CPP, _LLAMA_CPP_PYTHON),
         needs_limit=True,
@@ -130,7 +134,7 @@ OPENAI_SERVERS: Mapping[ServerName, ServerDialect] = {
         accepts=_LOCAL, names={"repetition_penalty": "repeat_penalty"}, concurrency=1
     ),
     "vllm": ServerDialect(
-        accepts=_and(_LOCAL, "grammar"),
+        accepts=_add(_LOCAL, "grammar"),
         names={"grammar": "structured_outputs.grammar"},
         prefill=_CONTINUES,
         counts=(_VLLM,),
@@ -145,7 +149,7 @@ OPENAI_SERVERS: Mapping[ServerName, ServerDialect] = {
 }
 
 
-def _local(name: str, title: str, port: int) -> ServicePreset:
+def _make_local_preset(name: str, title: str, port: int) -> ServicePreset:
     url = f"http://127.0.0.1:{port}/v1"
     return ServicePreset(name=name, title=title, base_url=url, key="optional", is_local=True)
 
@@ -175,12 +179,12 @@ PRESETS: tuple[ServicePreset, ...] = (
         base_url="https://api.mistral.ai/v1",
         key_url="https://console.mistral.ai/api-keys",
     ),
-    _local("ollama", "Ollama", 11434),
-    _local("llama-cpp", "llama.cpp", 8080),
-    _local("koboldcpp", "KoboldCpp", 5001),
-    _local("lm-studio", "LM Studio", 1234),
-    _local("vllm", "vLLM", 8000),
-    _local("tabbyapi", "TabbyAPI", 5000),
+    _make_local_preset("ollama", "Ollama", 11434),
+    _make_local_preset("llama-cpp", "llama.cpp", 8080),
+    _make_local_preset("koboldcpp", "KoboldCpp", 5001),
+    _make_local_preset("lm-studio", "LM Studio", 1234),
+    _make_local_preset("vllm", "vLLM", 8000),
+    _make_local_preset("tabbyapi", "TabbyAPI", 5000),
     ServicePreset(name="other", title="Another OpenAI-compatible server", key="optional"),
 )
-"""The service of each dialect."""
+"""The presets of all dialects."""

@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 
 from backend.generation.catalogue import MessageShape
 from backend.generation.client.client import ServerError
-from backend.generation.failures.provider_faults import code_words
+from backend.generation.failures.provider_faults import find_code_words
 from backend.generation.json_text import (
     ValueProgress,
     clean,
@@ -44,11 +44,11 @@ from backend.generation.tools.calls import (
     MAX_ARGUMENTS,
     MAX_CALLS,
     NAMES,
-    arguments_text,
-    distinct_ids,
-    name_and_arguments,
+    assign_distinct_ids,
+    find_name_and_arguments,
+    make_ids_distinct,
     read_calls,
-    with_distinct_ids,
+    serialize_arguments,
 )
 
 REASONING = "reasoning_content"
@@ -76,12 +76,12 @@ class _Fragment:
     @classmethod
     def read(cls, value: object) -> _Fragment:
         fragment = mapping(value)
-        name, arguments = name_and_arguments(fragment)
+        name, arguments = find_name_and_arguments(fragment)
         return cls(
             index=_read_index(fragment.get("index")),
             id=_read_id(fragment.get("id")),
             name=name,
-            arguments=arguments_text(arguments),
+            arguments=serialize_arguments(arguments),
             members={name: fragment[name] for name in fragment if name not in _STANDARD},
         )
 
@@ -192,7 +192,7 @@ class CallFragments:
         self._by_id.clear()
         if partial and self._reasoning:
             partial[0].members[REASONING] = "".join(self._reasoning)
-        calls = distinct_ids(call for each in partial for call in each.finish())
+        calls = assign_distinct_ids(call for each in partial for call in each.finish())
         return [
             replace(each, vendor_state={**each.vendor_state, "id": each.id})
             for each in islice(calls, MAX_CALLS)
@@ -293,14 +293,14 @@ def messages(
     said: list[Any] = [
         {"role": message.role, "content": message.text} for message in prompt.messages
     ]
-    for tool_round in with_distinct_ids(prompt.rounds):
+    for tool_round in make_ids_distinct(prompt.rounds):
         said += _round(tool_round)
     if start:
         said.append({"role": "assistant", "content": start, **prefix})
-    return said if shape == "lenient" else _joined(said)
+    return said if shape == "lenient" else _join_texts(said)
 
 
-def _joined(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _join_texts(said: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Join neighbours of one role, for templates that want roles to alternate.
 
     A message with calls is the last one that is joined: its results follow.
@@ -448,7 +448,7 @@ def _read(body: Any, part: Literal["delta", "message"], calls: CallFragments) ->
         ),
         usage=_find_usage(body, choice),
         finish=_FINISHES.get(word.lower(), "other") if word else None,
-        reason=" ".join(code_words(word)),
+        reason=" ".join(find_code_words(word)),
     )
 
 

@@ -16,9 +16,9 @@ import msgspec
 from msgspec import structs
 
 from backend.generation.adapters.openai import mapping as wire
-from backend.generation.adapters.openai.dialects import OPENAI_SERVERS, PRESETS, route_address
+from backend.generation.adapters.openai.dialects import OPENAI_SERVERS, PRESETS, build_route_url
 from backend.generation.adapters.openai.probes import (
-    NO_SUCH_ROUTE,
+    MISSING_ROUTE_STATUSES,
     REQUEST_SECONDS,
     ask_windows,
     can_be_asked,
@@ -63,7 +63,7 @@ from backend.generation.servers.abilities import (
     count_slots,
 )
 from backend.generation.servers.model import AnswerReader, ModelRequest, ServerModel
-from backend.generation.servers.replies import Delta, parse_value, said, tool_answer
+from backend.generation.servers.replies import Delta, parse_value, read_text, read_tool_answer
 from backend.settings import ServerName, Settings
 
 WHO = "The OpenAI-compatible server"
@@ -169,9 +169,9 @@ class OpenAICompatibleProvider(EmbeddingProvider[OpenAICompatibleConfig, ModelCl
         self._slots_asked_at = time.monotonic()
         try:
             async with asyncio.timeout(REQUEST_SECONDS), self.connected() as client:
-                answer = await client.get(route_address(self.config.base_url, path))
+                answer = await client.get(build_route_url(self.config.base_url, path))
         except ServerError as error:
-            if error.status not in NO_SUCH_ROUTE:
+            if error.status not in MISSING_ROUTE_STATUSES:
                 return
             answer = None
         except Exception:  # noqa: BLE001 - the next time may be better
@@ -263,12 +263,12 @@ def read_value(answer: Delta, way: JsonWay, *, who: str) -> Any:
     Raises `ModelMalformedAnswerError` if there is none, and `ModelDeclinedError`.
     """
     if way == "tool":
-        whole = tool_answer(answer, who=who)
+        whole = read_tool_answer(answer, who=who)
         if not (calls := whole.calls):
             check_declined(whole.text)
             raise ModelMalformedAnswerError(f"{who} did not return the requested tool call.")
         return dict(calls[0].arguments)
-    text, finish = said(answer, who=who)
+    text, finish = read_text(answer, who=who)
     return parse_value(text, who=who, finish=finish)
 
 
