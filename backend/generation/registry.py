@@ -112,7 +112,7 @@ class OfferedProvider:
         """Return an available model with its current window."""
         if name not in self._made and name in (self.chosen or self.listed):
             self._made[name] = KINDS[self.kind].model(self._make_spec(name), self.adapter)
-        model, learned = self._made.get(name), self.adapter.abilities.of(name).window
+        model, learned = self._made.get(name), self.adapter.abilities.find(name).window
         if model is not None and model.spec.learned_window != learned:
             model.spec = replace(model.spec, **self._find_sizes(name))
         return model
@@ -125,7 +125,7 @@ class OfferedProvider:
         return combine_figures(
             name,
             chosen=self.chosen.get(name, NOTHING),
-            learned_window=self.adapter.abilities.of(name).window,
+            learned_window=self.adapter.abilities.find(name).window,
             listed=self.listed.get(name, NOTHING),
             default=self.adapter.default_figures,
         )
@@ -137,12 +137,12 @@ class OfferedProvider:
             "context_window": figures.context_window,
             "max_output_tokens": figures.max_output_tokens,
             "figures_from": figures.figures_from,
-            "learned_window": self.adapter.abilities.of(name).window,
+            "learned_window": self.adapter.abilities.find(name).window,
         }
 
     def _make_spec(self, name: str) -> ModelSpec:
         """Combine a model's facts. User settings precede learned facts, and those the defaults."""
-        chosen, known = self.chosen.get(name, NOTHING), self.adapter.abilities.of(name)
+        chosen, known = self.chosen.get(name, NOTHING), self.adapter.abilities.find(name)
         traits = self.adapter.find_traits(name)
         set_by_user: Mapping[Fixable, object] = {
             "tool_support": chosen.tool_support,

@@ -106,7 +106,7 @@ async def ask(
     `ModelError`.
     """
     try:
-        answer = await model.structured(prompt, schema, sampling)
+        answer = await model.generate_json(prompt, schema, sampling)
     except (ModelMalformedAnswerError, ModelDeclinedError):
         budget.count_call(None, prompt)
         raise

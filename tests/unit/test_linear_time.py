@@ -20,10 +20,10 @@ from backend.campaigns.files.vault_reader import read_vault
 from backend.chats.drafts import opens_scene
 from backend.enrichment.agent.duplicates import find_terms
 from backend.enrichment.cleaning import clean_paragraphs
-from backend.generation.adapters.demo import calls
+from backend.generation.adapters.demo import choose_chronicle_calls
 from backend.generation.failures.causes import _RULES
 from backend.generation.model import Prompt, PromptMessage, Tool
-from backend.generation.thoughts import _KNOWN_MARKS
+from backend.generation.thoughts import _KNOWN_REPLY_TAGS
 from backend.lorebooks.activation.compiled import split_decorators
 from backend.memory.indexing.documents import split_into_chunks
 from backend.memory.search.query import _compile_name, list_languages, load_words, remove_names
@@ -38,7 +38,7 @@ PACKAGES = sorted(
     if path.suffix == ".py" or (path / "__init__.py").exists()
 )
 MADE_AT_RUN_TIME: Mapping[str, Sequence[re.Pattern[str]]] = {
-    "backend.generation.thoughts.__init__": [_KNOWN_MARKS.text.any],
+    "backend.generation.thoughts.__init__": [_KNOWN_REPLY_TAGS.text.any],
     "backend.memory.search.query._compile_name": [_compile_name("Ann Bo")],
     "backend.generation.failures.causes._make_rule": [rule.words for rule in _RULES],
     "backend.generation.failures.provider_faults.remove_keys": [
@@ -160,7 +160,9 @@ def test_the_finder_looks_into_lists_classes_and_functions(tmp_path: Path) -> No
 
 def told(text: str) -> object:
     lines = f"<new_lines>\n#1 Marlena: {text}\n</new_lines>"
-    return calls(Prompt([PromptMessage("user", lines)]), [Tool("create_chronicle_event", "", {})])
+    return choose_chronicle_calls(
+        Prompt([PromptMessage("user", lines)]), [Tool("create_chronicle_event", "", {})]
+    )
 
 
 def with_a_long_line(text: str) -> str:

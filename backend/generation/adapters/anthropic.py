@@ -1,4 +1,4 @@
-"""Anthropic's models, through its Messages API."""
+"""The adapter for Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from backend.generation.tools.calls import (
 )
 from backend.settings import Settings
 
-USUAL_TOKENS = 8_192
-"""Length of a reply where the user sets none: the API wants one."""
+DEFAULT_REPLY_TOKENS = 8_192
+"""Output limit if the user sets none, because the API requires one."""
 
-LEAST_THINKING = 1_024
-"""The smallest budget for thinking that the API takes, in tokens."""
+MIN_THINKING_TOKENS = 1_024
+"""Minimum thinking budget of the API."""
 
-LEAST_TOP_P = 0.95
-"""The smallest `top_p` that the API takes while the model thinks."""
+MIN_THINKING_TOP_P = 0.95
+"""Minimum `top_p` of the API while the model thinks."""
 
 _NO_THINKING = {"type": "disabled"}
 _ADAPTIVE_THINKING = {"type": "adaptive", "display": "summarized"}
@@ -59,19 +59,19 @@ _SCHEMA_MEMBERS = (
 )
 
 _OPENING = "[Start]"
-"""Stands where the user has not spoken yet: the API wants the first turn to be the user's."""
+"""The user's message before a greeting, because the API requires that the user begins."""
 
-_KEPT = {"cache_control": {"type": "ephemeral"}}
-"""At a block: what is sent up to here is kept, and read by requests that begin with the same."""
+_CACHED = {"cache_control": {"type": "ephemeral"}}
+"""Marks a block up to which the API caches the prompt for later requests."""
 
 MAX_BLOCKS = 1_000
-"""Blocks of one answer. The calls and signatures of further ones are ignored."""
+"""Maximum number of blocks of one answer. Calls and signatures of further ones are ignored."""
 
-MAX_SIGNATURE = 2**20
-"""Characters of a block's signature: the API puts the thoughts themselves into it, encrypted."""
+MAX_SIGNATURE_CHARACTERS = 2**20
+"""Maximum length of a block's signature, which contains the encrypted thoughts."""
 
 _THOUGHTS = "thoughts"
-"""Where thoughts stand in the state of a call."""
+"""The member of a call's state that contains thoughts."""
 
 _FINISHES: dict[str, FinishReason] = {
     "end_turn": "stop",
@@ -85,7 +85,7 @@ _FINISHES: dict[str, FinishReason] = {
 _EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high"}
 
 
-def request_body(
+def build_request_body(
     prompt: Prompt,
     sampling: Sampling,
     *,
@@ -93,17 +93,16 @@ def request_body(
     max_output_tokens: int,
     is_adaptive: bool,
 ) -> dict[str, Any]:
-    """Return the body of a request. Messages without text stay out: the API refuses them.
+    """Build the body of a request. Empty messages are omitted, because the API refuses them.
 
-    The API is asked to keep what is the same in the next turn: the system blocks, and the last of
-    the stable messages. It looks back from there for what it has kept already.
+    The API caches the system blocks and the messages up to the last stable one.
 
     Args:
-        prompt: What is sent.
-        sampling: The user's settings, without those that exclude each other.
+        prompt: The shaped prompt.
+        sampling: The user's settings, without conflicting ones.
         start: The beginning of the reply, without spaces at its end.
-        max_output_tokens: The most that the model writes, thinking included.
-        is_adaptive: The model takes no budget for thinking and chooses it itself.
+        max_output_tokens: The model's output limit, including thoughts.
+        is_adaptive: The model chooses its own thinking budget.
     """
     messages = [*prompt.messages, *([PromptMessage("assistant", start)] if start else ())]
     spoken = [
@@ -113,29 +112,29 @@ def request_body(
     ]
     leading = list(takewhile(lambda each: each[0].role == "system", spoken))
     members: dict[str, Any] = {
-        "messages": _turns(spoken[len(leading) :], prompt.rounds),
-        **_settings(sampling, max_output_tokens, is_adaptive=is_adaptive),
+        "messages": _build_turns(spoken[len(leading) :], prompt.rounds),
+        **_map_settings(sampling, max_output_tokens, is_adaptive=is_adaptive),
     }
     if leading:
-        blocks = [_text_block(message.text) for message, _ in leading]
-        members["system"] = [*blocks[:-1], blocks[-1] | (_KEPT if prompt.stable else {})]
+        blocks = [_build_text_block(message.text) for message, _ in leading]
+        members["system"] = [*blocks[:-1], blocks[-1] | (_CACHED if prompt.stable else {})]
     return members
 
 
 def find_conflicts(sampling: Sampling) -> list[SamplingField]:
-    """Return the settings that the API refuses beside the others.
+    """Return the settings that the API refuses in combination with the others.
 
     Thinking excludes other temperatures than 1, `top_k`, a `top_p` below 0.95, and the beginning of
-    a reply. Without thinking, recent models refuse `top_p` beside a temperature.
+    a reply. Without thinking, recent models refuse `top_p` together with a temperature.
     Source: https://platform.claude.com/docs/en/build-with-claude/extended-thinking
     """
     found: list[SamplingField] = []
-    if (_thinking(sampling) or _NO_THINKING)["type"] != "disabled":
+    if (_choose_thinking(sampling) or _NO_THINKING)["type"] != "disabled":
         if sampling.temperature not in (None, 1):
             found.append("temperature")
         if sampling.top_k is not None:
             found.append("top_k")
-        if sampling.top_p is not None and sampling.top_p < LEAST_TOP_P:
+        if sampling.top_p is not None and sampling.top_p < MIN_THINKING_TOP_P:
             found.append("top_p")
         if sampling.start_reply_with:
             found.append("start_reply_with")
@@ -145,81 +144,85 @@ def find_conflicts(sampling: Sampling) -> list[SamplingField]:
     return found
 
 
-def _turns(spoken: Sequence[tuple[PromptMessage, bool]], rounds: Sequence[ToolRound]) -> list[Any]:
-    """The turns of the conversation: system messages amid it are the user's."""
+def _build_turns(
+    spoken: Sequence[tuple[PromptMessage, bool]], rounds: Sequence[ToolRound]
+) -> list[Any]:
+    """Build the turns of the conversation. Later system messages become the user's."""
     turns: list[Any] = []
     for message, is_last_stable in spoken:
         role = "assistant" if message.role == "assistant" else "user"
         if not turns and role == "assistant":
-            turns.append(_turn("user", [_text_block(_OPENING)]))
-        block = _text_block(message.text) | (_KEPT if is_last_stable else {})
+            turns.append(_build_turn("user", [_build_text_block(_OPENING)]))
+        block = _build_text_block(message.text) | (_CACHED if is_last_stable else {})
         if turns and turns[-1]["role"] == role:
             turns[-1]["content"].append(block)
         else:
-            turns.append(_turn(role, [block]))
+            turns.append(_build_turn(role, [block]))
     if not turns:
-        turns.append(_turn("user", [_text_block(_OPENING)]))
+        turns.append(_build_turn("user", [_build_text_block(_OPENING)]))
     if not rounds and turns[-1]["role"] == "assistant":
-        # What the reply is to begin with: the API refuses spaces at its end.
+        # The API refuses spaces at the end of the reply's beginning.
         last = turns[-1]["content"][-1]
         last["text"] = last["text"].rstrip()
     for tool_round in make_ids_distinct(rounds):
-        turns += _round(tool_round)
+        turns += _build_round_turns(tool_round)
     return turns
 
 
-def _round(tool_round: ToolRound) -> Iterator[dict[str, Any]]:
-    """What the model asked, with the thoughts that led there, and what it was answered."""
+def _build_round_turns(tool_round: ToolRound) -> Iterator[dict[str, Any]]:
+    """Yield the model's calls with the thoughts before them, and the results."""
     named = [call for call in tool_round.calls if call.name]
     thought = [*mapping(named[0].vendor_state).get(_THOUGHTS, ())] if named else []
-    said = [_text_block(tool_round.text.rstrip())] if tool_round.text.strip() else []
+    said = [_build_text_block(tool_round.text.rstrip())] if tool_round.text.strip() else []
     asked = [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(call.arguments)}
         for call in named
     ]
     if said or asked:
-        yield _turn("assistant", [*thought, *said, *asked])
-    yield _turn(
+        yield _build_turn("assistant", [*thought, *said, *asked])
+    yield _build_turn(
         "user",
         [
-            {"type": "tool_result", "tool_use_id": call.id, "content": _result(result)}
-            # A call without a name is no block: what is answered to it is said to the model.
+            {"type": "tool_result", "tool_use_id": call.id, "content": _render_result(result)}
+            # Calls without a name would be refused, so their results are texts.
             if call.name
-            else _text_block(_result(result))
+            else _build_text_block(_render_result(result))
             for call, result in zip(tool_round.calls, tool_round.results, strict=True)
         ],
     )
 
 
-def _turn(role: str, content: list[Any]) -> dict[str, Any]:
+def _build_turn(role: str, content: list[Any]) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def _text_block(text: str) -> dict[str, Any]:
+def _build_text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _result(result: Any) -> str:
+def _render_result(result: Any) -> str:
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
-def _settings(sampling: Sampling, max_output_tokens: int, *, is_adaptive: bool) -> dict[str, Any]:
-    """Return the settings that are set, by the API's names; thinking has tokens of its own."""
-    reply = min(sampling.max_output_tokens or USUAL_TOKENS, max_output_tokens)
-    thinking, effort = _thinking(sampling), _EFFORTS.get(sampling.reasoning_effort or "")
+def _map_settings(
+    sampling: Sampling, max_output_tokens: int, *, is_adaptive: bool
+) -> dict[str, Any]:
+    """Map the settings to the API's names. The thinking budget is added to the output limit."""
+    reply = min(sampling.max_output_tokens or DEFAULT_REPLY_TOKENS, max_output_tokens)
+    thinking, effort = _choose_thinking(sampling), _EFFORTS.get(sampling.reasoning_effort or "")
     if thinking and thinking["type"] == "enabled" and is_adaptive:
         thinking = _ADAPTIVE_THINKING
     tokens = reply
     if thinking and thinking["type"] == "enabled":
-        # The API refuses a budget that is not below the limit. The reply keeps its room, but a long
-        # one leaves half of the limit to a larger budget.
+        # The API requires a budget below the limit. The reply's tokens are reserved, but at most
+        # half of the limit if the budget needs it.
         most = max(max_output_tokens - reply, max_output_tokens // 2)
         budget = min(int(thinking["budget_tokens"]), most)
         thinking = {**thinking, "budget_tokens": budget}
         tokens = min(reply + budget, max_output_tokens)
     values = {
         "max_tokens": tokens,
-        # The API's scale ends at 1.
+        # The API's maximum is 1.
         "temperature": None if sampling.temperature is None else min(sampling.temperature, 1.0),
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
@@ -230,45 +233,40 @@ def _settings(sampling: Sampling, max_output_tokens: int, *, is_adaptive: bool) 
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _thinking(sampling: Sampling) -> dict[str, Any] | None:
-    """Return how the model thinks; None leaves it to the model.
-
-    A budget of -1 lets the model decide how much.
-    """
+def _choose_thinking(sampling: Sampling) -> dict[str, Any] | None:
+    """Return the thinking mode; None uses the default. A budget of -1 is adaptive."""
     budget = sampling.thinking_budget
     if budget == 0 or (budget is None and sampling.reasoning_effort == "none"):
         return _NO_THINKING
     if budget is not None and budget > 0:
-        return {"type": "enabled", "budget_tokens": max(budget, LEAST_THINKING)}
+        return {"type": "enabled", "budget_tokens": max(budget, MIN_THINKING_TOKENS)}
     if budget is None and sampling.reasoning_effort is None:
         return None
     return _ADAPTIVE_THINKING
 
 
-def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a JSON Schema that the API takes.
+def simplify_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a JSON Schema that the API supports.
 
-    Each object is closed. Limits of numbers, lists and texts are left out: answers are checked
-    against them by the caller.
+    Objects are closed. Limits of numbers, lists and texts are omitted, and the caller checks them.
     Source: https://platform.claude.com/docs/en/build-with-claude/structured-outputs
     """
     plain: dict[str, Any] = {name: schema[name] for name in _SCHEMA_MEMBERS if name in schema}
     for name in ("items", "additionalItems"):
         if isinstance(schema.get(name), Mapping):
-            plain[name] = plain_schema(schema[name])
+            plain[name] = simplify_schema(schema[name])
     for name in ("properties", "$defs", "definitions"):
         if name in schema:
-            plain[name] = {key: plain_schema(each) for key, each in schema[name].items()}
+            plain[name] = {key: simplify_schema(each) for key, each in schema[name].items()}
     for name in ("anyOf", "allOf", "oneOf"):
         if name in schema:
-            plain["anyOf" if name == "oneOf" else name] = list(map(plain_schema, schema[name]))
+            plain["anyOf" if name == "oneOf" else name] = list(map(simplify_schema, schema[name]))
     if schema.get("type") == "object":
         plain["additionalProperties"] = False
     return plain
 
 
-def declarations(tools: Sequence[Tool]) -> list[Any]:
-    """The tools, with their JSON Schemas as they are."""
+def declare_tools(tools: Sequence[Tool]) -> list[Any]:
     return [
         {
             "name": tool.name,
@@ -281,7 +279,7 @@ def declarations(tools: Sequence[Tool]) -> list[Any]:
 
 @dataclass(slots=True)
 class _Block:
-    """A block of which fragments have come. `begun` is what the API sent at its start."""
+    """An incomplete block. `begun` is the JSON of its start event."""
 
     begun: Mapping[str, Any]
     arguments: list[str] = field(default_factory=list[str])
@@ -294,8 +292,7 @@ class _Block:
 class MessageReader:
     """Reads one answer, event by event or as a whole.
 
-    Text and thoughts are pieces as they come; a call is one when its block is complete. Thoughts
-    go with the first call: the API wants them back, signed, with its result.
+    Thoughts are stored with the first call, because the API requires them with its result.
     """
 
     def __init__(self) -> None:
@@ -306,23 +303,23 @@ class MessageReader:
         self._has_ended = False
 
     def read_event(self, event: Any) -> Delta:
-        """Read one event of a stream. Unknown ones are ignored.
+        """Read one event of a stream. Unknown events are ignored.
 
-        A block ends with its own event, with another block of its index, or with the answer: some
-        servers that imitate the API give every block one index, or end none.
+        A block ends with its end event, with another block of the same index, or with the answer,
+        because some imitations of the API use one index for all blocks or send no end events.
         """
         members = mapping(event)
-        index = _number(members, "index")
+        index = _get_number(members, "index")
         match members.get("type"):
             case "message_start":
                 self._usage |= mapping(mapping(members.get("message")).get("usage"))
             case "content_block_start":
                 calls = self._close(index)
                 block = self._begin(index, mapping(members.get("content_block")))
-                return Delta((*calls, *_said(block.begun)))
+                return Delta((*calls, *_read_pieces(block.begun)))
             case "content_block_delta":
                 block = self._blocks.get(index) or self._begin(index, {})
-                return Delta(self._grown(block, mapping(members.get("delta"))))
+                return Delta(self._extend(block, mapping(members.get("delta"))))
             case "content_block_stop":
                 return Delta(self._close(index))
             case "message_delta":
@@ -336,34 +333,33 @@ class MessageReader:
         return Delta()
 
     def read_whole(self, answer: Any) -> Delta:
-        """An answer that was not streamed."""
         members = mapping(answer)
         self._usage |= mapping(members.get("usage"))
         pieces: list[TextPiece | ThinkingPiece | ToolCall] = []
         for each in sequence(members.get("content")):
             block = mapping(each)
-            pieces += (*_said(block), *self._find_calls(_Block(block)))
+            pieces += (*_read_pieces(block), *self._find_calls(_Block(block)))
         end = self._end(members)
         return Delta(tuple(pieces), end.usage, end.finish, end.reason)
 
-    def _grown(
+    def _extend(
         self, block: _Block, delta: Mapping[str, Any]
     ) -> tuple[TextPiece | ThinkingPiece, ...]:
         if block.length <= MAX_ARGUMENTS:
             block.arguments.append(serialize_arguments(delta.get("partial_json")))
             block.length += len(block.arguments[-1])
-        block.thoughts.append(_text(delta, "thinking"))
-        if block.signed <= MAX_SIGNATURE:
-            block.signature.append(_text(delta, "signature"))
+        block.thoughts.append(_get_text(delta, "thinking"))
+        if block.signed <= MAX_SIGNATURE_CHARACTERS:
+            block.signature.append(_get_text(delta, "signature"))
             block.signed += len(block.signature[-1])
-        return _said(delta)
+        return _read_pieces(delta)
 
     def close(self) -> tuple[ToolCall, ...]:
         """See `AnswerReader`."""
         return tuple(chain.from_iterable(map(self._close, list(self._blocks))))
 
     def _begin(self, index: int, begun: Mapping[str, Any]) -> _Block:
-        """Begin a block, which is kept unless there are too many."""
+        """Begin a block. It is not stored if there are too many."""
         block = _Block(begun)
         self._begun += 1
         if self._begun <= MAX_BLOCKS:
@@ -371,17 +367,17 @@ class MessageReader:
         return block
 
     def _close(self, index: int) -> tuple[ToolCall, ...]:
-        """End the block of an index, if one is open, and return the calls in it."""
+        """End the open block of an index and return its calls."""
         block = self._blocks.pop(index, None)
         return () if block is None else self._find_calls(block)
 
     def _find_calls(self, block: _Block) -> tuple[ToolCall, ...]:
-        """Return the calls in a block that is complete; keep its thoughts for the next call."""
+        """Return the calls of a complete block. Store its thoughts for the next call."""
         begun = block.begun
         match begun.get("type"):
             case "thinking":
-                thought = "".join((_text(begun, "thinking"), *block.thoughts))
-                signature = "".join((_text(begun, "signature"), *block.signature))
+                thought = "".join((_get_text(begun, "thinking"), *block.thoughts))
+                signature = "".join((_get_text(begun, "signature"), *block.signature))
                 self._thoughts.append({**begun, "thinking": thought, "signature": signature})
             case "redacted_thinking":
                 self._thoughts.append(begun)
@@ -390,9 +386,9 @@ class MessageReader:
                 self._thoughts = []
                 return tuple(
                     read_calls(
-                        _text(begun, "name"),
+                        _get_text(begun, "name"),
                         "".join(block.arguments) or begun.get("input"),
-                        call_id=_text(begun, "id"),
+                        call_id=_get_text(begun, "id"),
                         vendor_state=state,
                     )
                 )
@@ -401,7 +397,7 @@ class MessageReader:
         return ()
 
     def _end(self, members: Mapping[str, Any]) -> Delta:
-        word = _text(members, "stop_reason")
+        word = _get_text(members, "stop_reason")
         self._has_ended = self._has_ended or bool(word)
         return Delta(
             usage=read_usage(self._usage),
@@ -410,9 +406,9 @@ class MessageReader:
         )
 
 
-def _said(block: Mapping[str, Any]) -> tuple[TextPiece | ThinkingPiece, ...]:
-    """The text and the thoughts that are in a block, or in a fragment of one."""
-    # Halves of characters stay as they are: the other half may be in the next fragment.
+def _read_pieces(block: Mapping[str, Any]) -> tuple[TextPiece | ThinkingPiece, ...]:
+    """Return the text and thoughts in a block or in a fragment of one."""
+    # Lone surrogates are unchanged, because the other half may be in the next fragment.
     thought, said = block.get("thinking"), block.get("text")
     return (
         *([ThinkingPiece(thought)] if isinstance(thought, str) and thought else ()),
@@ -421,26 +417,26 @@ def _said(block: Mapping[str, Any]) -> tuple[TextPiece | ThinkingPiece, ...]:
 
 
 def read_usage(reported: Mapping[str, Any]) -> TokenUsage | None:
-    """The API counts what it kept and what it read of that beside the rest of the prompt."""
+    """Return the usage. The API's input tokens exclude the cached ones."""
     if not reported:
         return None
-    cached = _number(reported, "cache_read_input_tokens")
-    kept = _number(reported, "cache_creation_input_tokens")
+    cached = _get_number(reported, "cache_read_input_tokens")
+    kept = _get_number(reported, "cache_creation_input_tokens")
     details = mapping(reported.get("output_tokens_details"))
     return TokenUsage(
-        prompt_tokens=_number(reported, "input_tokens") + cached + kept,
-        completion_tokens=_number(reported, "output_tokens"),
+        prompt_tokens=_get_number(reported, "input_tokens") + cached + kept,
+        completion_tokens=_get_number(reported, "output_tokens"),
         cached_tokens=cached,
-        thinking_tokens=_number(details, "thinking_tokens"),
+        thinking_tokens=_get_number(details, "thinking_tokens"),
     )
 
 
-def _text(value: Mapping[str, Any], name: str) -> str:
+def _get_text(value: Mapping[str, Any], name: str) -> str:
     member = value.get(name)
     return clean_text(member) if isinstance(member, str) else ""
 
 
-def _number(value: Mapping[str, Any], name: str) -> int:
+def _get_number(value: Mapping[str, Any], name: str) -> int:
     member = value.get(name)
     return member if isinstance(member, int) else 0
 
@@ -457,7 +453,7 @@ ADAPTER_ACCEPTS: frozenset[SamplingField] = frozenset(
         *("thinking_budget", "reasoning_effort", "start_reply_with"),
     }
 )
-"""Settings that the API has a field for. A model may take fewer, and answers with 400."""
+"""The settings that the API has fields for. Some models refuse some of them."""
 
 EXCLUDES: Mapping[SamplingField, Sequence[SamplingField]] = {
     **dict.fromkeys(
@@ -466,13 +462,13 @@ EXCLUDES: Mapping[SamplingField, Sequence[SamplingField]] = {
     ),
     "temperature": ("top_p",),
 }
-"""Settings that may be left out while another one is set: see `find_conflicts`."""
+"""Settings that may be omitted if another one is set: see `find_conflicts`."""
 
 ADAPTIVE = "adaptive_thinking"
-"""Remembered in `ModelAbilities.without` of models that refuse a budget for thinking."""
+"""Stored in `ModelAbilities.without` of models that refuse a thinking budget."""
 
 _SETTING_NAMES: Mapping[str, Sequence[SamplingField]] = {
-    # The one that Talekeeper prefers to keep comes first: the last one that is named is left out.
+    # If a refusal names several, the last one is omitted, so the preferred one comes first.
     "effort": ("reasoning_effort",),
     "thinking": ("thinking_budget", "reasoning_effort"),
     "budget_tokens": ("thinking_budget",),
@@ -500,7 +496,7 @@ class AnthropicProvider(ModelProvider[ServerConfig, ModelClient]):
     def find_traits(self, model: str) -> ModelTraits:  # noqa: ARG002 - the same for all
         return ModelTraits(accepts=ADAPTER_ACCEPTS, excludes=EXCLUDES)
 
-    def client_of(self, connection: ModelClient) -> ModelClient:
+    def get_client(self, connection: ModelClient) -> ModelClient:
         return connection
 
     def _connect(self) -> ModelClient:
@@ -511,24 +507,24 @@ class AnthropicProvider(ModelProvider[ServerConfig, ModelClient]):
 
 
 class AnthropicModel(ServerModel[AnthropicProvider]):
-    """A `ChatModel` of Anthropic's."""
+    """A `ChatModel` of Anthropic."""
 
     def _address(self, *, stream: bool) -> str:  # noqa: ARG002 - one address for both
         return self._provider.base_url + MESSAGES
 
     def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        body = request_body(
+        body = build_request_body(
             request.shaped_prompt,
             request.sampling,
             start=request.start,
             max_output_tokens=self.spec.max_output_tokens,
-            is_adaptive=ADAPTIVE in self._provider.abilities.of(self.spec.name).without,
+            is_adaptive=ADAPTIVE in self._provider.abilities.find(self.spec.name).without,
         )
         body["model"] = self.spec.name
         if request.tools:
-            body["tools"] = declarations(request.tools)
+            body["tools"] = declare_tools(request.tools)
         if request.schema is not None:
-            wanted = {"type": "json_schema", "schema": plain_schema(request.schema)}
+            wanted = {"type": "json_schema", "schema": simplify_schema(request.schema)}
             body["output_config"] = {**body.get("output_config", {}), "format": wanted}
         return {**body, **({"stream": True} if stream else {})}
 
@@ -542,10 +538,10 @@ class AnthropicModel(ServerModel[AnthropicProvider]):
         return _SETTING_NAMES
 
     def _fit_settings(self, request: ModelRequest) -> ModelRequest:
-        """See `ServerModel`. The API refuses spaces at the end of the beginning of a reply."""
+        """See `ServerModel`. The API refuses spaces at the end of the reply's beginning."""
         conflicts = find_conflicts(request.sampling)
         fitted = request.without(*conflicts) if conflicts else request
-        return fitted.starting_with(fitted.start.rstrip())
+        return fitted.with_start(fitted.start.rstrip())
 
     def _leave_out(
         self,
@@ -554,8 +550,8 @@ class AnthropicModel(ServerModel[AnthropicProvider]):
         names: Mapping[str, Sequence[SamplingField]],
         text: str,
     ) -> ModelRequest | None:
-        """See `ServerModel`. Models that refuse a budget for thinking choose it themselves."""
-        known = self._provider.abilities.of(self.spec.name).without
+        """See `ServerModel`. Models that refuse a thinking budget use adaptive thinking."""
+        known = self._provider.abilities.find(self.spec.name).without
         is_budget = "thinking_budget" in names[refusal.member]
         if is_budget and "adaptive" in text and ADAPTIVE not in known:
             self._provider.learn(self.spec.name, without=(*known, ADAPTIVE))

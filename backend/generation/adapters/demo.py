@@ -1,8 +1,7 @@
-"""The built-in model: no key, no network, no language model. It says so in every reply.
+"""The built-in demo model, which needs no key, network or language model.
 
-The user's last line can command it (`/demo help` says how), so that everything around a model,
-its failures included, can be tried without one. For the chronicle's agent and for summaries it
-answers by simple rules (`_demo_agent`).
+Users can test everything with it, including failures: `/demo help` lists its commands. Background
+tasks get answers by simple rules.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ SAYINGS: dict[str, Any] = tomllib.loads(
 SUMMARY_HEAD = "(Demo summary)"
 _WHY = f"{MARK}, which goes by simple rules: a name, and a verb of finding, killing, promising."
 _EVENT, _ENTRY = "create_chronicle_event", "create_lorebook_entry"
-_MOST_CALLS, _MOST_NAMES, _MOST_MOMENTS = 3, 10, 5
+_MAX_CALLS, _MAX_NAMES, _MAX_MOMENTS = 3, 10, 5
 
 
 def compile_words(words: str, ending: str) -> re.Pattern[str]:
@@ -56,54 +55,50 @@ def compile_words(words: str, ending: str) -> re.Pattern[str]:
 
 
 _KINDS = {kind: compile_words(verbs, "s?") for kind, verbs in SAYINGS["events"].items()}
-"""What events are told by, the weightiest first."""
+"""The verbs of each kind of event, the most significant kind first."""
 
 _LINE = re.compile(r"^#(\d+) (?:([^:\n]{1,80}): )?", re.MULTILINE)
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
 _DOUBT = re.compile(r"\?|\b(?:no|not|never|if|would|could|should|might|may|wants?|will|can)\b")
 _NAME = re.compile(r"\b[A-Z]\w{2,40}(?: [A-Z]\w{2,40}){0,3}")
 _NO_NAMES = frozenset(SAYINGS["no_names"].split())
-_TOLD = re.compile(
+_DESCRIPTION = re.compile(
     rf"(?:The )?({_NAME.pattern}) is ((?:an?|the) (?!bit |lot )[a-z][^.!?\n;,]{{4,200}})"
 )
 _PLACE = compile_words(SAYINGS["places"], "s?")
 _WORDS_WANTED = re.compile(r"\babout (\d{1,5}) words\b", re.IGNORECASE)
 
 
-def triage(prompt: Prompt, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the new lines of a story matter."""
-    events, entries = _news(prompt)
+def build_triage(prompt: Prompt, schema: Mapping[str, Any]) -> dict[str, Any]:
+    events, entries = _find_news(prompt)
     kinds = mapping(mapping(schema.get("properties")).get("kinds"))
     allowed = sequence(mapping(kinds.get("items")).get("enum"))
     found = sorted({event["kind"] for event in events}.intersection(map(str, allowed)))
     return {"why": _WHY, "significant": bool(events or entries), "kinds": found}
 
 
-def calls(prompt: Prompt, tools: Sequence[Tool]) -> list[ToolCall]:
-    """The calls of one step of the chronicle's agent; none where other tools are offered."""
+def choose_chronicle_calls(prompt: Prompt, tools: Sequence[Tool]) -> list[ToolCall]:
+    """Return the calls of one step of the chronicle's agent; none if it has other tools."""
     offered = {tool.name for tool in tools}
     if _EVENT not in offered:
         return []
     wanted: list[tuple[str, dict[str, Any]]] = []
     if not prompt.rounds:
-        events, entries = _news(prompt)
+        events, entries = _find_news(prompt)
         wanted += [(_ENTRY, entry) for entry in entries[:1] if _ENTRY in offered]
         events.sort(key=lambda event: -event["significance"])
-        wanted += [(_EVENT, event) for event in events[: _MOST_CALLS - len(wanted)]]
+        wanted += [(_EVENT, event) for event in events[: _MAX_CALLS - len(wanted)]]
     return [
         ToolCall(id=f"demo-{len(prompt.rounds) + 1}-{number}", name=name, arguments=arguments)
         for number, (name, arguments) in enumerate(wanted or [("finish", {})], start=1)
     ]
 
 
-def compaction(prompt: Prompt, tools: Sequence[Tool]) -> list[ToolCall] | None:
-    """What keeps a campaign's state: events, and who or what is told to be something.
-
-    None where other tools are offered.
-    """
+def choose_compaction_calls(prompt: Prompt, tools: Sequence[Tool]) -> list[ToolCall] | None:
+    """Return calls that add events, characters and places to a campaign; None for other tools."""
     if "chronicle_event_tool" not in {tool.name for tool in tools}:
         return None
-    events, entries = ([], []) if prompt.rounds else _news(prompt)
+    events, entries = ([], []) if prompt.rounds else _find_news(prompt)
     wanted: list[tuple[str, dict[str, Any]]] = []
     for event in events:
         lines = [int(mark[1:]) for mark in event.pop("source_messages")]
@@ -120,8 +115,8 @@ def compaction(prompt: Prompt, tools: Sequence[Tool]) -> list[ToolCall] | None:
     ]
 
 
-def glossary(prompt: Prompt) -> dict[str, Any]:
-    """Candidates of a glossary, defined by the sentences that they are in, and all of the tags."""
+def build_glossary(prompt: Prompt) -> dict[str, Any]:
+    """Accept all candidates, each defined by its sentence, and all tags."""
     terms, tags = (
         [
             line.removeprefix("- ").split(" | ", 1)
@@ -136,8 +131,8 @@ def glossary(prompt: Prompt) -> dict[str, Any]:
     }
 
 
-def summary(prompt: Prompt) -> str | None:
-    """An extract of what is to be summed up; None where the prompt asks for something else."""
+def write_summary(prompt: Prompt) -> str | None:
+    """Return an extract of the text to summarise; None for prompts of other tasks."""
     system = join_system_messages(prompt)
     if "Task: rolling summary" not in system.splitlines():
         return None
@@ -146,21 +141,20 @@ def summary(prompt: Prompt) -> str | None:
     return _extract(text, find_section(text, "previous_summary"), int(wanted[1]) if wanted else 150)
 
 
-def scene(prompt: Prompt) -> dict[str, Any]:
-    """An extract of a scene, and the events in it as its key moments."""
+def build_scene(prompt: Prompt) -> dict[str, Any]:
     text = find_last_line(prompt)
     before, *moments = find_section(text, "summary_so_far").split("\n- ")
-    told = [*map(str.strip, moments), *(event["summary"] for event in _news(prompt)[0])]
+    told = [*map(str.strip, moments), *(event["summary"] for event in _find_news(prompt)[0])]
     return {
         "summary": _extract(text, before, 150),
-        "key_moments": [each for each in told if each][-_MOST_MOMENTS:],
+        "key_moments": [each for each in told if each][-_MAX_MOMENTS:],
         "seeds": [],
         "changes": [],
     }
 
 
-def chapter(prompt: Prompt) -> dict[str, Any]:
-    """The first sentence of each scene, and the first scene's title."""
+def build_chapter(prompt: Prompt) -> dict[str, Any]:
+    """Combine the first sentence of each scene under the first scene's title."""
     scenes = find_section(find_last_line(prompt), "scenes").replace(SUMMARY_HEAD, "").splitlines()
     told = [each[2:].partition(": ") for each in scenes if each.startswith("- ")]
     kept = [sentence for *_, text in told for sentence in split_sentences(text)[:1]]
@@ -168,37 +162,37 @@ def chapter(prompt: Prompt) -> dict[str, Any]:
 
 
 def _extract(text: str, before: str, most: int) -> str:
-    """The first sentence of each new line behind what was told before, in about so many words."""
+    """Append the first sentence of each new line to `before`, in about `most` words."""
     kept = split_sentences(before.replace(SUMMARY_HEAD, ""))
     for _, speaker, said in find_new_lines(text):
         kept += [f"{speaker}: {each}" if speaker else each for each in split_sentences(said)[:1]]
     while len(kept) > 1 and sum(len(each.split()) for each in kept) > most:
-        # Every other one goes, from the oldest: something of everything stays.
+        # Remove every second sentence of the older half.
         half = max(1, len(kept) // 2)
         kept = kept[:half][1::2] + kept[half:]
     return " ".join(" ".join([SUMMARY_HEAD, *kept]).split()[: most + 2])
 
 
-def _news(prompt: Prompt) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Events and entries that the new lines tell of, as arguments of the tools; known ones not."""
+def _find_news(prompt: Prompt) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return new events and entries in the new lines, as arguments of the tools."""
     text = find_last_line(prompt)
     known_events, known_lore = find_section(text, "known_events"), find_section(text, "known_lore")
     events: dict[str, dict[str, Any]] = {}
     entries: dict[str, dict[str, Any]] = {}
     for mark, speaker, said in find_new_lines(text):
         for sentence in split_sentences(said):
-            event = _event(sentence, speaker, mark)
+            event = _find_event(sentence, speaker, mark)
             if event is not None and event["summary"] not in known_events:
                 events.setdefault(event["summary"], event)
-            told = _TOLD.match(sentence)
+            told = _DESCRIPTION.match(sentence)
             if told and "?" not in sentence and told[1] not in f"{known_lore}\n{speaker}":
                 content = {"content": f"{told[1]} is {told[2]}.", "because": _WHY}
                 entries.setdefault(told[1], {"title": told[1], "keys": [told[1]], **content})
     return list(events.values()), list(entries.values())
 
 
-def _event(sentence: str, speaker: str, mark: str) -> dict[str, Any] | None:
-    """The event that a sentence tells of, in its words; None for a question or a wish."""
+def _find_event(sentence: str, speaker: str, mark: str) -> dict[str, Any] | None:
+    """Return the event in a sentence; None for a question or a wish."""
     kinds = list(_KINDS)
     kind = next((kind for kind in kinds if _KINDS[kind].search(sentence)), None)
     who: list[str] = [name for name in _NAME.findall(sentence) if name not in _NO_NAMES]
@@ -209,31 +203,30 @@ def _event(sentence: str, speaker: str, mark: str) -> dict[str, Any] | None:
     return {
         "summary": (f"{speaker}: {sentence}" if speaker else sentence)[:400],
         "kind": kind,
-        "who": [name[:60] for name in dict.fromkeys(who)][:_MOST_NAMES],
+        "who": [name[:60] for name in dict.fromkeys(who)][:_MAX_NAMES],
         "significance": 5 - kinds.index(kind) // 2,
         "source_messages": [mark],
     }
 
 
 def join_system_messages(prompt: Prompt) -> str:
-    """The system messages, one after the other."""
     return "\n".join(message.text for message in prompt.messages if message.role == "system")
 
 
 def find_last_line(prompt: Prompt) -> str:
-    """The user's last message; what follows it (a post-history instruction) is not the user's."""
+    """Return the last message of the user, which a post-history instruction may follow."""
     spoken = (message.text for message in reversed(prompt.messages) if message.role == "user")
     return next(spoken, "")
 
 
 def find_section(text: str, name: str) -> str:
-    """What stands between the last line `<name>` and `</name>`; empty where there is none."""
+    """Return the text between the last line `<name>` and `</name>`; "" if there is none."""
     _, opened, rest = f"\n{text}".rpartition(f"\n<{name}>\n")
     return rest.rpartition(f"</{name}>")[0] if opened else ""
 
 
 def find_new_lines(text: str) -> Iterator[tuple[str, str, str]]:
-    """The new lines in a prompt, `#12 Marlena: text`: mark, speaker, text. Not the demo's own."""
+    """Yield mark, speaker and text of lines such as `#12 Marlena: text`, without the demo's own."""
     lines = find_section(text, "new_lines")
     heads = list(_LINE.finditer(lines))
     ends = [*(head.start() for head in heads[1:]), len(lines)][: len(heads)]
@@ -244,7 +237,7 @@ def find_new_lines(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """A text's sentences, without the marks of speech and emphasis."""
+    """Return the sentences without quotation marks and emphasis."""
     found: list[str] = _SENTENCE.findall(re.sub(r"[*_\"“”]+", "", text))
     return [each for sentence in found if (each := sentence.strip(" \t-"))]
 
@@ -257,8 +250,8 @@ _FIXED = re.compile(r"^What happened is fixed: (\w+), (.+)$", re.MULTILINE)
 _LATER = "This follows from the last turn with:"
 
 
-def play(prompt: Prompt, tools: Sequence[Tool]) -> tuple[str | None, list[ToolCall]]:
-    """What it tells (None: what it tells everybody) and what it calls; nothing at other tables."""
+def choose_play(prompt: Prompt, tools: Sequence[Tool]) -> tuple[str | None, list[ToolCall]]:
+    """Return the narration (None for the usual reply) and calls of a turn in a played campaign."""
     offered = {tool.name for tool in tools}
     if "finish_turn" not in offered:
         return None, []
@@ -267,28 +260,30 @@ def play(prompt: Prompt, tools: Sequence[Tool]) -> tuple[str | None, list[ToolCa
     fixed = _FIXED.search(system)
     can_accept = "accept" in offered and "engage" not in offered
     if fixed or can_accept:
-        return _aftermath(fixed, is_over=can_accept and _LATER in system)
+        return _conclude_play(fixed, is_over=can_accept and _LATER in system)
     last = mapping(prompt.rounds[-1].results[-1] if prompt.rounds else None)
     if "error" not in last:
         if "tier" in last and "resolve" in offered:
-            return "", [_call("resolve", tier=last["tier"])]
+            return "", [_make_call("resolve", tier=last["tier"])]
         if "spend_die" in offered:
             situation = f"You hold your breath. {line.strip()[:200]}"
-            return "", [_call("spend_die", situation=situation, outcomes=_OUTCOMES)]
+            return "", [_make_call("spend_die", situation=situation, outcomes=_OUTCOMES)]
         domain = next((name for name, words in _RISKY.items() if words.search(line)), None)
         if "engage" in offered and domain and not prompt.rounds:
             risk = {"position": "risky", "effect": "standard", "clock": _CLOCK}
-            return "", [_call("engage", domain=domain, stakes="Being caught.", **risk)]
-    return None, [_call("finish_turn", suggested_actions=_NEXT)]
+            return "", [_make_call("engage", domain=domain, stakes="Being caught.", **risk)]
+    return None, [_make_call("finish_turn", suggested_actions=_NEXT)]
 
 
-def _aftermath(fixed: re.Match[str] | None, *, is_over: bool) -> tuple[str | None, list[ToolCall]]:
-    """Tell what the die has fixed; in a later turn, go on."""
+def _conclude_play(
+    fixed: re.Match[str] | None, *, is_over: bool
+) -> tuple[str | None, list[ToolCall]]:
+    """Narrate the result of a roll. In a later turn, offer an opportunity."""
     if fixed is None or is_over:
-        return "", [_call("accept", variant="opportunity")]
+        return "", [_make_call("accept", variant="opportunity")]
     is_free = fixed[1] in {"critical", "success"}
     price = "Only time has passed." if is_free else "It has its price, and you have paid it."
-    finish = _call(
+    finish = _make_call(
         "finish_turn",
         connector="but" if is_free else "therefore",
         suggested_actions=_NEXT,
@@ -297,7 +292,7 @@ def _aftermath(fixed: re.Match[str] | None, *, is_over: bool) -> tuple[str | Non
     return f"You try, and {fixed[2]}. {price} (Talekeeper's demo model told this.)", [finish]
 
 
-def _call(name: str, **arguments: Any) -> ToolCall:
+def _make_call(name: str, **arguments: Any) -> ToolCall:
     return ToolCall(id=f"demo-{name}", name=name, arguments=arguments)
 
 
@@ -318,7 +313,7 @@ DEMO_SPEC = ModelSpec(
 _COMMAND = re.compile(
     r"^(?:[^\n:/]{1,80}:\s*)?/demo(?:\s+([a-z-]+))?(?:\s+(\d{1,7}))?", re.MULTILINE
 )
-"""At the head of a line, after the speaker's name where the prompt puts one."""
+"""A command at the beginning of a line, after the speaker's name if the prompt contains one."""
 
 _CHARACTER = re.compile(r"\bYou are ([A-Z][^\n.,;:(]{0,60})")
 _FAILURES: Mapping[str, Callable[[], ModelError]] = {
@@ -332,9 +327,9 @@ _COMMANDS = {"slow", "think", "long", "silent", *_FAILURES}
 
 
 class DemoModel:
-    """A `ChatModel` that needs nothing. The same prompt always gets the same reply.
+    """A `ChatModel` without a language model. Replies are deterministic.
 
-    `tokens_per_second` is its pace; 0 and infinity mean without a pause.
+    With 0 or infinite `tokens_per_second`, there is no delay.
     """
 
     def __init__(self, tokens_per_second: float) -> None:
@@ -344,11 +339,10 @@ class DemoModel:
 
     @property
     def learned(self) -> ModelAbilities:
-        """See `ChatModel`. Its spec says all of it."""
         return NOTHING_LEARNED
 
     def learn(self, **changes: Any) -> None:
-        """See `ChatModel`. Nothing has to be remembered."""
+        """See `ChatModel`. Does nothing."""
 
     async def stream(
         self,
@@ -356,14 +350,14 @@ class DemoModel:
         sampling: Sampling,
         *,
         tools: Sequence[Tool] = (),
-        schema: Mapping[str, Any] | None = None,  # noqa: ARG002 - it says what it says
+        schema: Mapping[str, Any] | None = None,  # noqa: ARG002 - replies have no form
     ) -> AsyncGenerator[Piece, None]:
-        """See `ChatModel`. Word by word, at the configured pace."""
-        kept = compaction(prompt, tools)
-        told = summary(prompt) if kept is None else "" if kept else "Nothing to keep."
-        command, words = ("", told.split()) if told is not None else _reply(prompt)
+        """See `ChatModel`. Each piece is a word."""
+        kept = choose_compaction_calls(prompt, tools)
+        told = write_summary(prompt) if kept is None else "" if kept else "Nothing to keep."
+        command, words = ("", told.split()) if told is not None else _choose_reply(prompt)
         is_told_so = kept is not None or _COMMAND.search(find_last_line(prompt))
-        narration, made = (None, kept or []) if is_told_so else play(prompt, tools)
+        narration, made = (None, kept or []) if is_told_so else choose_play(prompt, tools)
         if narration is not None:
             words = narration.split()
         thoughts = re.findall(r" ?[^ ]+", SAYINGS["thoughts"]) if command == "think" else []
@@ -377,7 +371,7 @@ class DemoModel:
             if command in _FAILURES and number == fails_at:
                 failure = _FAILURES[command]
                 raise failure()
-            # At even distances: a late word does not delay those after it.
+            # At fixed times, so that a late word does not delay the next ones.
             beat += delay
             await asyncio.sleep(max(0.0, beat - clock()))
             yield piece
@@ -385,7 +379,7 @@ class DemoModel:
             raise ModelEmptyReplyError("The demo model was told to say nothing.")
         for call in made:
             yield call
-        yield _usage(prompt, len(said), thinking=len(thoughts))
+        yield _estimate_usage(prompt, len(said), thinking=len(thoughts))
         yield Finish("tool_calls" if made else finish)
 
     async def call_tools(
@@ -394,34 +388,34 @@ class DemoModel:
         tools: Sequence[Tool],
         sampling: Sampling,  # noqa: ARG002 - nothing is sampled
     ) -> ToolAnswer:
-        """See `ChatModel`. The tools of the chronicle's agent, and no others."""
-        if made := calls(prompt, tools):
-            usage = _usage(prompt, len(made))
+        """See `ChatModel`. Calls only the tools of the chronicle's agent."""
+        if made := choose_chronicle_calls(prompt, tools):
+            usage = _estimate_usage(prompt, len(made))
             return ToolAnswer(text="", calls=made, usage=usage, finish="tool_calls")
         text = "The demo model does not call these tools."
-        usage = _usage(prompt, len(text.split()))
+        usage = _estimate_usage(prompt, len(text.split()))
         return ToolAnswer(text=text, calls=(), usage=usage, finish="stop")
 
-    async def structured(
+    async def generate_json(
         self,
         prompt: Prompt,
         schema: Mapping[str, Any],
         sampling: Sampling,  # noqa: ARG002 - nothing is sampled
     ) -> StructuredAnswer:
-        """See `ChatModel`. Triage, a glossary, a scene, a chapter, or lines to say next."""
+        """See `ChatModel`. Recognises the schemas of background tasks."""
         asked = schema.get("properties", {})
         if "significant" in asked:
-            value = triage(prompt, schema)
+            value = build_triage(prompt, schema)
         elif "terms" in asked:
-            value = glossary(prompt)
+            value = build_glossary(prompt)
         else:
-            tell = scene if "key_moments" in asked else chapter
+            tell = build_scene if "key_moments" in asked else build_chapter
             value = tell(prompt) if "summary" in asked else {"lines": SAYINGS["next_lines"]}
-        return StructuredAnswer(value, _usage(prompt, 1))
+        return StructuredAnswer(value, _estimate_usage(prompt, 1))
 
 
 def _apply_limits(words: Iterable[str], sampling: Sampling) -> tuple[list[str], FinishReason]:
-    """What may be said, as pieces, and why it ends there; a word counts as a token."""
+    """Apply stop sequences and the output limit. A word counts as a token."""
     text = " ".join(words)
     text = text[
         : min((at for stop in sampling.stop or () if (at := text.find(stop)) >= 0), default=None)
@@ -432,8 +426,8 @@ def _apply_limits(words: Iterable[str], sampling: Sampling) -> tuple[list[str], 
     return pieces[:most], "length" if is_cut else "stop"
 
 
-def _reply(prompt: Prompt) -> tuple[str, Iterable[str]]:
-    """The command in the user's last line, if there is one, and the words of the reply."""
+def _choose_reply(prompt: Prompt) -> tuple[str, Iterable[str]]:
+    """Return the command in the user's last line, or "", and the words of the reply."""
     line = find_last_line(prompt)
     command = _COMMAND.search(line)
     if command and command[1] == "long":
@@ -451,8 +445,8 @@ def _reply(prompt: Prompt) -> tuple[str, Iterable[str]]:
     return command[1] if command else "", reply.split()
 
 
-def _usage(prompt: Prompt, completion: int, *, thinking: int = 0) -> TokenUsage:
-    """An estimate by length: counting a full window would cost more than the reply."""
+def _estimate_usage(prompt: Prompt, completion: int, *, thinking: int = 0) -> TokenUsage:
+    """Estimate the tokens by length, because counting would take longer than the reply."""
     characters = sum(len(message.text) for message in prompt.messages)
     return TokenUsage(
         prompt_tokens=max(1, characters // 4),

@@ -1,4 +1,4 @@
-"""Gemini, through Google AI's API. Embeddings use Google's SDK, which no other module imports."""
+"""The adapter for Google AI's Gemini API. Only embeddings use Google's SDK."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from google.genai.errors import APIError  # noqa: TID251 - this is the adapter
 
 _OPENING = "[Start]"
-"""Stands where the user has not spoken yet: Gemini wants the first turn to be the user's."""
+"""The user's message before a greeting, because Gemini requires that the user begins."""
 
 _THRESHOLDS: dict[SafetyThreshold, str] = {
     "off": "OFF",
@@ -77,29 +77,27 @@ _FINISHES: dict[str, FinishReason] = {
         "safety",
     ),
 }
-_BROKEN = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"})
-"""How a reply ends in which a call was to be, but none that Gemini hands on."""
+_MALFORMED_CALLS = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"})
+"""Finish reasons of replies with a malformed call."""
 
 
-def request_body(
+def build_request_body(
     prompt: Prompt, sampling: Sampling, *, thinks: bool, show_thoughts: bool
 ) -> dict[str, Any]:
-    """The body of a request. Messages without text stay out: Gemini refuses them.
+    """Build the body of a request. Empty messages are omitted, because Gemini refuses them.
 
     Args:
-        prompt: What is sent.
-        sampling: What the user set; None stays with the provider.
-        thinks: The model thinks unless told otherwise.
-        show_thoughts: Thoughts are wanted where there are any.
+        prompt: The shaped prompt.
+        sampling: The user's settings.
+        thinks: The model thinks by default.
+        show_thoughts: Request the thoughts.
     """
     messages = [message for message in prompt.messages if message.text.strip()]
     leading = list(takewhile(lambda message: message.role == "system", messages))
     conversation = messages[len(leading) :]
     members: dict[str, Any] = {
-        "contents": _contents(conversation, prompt.rounds),
-        "generationConfig": _generation_config(
-            sampling, thinks=thinks, show_thoughts=show_thoughts
-        ),
+        "contents": _build_contents(conversation, prompt.rounds),
+        "generationConfig": _map_settings(sampling, thinks=thinks, show_thoughts=show_thoughts),
     }
     if leading:
         members["systemInstruction"] = {"parts": [{"text": _join_texts(leading)}]}
@@ -111,25 +109,25 @@ def request_body(
     return members
 
 
-def _contents(messages: Sequence[PromptMessage], rounds: Sequence[ToolRound]) -> list[Any]:
-    """The turns of the conversation.
+def _build_contents(messages: Sequence[PromptMessage], rounds: Sequence[ToolRound]) -> list[Any]:
+    """Build the turns of the conversation.
 
-    Gemini knows two roles that take turns, the user first: system messages amid the conversation
-    become the user's, and neighbours of one role become one turn.
+    Gemini requires that user and model alternate, the user first. Later system messages become the
+    user's, and consecutive messages of one role become one turn.
     """
     turns: list[Any] = [
-        _turn(role, [{"text": _join_texts(neighbours)}])
-        for role, neighbours in groupby(messages, key=_role)
+        _build_turn(role, [{"text": _join_texts(neighbours)}])
+        for role, neighbours in groupby(messages, key=_map_role)
     ]
     if not turns or turns[0]["role"] == "model":
-        turns.insert(0, _turn("user", [{"text": _OPENING}]))
-    for tool_round in _without_shared_ids(rounds):
-        turns += _round(tool_round)
+        turns.insert(0, _build_turn("user", [{"text": _OPENING}]))
+    for tool_round in _remove_shared_ids(rounds):
+        turns += _build_round_turns(tool_round)
     return turns
 
 
-def _without_shared_ids(rounds: Sequence[ToolRound]) -> list[ToolRound]:
-    """Return the rounds without ids that several calls have: results then follow their order."""
+def _remove_shared_ids(rounds: Sequence[ToolRound]) -> list[ToolRound]:
+    """Remove ids that several calls share. Results are then matched by their order."""
     states = [mapping(call.vendor_state) for each in rounds for call in each.calls]
     counts = Counter(state["id"] for state in states if "id" in state)
 
@@ -146,26 +144,26 @@ def _join_texts(messages: Iterable[PromptMessage]) -> str:
     return "\n\n".join(message.text for message in messages)
 
 
-def _role(message: PromptMessage) -> str:
+def _map_role(message: PromptMessage) -> str:
     return "model" if message.role == "assistant" else "user"
 
 
-def _turn(role: str, parts: list[Any]) -> dict[str, Any]:
+def _build_turn(role: str, parts: list[Any]) -> dict[str, Any]:
     return {"role": role, "parts": parts}
 
 
-def _round(tool_round: ToolRound) -> list[Any]:
+def _build_round_turns(tool_round: ToolRound) -> list[Any]:
     said = [{"text": tool_round.text}] if tool_round.text else []
-    asked = [_call_part(call) for call in tool_round.calls if call.name]
+    asked = [_build_call_part(call) for call in tool_round.calls if call.name]
     answered = [
-        _result_part(call, result)
+        _build_result_part(call, result)
         for call, result in zip(tool_round.calls, tool_round.results, strict=True)
     ]
-    turns = _turn("model", said + asked), _turn("user", answered)
+    turns = _build_turn("model", said + asked), _build_turn("user", answered)
     return [turn for turn in turns if turn["parts"]]
 
 
-def _call_part(call: ToolCall) -> dict[str, Any]:
+def _build_call_part(call: ToolCall) -> dict[str, Any]:
     state = mapping(call.vendor_state)
     part: dict[str, Any] = {"functionCall": {"name": call.name, "args": dict(call.arguments)}}
     if identifier := state.get("id"):
@@ -175,8 +173,8 @@ def _call_part(call: ToolCall) -> dict[str, Any]:
     return part
 
 
-def _result_part(call: ToolCall, result: Any) -> dict[str, Any]:
-    if not call.name:  # it would be refused: what is answered to it is said to the model
+def _build_result_part(call: ToolCall, result: Any) -> dict[str, Any]:
+    if not call.name:  # would be refused
         return {"text": result if isinstance(result, str) else json.dumps(result)}
     response = mapping(result) or {"output": result}
     answer: dict[str, Any] = {"name": call.name, "response": response}
@@ -185,7 +183,7 @@ def _result_part(call: ToolCall, result: Any) -> dict[str, Any]:
     return {"functionResponse": answer}
 
 
-def _generation_config(sampling: Sampling, *, thinks: bool, show_thoughts: bool) -> dict[str, Any]:
+def _map_settings(sampling: Sampling, *, thinks: bool, show_thoughts: bool) -> dict[str, Any]:
     values = {
         "temperature": sampling.temperature,
         "topP": sampling.top_p,
@@ -200,14 +198,13 @@ def _generation_config(sampling: Sampling, *, thinks: bool, show_thoughts: bool)
     budget = sampling.thinking_budget
     if budget is not None:
         config["thinkingConfig"] = {"thinkingBudget": budget}
-    # To ask for thoughts of a model that does not think is an error.
+    # Requesting thoughts of a model that does not think is an error.
     if show_thoughts and (thinks if budget is None else budget != 0):
         config.setdefault("thinkingConfig", {})["includeThoughts"] = True
     return config
 
 
-def declarations(tools: Sequence[Tool]) -> list[Any]:
-    """The tools, with their JSON Schemas as they are."""
+def declare_tools(tools: Sequence[Tool]) -> list[Any]:
     functions = [
         {
             "name": tool.name,
@@ -219,22 +216,22 @@ def declarations(tools: Sequence[Tool]) -> list[Any]:
     return [{"functionDeclarations": functions}]
 
 
-def response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What asks for JSON of `schema`, in `generationConfig`."""
+def build_response_format(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of `generationConfig` that request JSON of a schema."""
     return {"responseMimeType": "application/json", "responseJsonSchema": dict(schema)}
 
 
 class ResponseReader:
     """Reads the responses of `generateContent` and `streamGenerateContent`.
 
-    `answers_calls`: a call that Gemini could not read itself is a call with a problem.
+    With `answers_calls`, a call that Gemini could not read becomes a call with a problem.
     """
 
     def __init__(self, *, answers_calls: bool = False) -> None:
         self._answers_calls = answers_calls
 
     def read_whole(self, answer: Any) -> Delta:
-        """See `AnswerReader`. Without `alt=sse`, Gemini sends the chunks of a stream in a list."""
+        """See `AnswerReader`. Without `alt=sse`, Gemini sends the chunks as a list."""
         chunks = [self.read_event(each) for each in sequence(answer) or [answer]]
         last = next((each for each in reversed(chunks) if each.finish), Delta())
         return Delta(
@@ -248,13 +245,13 @@ class ResponseReader:
         """See `AnswerReader`."""
         response = mapping(event)
         usage = read_usage(mapping(response.get("usageMetadata")))
-        if blocked := _word(mapping(response.get("promptFeedback")), "blockReason"):
+        if blocked := _get_word(mapping(response.get("promptFeedback")), "blockReason"):
             return Delta(usage=usage, finish="safety", reason=blocked)
         candidate = mapping(next(iter(sequence(response.get("candidates"))), None))
         parts = sequence(mapping(candidate.get("content")).get("parts"))
-        word = _word(candidate, "finishReason")
+        word = _get_word(candidate, "finishReason")
         pieces = list(chain.from_iterable(_read_part(mapping(each)) for each in parts))
-        if self._answers_calls and word in _BROKEN:
+        if self._answers_calls and word in _MALFORMED_CALLS:
             pieces.append(make_unreadable_call(f"The call could not be read: {word}."))
         return Delta(
             pieces=tuple(pieces),
@@ -264,22 +261,22 @@ class ResponseReader:
         )
 
     def close(self) -> Sequence[ToolCall]:
-        """See `AnswerReader`. Each call comes whole."""
+        """See `AnswerReader`. Gemini sends no partial calls."""
         return ()
 
 
 def _read_part(part: Mapping[str, Any]) -> Iterator[TextPiece | ThinkingPiece | ToolCall]:
-    if text := _text(part, "text"):
+    if text := _get_text(part, "text"):
         yield ThinkingPiece(text) if part.get("thought") is True else TextPiece(text)
     if call := mapping(part.get("functionCall")):
-        call_id, signature = _text(call, "id"), _text(part, "thoughtSignature")
+        call_id, signature = _get_text(call, "id"), _get_text(part, "thoughtSignature")
         state: dict[str, str] = {}
         if call_id:
             state["id"] = call_id
         if signature:
             state["thought_signature"] = signature
         yield from read_calls(
-            _text(call, "name"),
+            _get_text(call, "name"),
             call.get("args"),
             call_id=call_id,
             vendor_state=state or None,
@@ -287,31 +284,31 @@ def _read_part(part: Mapping[str, Any]) -> Iterator[TextPiece | ThinkingPiece | 
 
 
 def read_usage(reported: Mapping[str, Any]) -> TokenUsage | None:
-    """Return the usage. Gemini counts thoughts beside the reply; `TokenUsage` counts them in it."""
+    """Return the usage. Gemini counts thoughts separately, `TokenUsage` as a part of the reply."""
     if "promptTokenCount" not in reported:
         return None
-    thinking = _number(reported, "thoughtsTokenCount")
+    thinking = _get_number(reported, "thoughtsTokenCount")
     return TokenUsage(
-        prompt_tokens=_number(reported, "promptTokenCount")
-        + _number(reported, "toolUsePromptTokenCount"),
-        completion_tokens=_number(reported, "candidatesTokenCount") + thinking,
-        cached_tokens=_number(reported, "cachedContentTokenCount"),
+        prompt_tokens=_get_number(reported, "promptTokenCount")
+        + _get_number(reported, "toolUsePromptTokenCount"),
+        completion_tokens=_get_number(reported, "candidatesTokenCount") + thinking,
+        cached_tokens=_get_number(reported, "cachedContentTokenCount"),
         thinking_tokens=thinking,
     )
 
 
-def _text(value: Mapping[str, Any], name: str) -> str:
+def _get_text(value: Mapping[str, Any], name: str) -> str:
     member = value.get(name)
     return member if isinstance(member, str) else ""
 
 
-def _word(value: Mapping[str, Any], name: str) -> str:
-    """Return a value of an enumeration; what is unspecified says nothing."""
-    word = _text(value, name)
+def _get_word(value: Mapping[str, Any], name: str) -> str:
+    """Return a value of an enumeration; "" if it is unspecified."""
+    word = _get_text(value, name)
     return "" if word.endswith("_UNSPECIFIED") else word
 
 
-def _number(value: Mapping[str, Any], name: str) -> int:
+def _get_number(value: Mapping[str, Any], name: str) -> int:
     member = value.get(name)
     return member if isinstance(member, int) else 0
 
@@ -320,7 +317,7 @@ WHO = "Gemini"
 KEY_HEADER = "x-goog-api-key"
 DEFAULT_BASE_URL = "https://generativelanguage.googleapis.com/"
 API_VERSION = "v1beta"
-"""The stable v1 lacks some of the models' names and has lacked fields."""
+"""The stable v1 lacks some models and fields."""
 
 ADAPTER_ACCEPTS: frozenset[SamplingField] = frozenset(
     {
@@ -364,12 +361,12 @@ _BY_WORDS: Mapping[str, Sequence[SamplingField]] = {
     "budget 0 is invalid": ("thinking_budget",),
     "hinking is not enabled": ("thinking_budget",),
 }
-"""Settings that a refusal names in a sentence."""
+"""Settings of refusals that do not contain their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class GeminiConnection:
-    """Google's SDK, which the embeddings use, over the client that the models use."""
+    """Google's SDK for embeddings, and the HTTP client below it for models."""
 
     sdk: Client
     client: ModelClient
@@ -396,18 +393,18 @@ class GeminiProvider(EmbeddingProvider[ServerConfig, GeminiConnection]):
             accepts=ADAPTER_ACCEPTS if has_penalties else ADAPTER_ACCEPTS - _PENALTIES
         )
 
-    def client_of(self, connection: GeminiConnection) -> ModelClient:
+    def get_client(self, connection: GeminiConnection) -> ModelClient:
         return connection.client
 
     def _connect(self) -> GeminiConnection:
-        from google import genai  # noqa: PLC0415, TID251 - takes a second: not at start-up
-        from google.genai.client import DebugConfig  # noqa: PLC0415, TID251 - likewise
-        from google.genai.errors import APIError  # noqa: PLC0415, TID251 - likewise
+        from google import genai  # noqa: PLC0415, TID251 - takes a second
+        from google.genai.client import DebugConfig  # noqa: PLC0415, TID251 - takes a second
+        from google.genai.errors import APIError  # noqa: PLC0415, TID251 - takes a second
 
         client = self._make_client({KEY_HEADER: self.config.api_key or ""})
         sdk = genai.Client(
             api_key=self.config.api_key,
-            # The SDK takes from the environment what is absent here.
+            # Without these arguments, the SDK reads environment variables.
             vertexai=False,
             debug_config=DebugConfig(client_mode=None, replays_directory=None, replay_id=None),
             http_options=genai.types.HttpOptions(
@@ -460,13 +457,13 @@ class GeminiModel(ServerModel[GeminiProvider]):
         return f"{self._provider.base_url}/{API_VERSION}/{name}:{method}"
 
     def _body(self, request: ModelRequest, *, stream: bool) -> dict[str, Any]:
-        body = request_body(
+        body = build_request_body(
             request.shaped_prompt, request.sampling, thinks=self._thinks, show_thoughts=stream
         )
         if request.tools:
-            body["tools"] = declarations(request.tools)
+            body["tools"] = declare_tools(request.tools)
         if request.schema is not None:
-            body["generationConfig"] |= response_format(request.schema)
+            body["generationConfig"] |= build_response_format(request.schema)
         return body
 
     def _reader(self, request: ModelRequest) -> AnswerReader:
@@ -479,7 +476,7 @@ class GeminiModel(ServerModel[GeminiProvider]):
         return _SETTING_NAMES
 
     def _adapt(self, request: ModelRequest, error: ServerError) -> ModelRequest:
-        """See `ServerModel`. Some refusals name a setting in a sentence alone."""
+        """See `ServerModel`. Also recognises refusals without the name of a setting."""
         for words, settings in _BY_WORDS.items():
             set_by_user = request.sampling.set_fields()
             found: list[SamplingField] = [each for each in settings if each in set_by_user]

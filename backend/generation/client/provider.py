@@ -133,7 +133,7 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
         """Return what is known of a model by its name."""
 
     @abstractmethod
-    def client_of(self, connection: ConnectionT) -> ModelClient: ...
+    def get_client(self, connection: ConnectionT) -> ModelClient: ...
 
     @abstractmethod
     def _connect(self) -> ConnectionT:
@@ -168,7 +168,7 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
 
     def learn(self, model: str, **changes: Any) -> None:
         """Remember members of `ModelAbilities` that the server's answers have shown."""
-        known = structs.replace(self.abilities.of(model), **changes)
+        known = structs.replace(self.abilities.find(model), **changes)
         self._remember(self.abilities.with_model(model, known))
 
     def _remember(self, abilities: ServerAbilities) -> None:
@@ -204,7 +204,7 @@ class ModelProvider(ABC, Generic[ConfigT, ConnectionT]):
             raise self.failure(error) from None
 
     @asynccontextmanager
-    async def connected(self) -> AsyncGenerator[ConnectionT, None]:
+    async def open_connection(self) -> AsyncGenerator[ConnectionT, None]:
         """Yield the client for one reply. `retire` waits until the reply ends."""
         self._uses += 1
         try:

@@ -70,7 +70,7 @@ async def list_models(provider: AnyProvider) -> list[ListedModel]:
     models = await _fetch_list(provider)
     for model in models:
         # The list is newer than a refusal: the server may have restarted with another window.
-        if model.context_window and provider.abilities.of(model.name).window:
+        if model.context_window and provider.abilities.find(model.name).window:
             provider.learn(model.name, window=None)
     await provider.learn_windows([each.name for each in models if not each.context_window])
     return models
@@ -78,10 +78,10 @@ async def list_models(provider: AnyProvider) -> list[ListedModel]:
 
 async def _fetch_list(provider: AnyProvider) -> list[ListedModel]:
     url = provider.list_url
-    async with provider.connected() as connection:
+    async with provider.open_connection() as connection:
         try:
             async with asyncio.timeout(LIST_SECONDS):
-                listing = await provider.client_of(connection).get(url)
+                listing = await provider.get_client(connection).get(url)
         except TimeoutError:
             raise ModelTimeoutError(
                 f"{provider.who} did not list its models within {LIST_SECONDS:g} seconds."

@@ -201,7 +201,7 @@ class RemoteEmbedder:
         provider = self._provider
         seconds = provider.config.answer_timeout
         try:
-            async with provider.connected() as connection, asyncio.timeout(seconds):
+            async with provider.open_connection() as connection, asyncio.timeout(seconds):
                 return await provider.embed(connection, request)
         except TimeoutError:
             raise EmbedderError(

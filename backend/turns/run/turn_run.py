@@ -32,7 +32,7 @@ from backend.generation.model import (
     ThinkingReset,
     TokenUsage,
 )
-from backend.generation.servers.window_evidence import PromptCut, find_cut, window_after_cut
+from backend.generation.servers.window_evidence import PromptCut, choose_window_after_cut, find_cut
 from backend.generation.tokens import get_tokenizer
 from backend.turns.models import Turn, TurnKind, TurnState
 from backend.turns.play.state import TurnPlay
@@ -401,7 +401,7 @@ class TurnRun:
         cut = find_cut(usage, counted=self.built.assembled.tokens, ratio=window.ratio)
         if cut is not None:
             self.cut = cut
-            learned = window_after_cut(cut, current=window.spec.usable_window)
+            learned = choose_window_after_cut(cut, current=window.spec.usable_window)
             window.models.learn_window(window.spec.id, learned)
 
     def add(self, piece: Piece) -> None:

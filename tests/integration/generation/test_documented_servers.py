@@ -128,7 +128,7 @@ async def test_servers_that_would_write_on_without_end_are_told_a_length(
     connected: Connected,
 ) -> None:
     await heard(connected.model(max_output_tokens=700))
-    await connected.model(max_output_tokens=700).structured(PROMPT, SCHEMA, Sampling())
+    await connected.model(max_output_tokens=700).generate_json(PROMPT, SCHEMA, Sampling())
 
     told = {
         request.body.get("max_tokens")
@@ -145,11 +145,13 @@ async def test_json_comes_in_the_best_way_that_the_server_has(connected: Connect
     way = "json_object" if is_python else ways.get(connected.server.server, "json_schema")
 
     for _ in range(2):
-        answer = await connected.model().structured(PROMPT, SCHEMA, Sampling(max_output_tokens=50))
+        answer = await connected.model().generate_json(
+            PROMPT, SCHEMA, Sampling(max_output_tokens=50)
+        )
         assert answer.value == VALUE
     model = connected.model()
     for _ in range(2):
-        assert (await model.structured(PROMPT, SCHEMA, Sampling())).value == VALUE
+        assert (await model.generate_json(PROMPT, SCHEMA, Sampling())).value == VALUE
 
     assert connected.learned
     assert connected.learned[-1].of(MODEL).json == way

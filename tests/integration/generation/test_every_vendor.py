@@ -316,13 +316,13 @@ async def test_a_whole_answer_is_not_waited_for_for_ever(vendor: Vendor) -> None
     vendor.server.script(never)
 
     with pytest.raises(ModelTimeoutError):
-        await model.structured(PROMPT, {"type": "object"}, PLAIN)
+        await model.generate_json(PROMPT, {"type": "object"}, PLAIN)
 
 
 async def test_an_answer_in_json_is_parsed(vendor: Vendor) -> None:
     vendor.server.script(vendor.reply('{"lines": ["I wait."]}'))
 
-    answer = await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
+    answer = await vendor.connect().generate_json(PROMPT, {"type": "object"}, PLAIN)
 
     assert answer.value == {"lines": ["I wait."]}
     assert answer.usage == TokenUsage(prompt_tokens=12, completion_tokens=1)
@@ -332,7 +332,7 @@ async def test_an_answer_that_is_no_json_is_no_answer(vendor: Vendor) -> None:
     vendor.server.script(vendor.reply("Certainly! Here it is."))
 
     with pytest.raises(ModelMalformedAnswerError):
-        await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
+        await vendor.connect().generate_json(PROMPT, {"type": "object"}, PLAIN)
 
 
 async def test_an_answer_cut_at_the_limit_is_an_interruption(vendor: Vendor) -> None:
@@ -340,14 +340,14 @@ async def test_an_answer_cut_at_the_limit_is_an_interruption(vendor: Vendor) -> 
     vendor.server.script(vendor.reply('{"lines": ["I wa', finish=finish))
 
     with pytest.raises(ModelInterruptedError, match="max_output_tokens"):
-        await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
+        await vendor.connect().generate_json(PROMPT, {"type": "object"}, PLAIN)
 
 
 async def test_an_answer_with_nothing_in_it_is_no_answer(vendor: Vendor) -> None:
     vendor.server.script(Answer(body={}))
 
     with pytest.raises(ModelUnavailableError):
-        await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
+        await vendor.connect().generate_json(PROMPT, {"type": "object"}, PLAIN)
 
 
 async def test_many_replies_at_once_are_not_mixed_up(vendor: Vendor) -> None:

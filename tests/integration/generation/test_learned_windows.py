@@ -60,7 +60,7 @@ async def test_a_prompt_that_is_too_long_is_not_asked_about_in_another_way(opena
     model = openai.connect()
     refusal = error(400, message=WORDS["openai"], code="context_length_exceeded")
     for ask in (
-        lambda: model.structured(PROMPT, SCHEMA, Sampling()),
+        lambda: model.generate_json(PROMPT, SCHEMA, Sampling()),
         lambda: answer_with_tools(model, PROMPT, [TOOL], Sampling()),
         lambda: anext(aiter(stream_with_tools(model, PROMPT, [TOOL], Sampling()))),
     ):
@@ -92,7 +92,7 @@ async def test_of_a_refusal_without_numbers_a_smaller_window_is_remembered(opena
     for window in (16_384, 8_192, 4_096):
         openai.server.script(refusal)
         with pytest.raises(ModelContextOverflowError):
-            await model.structured(PROMPT, SCHEMA, Sampling())
+            await model.generate_json(PROMPT, SCHEMA, Sampling())
         assert learned[-1].of(MODEL).window == window
 
 
@@ -102,6 +102,6 @@ async def test_a_proxy_s_limit_on_requests_teaches_no_window(openai: Vendor, sta
     model = openai.connect(on_learned=learned.append)
     openai.server.script(Answer(status, body=b"<html>Request Entity Too Large</html>"))
     with pytest.raises(ModelError) as caught:
-        await model.structured(PROMPT, SCHEMA, Sampling())
+        await model.generate_json(PROMPT, SCHEMA, Sampling())
     assert not isinstance(caught.value, ModelContextOverflowError)
     assert learned == []

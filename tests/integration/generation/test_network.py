@@ -116,7 +116,7 @@ async def answer(vendor: Vendor) -> ModelError:
     """The error that an answer as a whole, of a user's provider, ends with."""
     model = vendor.connect(network=NetworkPolicy(["loopback"]))
     with pytest.raises(ModelError) as caught:
-        await model.structured(PROMPT, {"type": "object"}, Sampling())
+        await model.generate_json(PROMPT, {"type": "object"}, Sampling())
     return caught.value
 
 

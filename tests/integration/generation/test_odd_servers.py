@@ -157,7 +157,7 @@ async def test_an_error_within_a_200_is_an_error(openai: Vendor, body: Any) -> N
     openai.server.script(Answer(body=body), Answer(body=body), stream(body))
 
     with pytest.raises(ModelRateLimitError):
-        await openai.connect().structured(PROMPT, SCHEMA, Sampling())
+        await openai.connect().generate_json(PROMPT, SCHEMA, Sampling())
     for _ in range(2):
         with pytest.raises(ModelRateLimitError):
             await listen(openai)
@@ -189,13 +189,13 @@ async def test_json_is_asked_for_in_the_next_way_and_what_works_is_remembered(
     model = openai.connect(on_learned=learned.append)
     openai.server.script(*answers)
 
-    answer = await model.structured(PROMPT, SCHEMA, Sampling())
+    answer = await model.generate_json(PROMPT, SCHEMA, Sampling())
     if not learned:  # an answer that is no JSON may be chance, once
         openai.server.script(*answers)
-        await model.structured(PROMPT, SCHEMA, Sampling())
+        await model.generate_json(PROMPT, SCHEMA, Sampling())
     asked = len(openai.server.requests)
     openai.server.script(answers[-1])
-    again = await openai.connect(abilities=learned[-1]).structured(PROMPT, SCHEMA, Sampling())
+    again = await openai.connect(abilities=learned[-1]).generate_json(PROMPT, SCHEMA, Sampling())
 
     assert answer.value == again.value == VALUE
     assert learned[-1].of(MODEL).json == way
@@ -222,7 +222,7 @@ async def test_calls_are_asked_for_in_the_next_way_where_the_server_has_none(
 async def test_the_schema_is_told_where_the_request_alone_may_not(openai: Vendor) -> None:
     openai.server.script(REFUSED, told(json.dumps(VALUE)))
 
-    await openai.connect().structured(PROMPT, SCHEMA, Sampling())
+    await openai.connect().generate_json(PROMPT, SCHEMA, Sampling())
 
     first, second = (request.body for request in openai.server.requests)
     assert len(first["messages"]) == 1
@@ -235,7 +235,7 @@ async def test_one_answer_that_is_no_json_does_not_settle_on_a_weaker_way(openai
     model = openai.connect(on_learned=learned.append)
     openai.server.script(told("No."), told(json.dumps(VALUE)), told(json.dumps(VALUE)))
     for _ in range(2):
-        assert (await model.structured(PROMPT, SCHEMA, Sampling())).value == VALUE
+        assert (await model.generate_json(PROMPT, SCHEMA, Sampling())).value == VALUE
     assert [each.of(MODEL).json for each in learned] == ["json_schema"]
 
 
@@ -243,14 +243,14 @@ async def test_a_model_that_writes_no_json_in_any_way_is_told_as_that(openai: Ve
     openai.server.script(*[told("No.")] * 4)
 
     with pytest.raises(ModelWritesNoJsonError, match="did not return JSON"):
-        await openai.connect().structured(PROMPT, SCHEMA, Sampling())
+        await openai.connect().generate_json(PROMPT, SCHEMA, Sampling())
 
 
 async def test_a_server_that_refuses_everything_is_told_as_that(openai: Vendor) -> None:
     openai.server.script(*[FAILED] * 4)
     with pytest.raises(ModelUnavailableError):
-        await openai.connect().structured(PROMPT, SCHEMA, Sampling())
+        await openai.connect().generate_json(PROMPT, SCHEMA, Sampling())
 
     openai.server.script(*[REFUSED] * 4)
     with pytest.raises(ModelRequestError):
-        await openai.connect().structured(PROMPT, SCHEMA, Sampling())
+        await openai.connect().generate_json(PROMPT, SCHEMA, Sampling())

@@ -154,6 +154,6 @@ async def test_calls_are_read_as_they_were_meant(row: Oddity, form: WireFormat) 
 @rows(VALUES)
 async def test_a_value_is_read_as_it_was_meant(row: Oddity, form: WireFormat) -> None:
     async with connect(row, form) as connected:
-        answer = await connected.model.structured(Prompt(STORY), SCHEMA, Sampling())
+        answer = await connected.model.generate_json(Prompt(STORY), SCHEMA, Sampling())
 
     assert answer.value == row.result.value

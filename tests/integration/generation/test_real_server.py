@@ -134,7 +134,7 @@ async def test_it_can_be_stopped_and_answers_again(model: ChatModel) -> None:
 async def test_it_gives_json_in_the_way_that_it_knows(
     model: ChatModel, learned: list[ServerAbilities]
 ) -> None:
-    answer = await model.structured(PROMPT, SCHEMA, Sampling(max_output_tokens=64, seed=1))
+    answer = await model.generate_json(PROMPT, SCHEMA, Sampling(max_output_tokens=64, seed=1))
 
     assert isinstance(answer.value["matters"], bool)
     assert learned[-1].of(MODEL).json == "json_object"

@@ -64,7 +64,7 @@ async def test_a_value_that_is_refused_is_left_out_once(openai: Vendor) -> None:
     model = openai.connect()
     openai.server.script(WRONG_VALUE, reply("{}"))
 
-    await model.structured(PROMPT, {"type": "object"}, Sampling(top_k=40))
+    await model.generate_json(PROMPT, {"type": "object"}, Sampling(top_k=40))
 
     assert "top_k" in model.spec.accepts
     assert "top_k" not in openai.server.requests[-1].body
@@ -106,7 +106,7 @@ async def test_extra_headers_and_members_go_into_each_request(openai: Vendor) ->
     model = openai.connect(**more)
 
     _ = [piece async for piece in model.stream(PROMPT, Sampling())]
-    await model.structured(PROMPT, {"type": "object"}, Sampling())
+    await model.generate_json(PROMPT, {"type": "object"}, Sampling())
 
     for request in openai.server.requests:
         assert request.body["provider"] == {"sort": "price"}

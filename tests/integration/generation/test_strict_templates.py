@@ -66,7 +66,7 @@ async def test_the_shape_is_learned_from_the_first_refusal(
         first = await heard(model, Prompt(STORY))
         refusals = server.refusals
         second = await heard(model, Prompt(STORY), Sampling(start_reply_with="Oswin:"))
-        value = await model.structured(Prompt(STORY), SCHEMA, Sampling())
+        value = await model.generate_json(Prompt(STORY), SCHEMA, Sampling())
         restarted = ModelRegistry(openai=server.config(abilities=learned[-1]))
         again = restarted.get(MODEL_ID)
         await heard(again, Prompt(STORY))
@@ -129,7 +129,7 @@ async def test_a_continued_reply_and_its_beginning_are_one_message() -> None:
 async def test_the_shape_that_a_user_sets_is_sent_at_once() -> None:
     async with StrictServer(gemma_2) as server:
         abilities = ServerAbilities().with_model(
-            MODEL, ServerAbilities().of(MODEL).__class__(shape="no_system")
+            MODEL, ServerAbilities().find(MODEL).__class__(shape="no_system")
         )
         registry = ModelRegistry(openai=server.config(abilities=abilities))
         await heard(registry.get(MODEL_ID), Prompt(STORY))

@@ -49,8 +49,8 @@ def test_a_schema_holds_nothing_that_some_vendor_refuses(schema: Mapping[str, An
 
 
 def test_both_adapters_declare_the_tools_as_they_are() -> None:
-    (gemini,) = _gemini_mapping.declarations(TOOLS)
-    openai = _openai_mapping.declarations(TOOLS)
+    (gemini,) = _gemini_mapping.declare_tools(TOOLS)
+    openai = _openai_mapping.declare_tools(TOOLS)
     for tool, theirs, ours in zip(TOOLS, gemini["functionDeclarations"], openai, strict=True):
         assert theirs["parametersJsonSchema"] == ours["function"]["parameters"] == tool.parameters
         assert theirs["name"] == ours["function"]["name"] == tool.name

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from backend.generation.adapters.gemini import request_body
+from backend.generation.adapters.gemini import build_request_body
 from backend.generation.model import Prompt, PromptMessage, Role, ToolCall, ToolRound
 from backend.generation.sampling import Sampling
 
 
 def turns(*messages: tuple[Role, str], rounds: tuple[ToolRound, ...] = ()) -> Any:
     prompt = Prompt([PromptMessage(role, text) for role, text in messages], rounds)
-    return request_body(prompt, Sampling(), thinks=False, show_thoughts=False)
+    return build_request_body(prompt, Sampling(), thinks=False, show_thoughts=False)
 
 
 def user(text: str) -> dict[str, Any]:

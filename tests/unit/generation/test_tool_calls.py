@@ -277,7 +277,7 @@ def test_calls_with_one_id_go_back_to_anthropic_with_ids_of_their_own() -> None:
     rounds = [ToolRound(calls_with("x", "x"), [1, 2]), ToolRound(calls_with("x"), [3])]
     prompt = Prompt([PromptMessage("user", "I duck.")], rounds)
 
-    sent = anthropic.request_body(
+    sent = anthropic.build_request_body(
         prompt, Sampling(), start="", max_output_tokens=99, is_adaptive=False
     )
 
@@ -306,9 +306,9 @@ def test_an_id_that_several_calls_have_does_not_go_back_to_gemini() -> None:
     calls = gemini_calls(*({"name": "roll", "args": HIT, "id": each} for each in ("x", "x", "y")))
     prompt = Prompt([PromptMessage("user", "I duck.")], [ToolRound(calls, [1, 2, 3])])
 
-    asked, answered = gemini.request_body(prompt, Sampling(), thinks=False, show_thoughts=False)[
-        "contents"
-    ][1:]
+    asked, answered = gemini.build_request_body(
+        prompt, Sampling(), thinks=False, show_thoughts=False
+    )["contents"][1:]
 
     for turn, member in ((asked, "functionCall"), (answered, "functionResponse")):
         assert [part[member].get("id") for part in turn["parts"]] == [None, None, "y"]
@@ -319,7 +319,10 @@ def test_of_an_answer_without_an_end_a_bounded_part_is_kept_for_the_next_request
     for index in range(anthropic.MAX_BLOCKS + 500):
         block = {"type": "thinking", "thinking": ""}
         reader.read_event({"type": "content_block_start", "index": index, "content_block": block})
-    signed = {"type": "signature_delta", "signature": "x" * (anthropic.MAX_SIGNATURE // 4)}
+    signed = {
+        "type": "signature_delta",
+        "signature": "x" * (anthropic.MAX_SIGNATURE_CHARACTERS // 4),
+    }
     for _ in range(50):
         reader.read_event({"type": "content_block_delta", "index": 0, "delta": signed})
     reader.close()
@@ -330,4 +333,4 @@ def test_of_an_answer_without_an_end_a_bounded_part_is_kept_for_the_next_request
     assert isinstance(piece, ToolCall)
     thoughts = piece.vendor_state["thoughts"]
     assert len(thoughts) == anthropic.MAX_BLOCKS
-    assert len(thoughts[0]["signature"]) < 2 * anthropic.MAX_SIGNATURE
+    assert len(thoughts[0]["signature"]) < 2 * anthropic.MAX_SIGNATURE_CHARACTERS

@@ -7,10 +7,10 @@ import pytest
 from backend.generation.model import TokenUsage
 from backend.generation.servers.window_evidence import (
     PromptCut,
+    choose_window_after_cut,
+    choose_window_after_refusal,
     find_cut,
     is_window,
-    window_after_cut,
-    window_after_refusal,
 )
 
 
@@ -31,7 +31,7 @@ from backend.generation.servers.window_evidence import (
 def test_a_refusal_leads_to_the_window_it_names_or_to_a_smaller_one(
     named: int | None, needed: int, current: int, window: int
 ) -> None:
-    assert window_after_refusal(named, needed=needed, current=current) == window
+    assert choose_window_after_refusal(named, needed=needed, current=current) == window
 
 
 @pytest.mark.parametrize("value", [0, -1, 255, 10**9, 4096.0, "4096", True, None, [4096]])
@@ -79,4 +79,4 @@ def test_a_prompt_counts_as_cut_if_no_tokenizer_and_no_cache_explains_the_report
 def test_the_window_after_a_cut_is_the_power_of_two_that_holds_what_was_read(
     read: int, current: int, window: int
 ) -> None:
-    assert window_after_cut(PromptCut(sent=100_000, read=read), current=current) == window
+    assert choose_window_after_cut(PromptCut(sent=100_000, read=read), current=current) == window

@@ -120,7 +120,7 @@ class OpenAICompatibleProvider(EmbeddingProvider[OpenAICompatibleConfig, ModelCl
         server = OPENAI_SERVERS[self.config.server]
         return ModelTraits(accepts=server.accepts, shape=server.shape)
 
-    def client_of(self, connection: ModelClient) -> ModelClient:
+    def get_client(self, connection: ModelClient) -> ModelClient:
         return connection
 
     async def embed(self, connection: ModelClient, request: EmbeddingRequest) -> list[Vector]:
@@ -140,7 +140,7 @@ class OpenAICompatibleProvider(EmbeddingProvider[OpenAICompatibleConfig, ModelCl
         if not models or not can_be_asked(config.server):
             return
         try:
-            async with self.connected() as client:
+            async with self.open_connection() as client:
                 reports = await ask_windows(client, config.base_url, config.server, models)
         except ModelError:  # no client can be made
             return
@@ -148,9 +148,9 @@ class OpenAICompatibleProvider(EmbeddingProvider[OpenAICompatibleConfig, ModelCl
             window = report.window
             if window is None and report.largest is not None:
                 # The window in force is unknown, but it is no larger than that.
-                known = self.abilities.of(name).window or config.context_window
+                known = self.abilities.find(name).window or config.context_window
                 window = report.largest if report.largest < known else None
-            if window not in (None, self.abilities.of(name).window):
+            if window not in (None, self.abilities.find(name).window):
                 self.learn(name, window=window)
 
     def learn_window_later(self, model: str) -> None:
@@ -168,7 +168,7 @@ class OpenAICompatibleProvider(EmbeddingProvider[OpenAICompatibleConfig, ModelCl
             return
         self._slots_asked_at = time.monotonic()
         try:
-            async with asyncio.timeout(REQUEST_SECONDS), self.connected() as client:
+            async with asyncio.timeout(REQUEST_SECONDS), self.open_connection() as client:
                 answer = await client.get(build_route_url(self.config.base_url, path))
         except ServerError as error:
             if error.status not in MISSING_ROUTE_STATUSES:
@@ -223,8 +223,8 @@ def _decode_vectors(response: bytes) -> list[Vector]:
         raise ModelError(f"{EMBEDDINGS_LABEL} sent a response without embeddings.") from None
 
 
-ANSWER = "answer"
-"""The tool whose arguments are the value."""
+ANSWER_TOOL = "answer"
+"""The tool whose arguments are the requested value."""
 
 _INSTRUCTIONS = (
     "Answer with one JSON value of this JSON Schema and nothing else, in a fenced block that "
@@ -234,7 +234,7 @@ _PLAIN_INSTRUCTIONS = "Answer with one JSON value of this JSON Schema and nothin
 
 
 def add_schema(prompt: Prompt, schema: Mapping[str, Any], way: JsonWay) -> Prompt:
-    """Return the prompt with the schema in it if the model may not see that of the request."""
+    """Add the schema to the prompt if the model may not see the one in the request."""
     if way not in ("json_object", "fenced"):
         return prompt
     words = _INSTRUCTIONS if way == "fenced" else _PLAIN_INSTRUCTIONS
@@ -242,26 +242,23 @@ def add_schema(prompt: Prompt, schema: Mapping[str, Any], way: JsonWay) -> Promp
     return replace(prompt, messages=[*prompt.messages, told])
 
 
-def json_members(schema: Mapping[str, Any], way: JsonWay) -> dict[str, Any]:
-    """What a request has beside its messages, in this way."""
+def build_json_members(schema: Mapping[str, Any], way: JsonWay) -> dict[str, Any]:
+    """Return the members of a request for JSON."""
     match way:
         case "json_schema":
-            return {"response_format": wire.response_format(schema)}
+            return {"response_format": wire.build_response_format(schema)}
         case "json_object":
             return {"response_format": {"type": "json_object", "schema": dict(schema)}}
         case "tool":
-            tool = Tool(ANSWER, "Give the answer.", schema)
-            choice = {"type": "function", "function": {"name": ANSWER}}
-            return {"tools": wire.declarations([tool]), "tool_choice": choice}
+            tool = Tool(ANSWER_TOOL, "Give the answer.", schema)
+            choice = {"type": "function", "function": {"name": ANSWER_TOOL}}
+            return {"tools": wire.declare_tools([tool]), "tool_choice": choice}
         case "fenced":
             return {}
 
 
 def read_value(answer: Delta, way: JsonWay, *, who: str) -> Any:
-    """Return the value in an answer.
-
-    Raises `ModelMalformedAnswerError` if there is none, and `ModelDeclinedError`.
-    """
+    """Return the value in an answer. Raises `ModelMalformedAnswerError`, `ModelDeclinedError`."""
     if way == "tool":
         whole = read_tool_answer(answer, who=who)
         if not (calls := whole.calls):
@@ -275,10 +272,10 @@ def read_value(answer: Delta, way: JsonWay, *, who: str) -> Any:
 COMPLETIONS = "/chat/completions"
 
 RENAMED_MEMBERS = {"max_tokens": "max_completion_tokens"}
-"""Members that some models know by another name. OpenAI's reasoning models refuse the old one."""
+"""New names of members. OpenAI's reasoning models refuse the old ones."""
 
 OPTIONAL_MEMBERS = ("stream_options", *RENAMED_MEMBERS)
-"""Members of ours that a request can do without, or with another in their place."""
+"""Members that Talekeeper adds, and removes or renames if a server refuses them."""
 
 
 class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
@@ -289,21 +286,21 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
         self._server = OPENAI_SERVERS[provider.config.server]
         self._json_way: JsonWay | None = None
 
-    async def structured(
+    async def generate_json(
         self, prompt: Prompt, schema: Mapping[str, Any], sampling: Sampling
     ) -> StructuredAnswer:
-        """See `ChatModel`. Asks in the next way of `JSON_WAYS` if one does not work.
+        """See `ChatModel`. Tries the ways in `JSON_WAYS` until one works.
 
-        A refusal is remembered at once. An answer that is not JSON may be chance: the next call
-        begins with the best way again, and a way that succeeds twice in a row is remembered.
+        If a way was refused, the working way is remembered at once. If an answer was not JSON,
+        which may be chance, a way is remembered after it has worked twice in a row.
         """
-        known = self._provider.abilities.of(self.spec.name).json
+        known = self._provider.abilities.find(self.spec.name).json
         wrote_no_json = False
         for way in JSON_WAYS[JSON_WAYS.index(known or JSON_WAYS[0]) :]:
             request = self._request(
                 add_schema(prompt, schema, way),
                 sampling.without_form(),
-                members=json_members(schema, way),
+                members=build_json_members(schema, way),
                 is_trial=way not in (known, JSON_WAYS[-1]),
             )
             try:
@@ -322,8 +319,8 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
                 self._json_way = way
                 return StructuredAnswer(value, answer.usage)
         raise ModelWritesNoJsonError(
-            f"{self.spec.id} did not return JSON in any of the ways it was asked "
-            f"({', '.join(JSON_WAYS)})."
+            f"{self.spec.id} did not return JSON in any of the tried ways "
+            f"({', '.join(JSON_WAYS)}). Choose another model."
         )
 
     def _address(self, *, stream: bool) -> str:  # noqa: ARG002 - one address for both
@@ -336,37 +333,37 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
             limit = min(self.spec.max_output_tokens, room)
             sampling = structs.replace(sampling, max_output_tokens=limit)
         start = request.start
-        known = self._provider.abilities.of(self.spec.name)
+        known = self._provider.abilities.find(self.spec.name)
         body: dict[str, Any] = {
             "model": self.spec.name,
-            "messages": wire.messages(
+            "messages": wire.build_messages(
                 request.shaped_prompt, start, self._server.prefix, shape=request.shape
             ),
-            **wire.settings(sampling, self._server.names),
+            **wire.map_settings(sampling, self._server.names),
             **(self._server.prefill if start else {}),
             **request.members,
         }
         if request.tools:
-            body["tools"] = wire.declarations(request.tools)
+            body["tools"] = wire.declare_tools(request.tools)
         if schema is not None:
             way: JsonWay = "json_object" if known.json == "json_object" else "json_schema"
-            body |= json_members(schema, way)
+            body |= build_json_members(schema, way)
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return _without(body, known.without)
+        return _remove_members(body, known.without)
 
     def _reader(self, request: ModelRequest) -> AnswerReader:
         return wire.ChunkReader(tool.name for tool in request.tools)
 
     def _setting_names(self, request: ModelRequest) -> Mapping[str, Sequence[SamplingField]]:
-        names = wire.setting_names(self._server.names)
+        names = wire.map_setting_names(self._server.names)
         if request.is_plain:
             names["response_format"] = "json_schema"
         return {member: (setting,) for member, setting in names.items()}
 
     def _adapt(self, request: ModelRequest, error: ServerError) -> ModelRequest:
-        """See `ServerModel`. Members that Talekeeper adds itself are left out or renamed first."""
-        known = self._provider.abilities.of(self.spec.name)
+        """See `ServerModel`. First removes or renames members that Talekeeper adds."""
+        known = self._provider.abilities.find(self.spec.name)
         failure = self._provider.failure(error)
         is_refusal = isinstance(failure, ModelRequestError)
         refusal = read_refusal(error, OPTIONAL_MEMBERS) if is_refusal else None
@@ -381,7 +378,7 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
         return super()._adapt(request, error)
 
     def _failure(self, error: ServerError, request: ModelRequest) -> ModelError:
-        """See `ServerModel`. If a way to ask for JSON is only tried, a 500 refuses that way."""
+        """See `ServerModel`. In a trial of a way to request JSON, the status 500 is a refusal."""
         failure = super()._failure(error, request)
         is_trial = request.is_trial or request.schema is not None
         fails = isinstance(failure, ModelServerError)
@@ -389,19 +386,19 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
             return ModelRequestError(f"{WHO} fails at such a request (500).")
         return failure
 
-    def _finished(self) -> None:
-        """See `ServerModel`. A window that was neither set nor listed is asked for, once."""
+    def _note_finish(self) -> None:
+        """See `ServerModel`. Asks once for a window that is neither set nor listed."""
         if self.spec.figures_from in {"default", "learned"}:
             self._provider.learn_window_later(self.spec.name)
 
     async def _count(
-        self, client: ModelClient, request: ModelRequest, heard: Sequence[Piece]
+        self, client: ModelClient, request: ModelRequest, received: Sequence[Piece]
     ) -> TokenUsage | None:
-        known = self._provider.abilities.of(self.spec.name).counts
+        known = self._provider.abilities.find(self.spec.name).counts
         routes = [each for each in self._server.counts if known in (None, each.path)]
-        if not routes or any(isinstance(piece, TokenUsage) for piece in heard):
+        if not routes or any(isinstance(piece, TokenUsage) for piece in received):
             return None
-        left = apply_resets(heard)
+        left = apply_resets(received)
         counts = await count_usage(
             client,
             self._provider.config.base_url,
@@ -416,8 +413,8 @@ class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
         return counts.usage
 
 
-def _without(body: Mapping[str, Any], members: Sequence[str]) -> dict[str, Any]:
-    """Return the request without these members, or with their other names."""
+def _remove_members(body: Mapping[str, Any], members: Sequence[str]) -> dict[str, Any]:
+    """Remove members, or rename them if they have a new name."""
     renamed = {name: RENAMED_MEMBERS[name] for name in members if name in RENAMED_MEMBERS}
     return {
         renamed.get(name, name): value
