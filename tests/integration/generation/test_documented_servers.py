@@ -154,7 +154,7 @@ async def test_json_comes_in_the_best_way_that_the_server_has(connected: Connect
         assert (await model.generate_json(PROMPT, SCHEMA, Sampling())).value == VALUE
 
     assert connected.learned
-    assert connected.learned[-1].of(MODEL).json == way
+    assert connected.learned[-1].find(MODEL).json == way
 
 
 @of(*SERVERS)
@@ -188,7 +188,7 @@ async def test_each_local_server_tells_the_window_that_it_runs_with(connected: C
     spec = connected.registries[-1].spec(model.spec.id)
     known = (WINDOW, "learned") if connected.server.windows else (32_768, "default")
     assert (spec.context_window, spec.figures_from) == known
-    assert [each.of(MODEL).window for each in connected.learned] == (
+    assert [each.find(MODEL).window for each in connected.learned] == (
         [WINDOW] if connected.server.windows else []
     )
     sent = {probe.headers["authorization"] for probe in connected.server.probes}
@@ -243,7 +243,7 @@ async def test_where_no_usage_is_reported_the_server_counts(connected: Connected
 
     (counted,) = used(await heard(connected.model()))
     assert counted == TokenUsage(WORDS, 4, thinking_tokens=1)
-    assert connected.learned[-1].of(MODEL).counts == route[0]
+    assert connected.learned[-1].find(MODEL).counts == route[0]
     # Prompt, reply and thoughts; where it is known which route there is, no other is asked.
     connected.server.requests.clear()
     assert used(await heard(connected.model(abilities=connected.learned[-1]))) == [counted]
@@ -274,7 +274,7 @@ async def test_a_server_that_cannot_count_is_not_asked_again(
     model = connected.model()
 
     assert used(await heard(model)) == []
-    assert connected.learned[-1].of(MODEL).counts == ""
+    assert connected.learned[-1].find(MODEL).counts == ""
     connected.server.requests.clear()
     assert used(await heard(model)) == []
     assert connected.paths() == ["/v1/chat/completions"]

@@ -80,7 +80,7 @@ async def test_the_reason_of_a_stream_without_an_event_is_asked_for_once(openai:
         async for _ in model.stream(PROMPT, Sampling()):
             pass
     assert (caught.value.window, caught.value.needed) == (4_096, 5_000)
-    assert learned[-1].of(MODEL).window == 4_096
+    assert learned[-1].find(MODEL).window == 4_096
     streamed, whole = openai.server.requests
     assert (streamed.body["stream"], whole.body.get("stream")) == (True, None)
 
@@ -93,7 +93,7 @@ async def test_of_a_refusal_without_numbers_a_smaller_window_is_remembered(opena
         openai.server.script(refusal)
         with pytest.raises(ModelContextOverflowError):
             await model.generate_json(PROMPT, SCHEMA, Sampling())
-        assert learned[-1].of(MODEL).window == window
+        assert learned[-1].find(MODEL).window == window
 
 
 @pytest.mark.parametrize("status", [200, 413])

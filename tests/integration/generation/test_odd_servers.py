@@ -198,7 +198,7 @@ async def test_json_is_asked_for_in_the_next_way_and_what_works_is_remembered(
     again = await openai.connect(abilities=learned[-1]).generate_json(PROMPT, SCHEMA, Sampling())
 
     assert answer.value == again.value == VALUE
-    assert learned[-1].of(MODEL).json == way
+    assert learned[-1].find(MODEL).json == way
     assert len(openai.server.requests) == asked + 1
 
 
@@ -236,7 +236,7 @@ async def test_one_answer_that_is_no_json_does_not_settle_on_a_weaker_way(openai
     openai.server.script(told("No."), told(json.dumps(VALUE)), told(json.dumps(VALUE)))
     for _ in range(2):
         assert (await model.generate_json(PROMPT, SCHEMA, Sampling())).value == VALUE
-    assert [each.of(MODEL).json for each in learned] == ["json_schema"]
+    assert [each.find(MODEL).json for each in learned] == ["json_schema"]
 
 
 async def test_a_model_that_writes_no_json_in_any_way_is_told_as_that(openai: Vendor) -> None:

@@ -112,7 +112,7 @@ def sum_up(row: Oddity, heard: Sequence[Piece], problem: ModelError | None) -> R
 
 def find_learned(connected: Connected, row: Oddity) -> dict[str, Any]:
     """Return what was learned of a row's model."""
-    found = connected.learned[-1].of(row.name) if connected.learned else None
+    found = connected.learned[-1].find(row.name) if connected.learned else None
     return {
         name: value
         for name, value in (msgspec.structs.asdict(found) if found else {}).items()

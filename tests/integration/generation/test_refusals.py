@@ -92,7 +92,7 @@ async def test_what_talekeeper_adds_itself_is_left_out_or_renamed(openai: Vendor
     await say(openai, Sampling(max_output_tokens=8), abilities=learned[-1])
 
     assert said == "No."
-    assert learned[-1].of(MODEL).without == ("stream_options", "max_tokens")
+    assert learned[-1].find(MODEL).without == ("stream_options", "max_tokens")
     body = openai.server.requests[-1].body
     assert len(openai.server.requests) == 4
     assert "stream_options" not in body

@@ -75,7 +75,7 @@ async def test_the_shape_is_learned_from_the_first_refusal(
 
         assert 1 <= refusals == server.refusals
     assert first[0] == second[0] == SentRequest(shape=shape)
-    assert learned[-1].of(MODEL).shape == shape
+    assert learned[-1].find(MODEL).shape == shape
     assert model.spec.shape == again.spec.shape == shape
     assert value is not None
 
