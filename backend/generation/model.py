@@ -178,8 +178,6 @@ def apply_resets(pieces: Iterable[Piece]) -> list[Piece]:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """An answer with text, calls, or both."""
-
     text: str
     calls: Sequence[ToolCall]
     usage: TokenUsage | None

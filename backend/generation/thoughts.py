@@ -292,7 +292,6 @@ class ThoughtReader:
         return begin if self._had_block or self._presumes_thoughts else at
 
     def _think(self, text: str, at: int, pieces: list[DeltaPiece]) -> int:
-        """Read thoughts up to their closing tag."""
         if not self._last and (blanks := _BLANKS.match(text, at)):
             at = blanks.end()
         place = at
@@ -318,7 +317,6 @@ class ThoughtReader:
         return len(text)
 
     def _answer(self, text: str, at: int, pieces: list[DeltaPiece]) -> int:
-        """Read the text of an answer up to its closing tag."""
         found = _ANSWER_END.any.search(text, at)
         end = found.start() if found else _ANSWER_END.find_settled_end(text, at)
         self._add(TextPiece(text[at:end]), pieces)

@@ -355,7 +355,6 @@ class MessageReader:
         return _read_pieces(delta)
 
     def close(self) -> tuple[ToolCall, ...]:
-        """See `AnswerReader`."""
         return tuple(chain.from_iterable(map(self._close, list(self._blocks))))
 
     def _begin(self, index: int, begun: Mapping[str, Any]) -> _Block:
@@ -480,8 +479,6 @@ _SETTING_NAMES: Mapping[str, Sequence[SamplingField]] = {
 
 
 class AnthropicProvider(ModelProvider[ServerConfig, ModelClient]):
-    """The connection to Anthropic with one key."""
-
     who, vendor_url = WHO, DEFAULT_BASE_URL
 
     @property
@@ -507,8 +504,6 @@ class AnthropicProvider(ModelProvider[ServerConfig, ModelClient]):
 
 
 class AnthropicModel(ServerModel[AnthropicProvider]):
-    """A `ChatModel` of Anthropic."""
-
     def _address(self, *, stream: bool) -> str:  # noqa: ARG002 - one address for both
         return self._provider.base_url + MESSAGES
 

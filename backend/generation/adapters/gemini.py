@@ -242,7 +242,6 @@ class ResponseReader:
         )
 
     def read_event(self, event: Any) -> Delta:
-        """See `AnswerReader`."""
         response = mapping(event)
         usage = read_usage(mapping(response.get("usageMetadata")))
         if blocked := _get_word(mapping(response.get("promptFeedback")), "blockReason"):
@@ -374,8 +373,6 @@ class GeminiConnection:
 
 
 class GeminiProvider(EmbeddingProvider[ServerConfig, GeminiConnection]):
-    """The connection to Gemini with one key."""
-
     who, vendor_url = WHO, DEFAULT_BASE_URL
 
     @property
@@ -445,8 +442,6 @@ class GeminiProvider(EmbeddingProvider[ServerConfig, GeminiConnection]):
 
 
 class GeminiModel(ServerModel[GeminiProvider]):
-    """A `ChatModel` of Gemini."""
-
     def __init__(self, spec: ModelSpec, provider: GeminiProvider) -> None:
         super().__init__(spec, provider)
         self._thinks = spec.name in _THINKING_MODELS

@@ -246,8 +246,6 @@ class EmbeddingRequest:
 
 
 class EmbeddingProvider(ModelProvider[ConfigT, ConnectionT]):
-    """A provider with embedding models."""
-
     @abstractmethod
     async def embed(self, connection: ConnectionT, request: EmbeddingRequest) -> Sequence[Vector]:
         """Return one vector for each text, as received. Any exception may be raised."""

@@ -283,7 +283,6 @@ class FailureSource:
 
 
 def find_failure(error: BaseException, source: FailureSource) -> ModelError:
-    """Convert any error of a request into a `ModelError`."""
     if isinstance(error, ServerError):
         return convert_server_error(error, source)
     causes = list(_find_causes(error))
@@ -325,7 +324,6 @@ def convert_server_error(answer: ServerError, source: FailureSource) -> ModelErr
 
 
 def convert_connection_error(error: BaseException, source: FailureSource) -> ModelError:
-    """Convert the error of a request without a complete answer."""
     causes = list(_find_causes(error))
     names = {type(each).__name__ for each in causes}
     who, address = source.who, show_address(source.base_url) or "the provider"

@@ -120,13 +120,9 @@ _LIMIT_MEMBERS = ("max_tokens", "max_completion_tokens")
 class AnswerReader(Protocol):
     """Reads one answer, event by event or as a whole."""
 
-    def read_event(self, event: Any) -> Delta:
-        """Read one event of a stream."""
-        ...
+    def read_event(self, event: Any) -> Delta: ...
 
-    def read_whole(self, answer: Any) -> Delta:
-        """Read an answer that was not streamed."""
-        ...
+    def read_whole(self, answer: Any) -> Delta: ...
 
     def close(self) -> Sequence[ToolCall]:
         """Return the calls that no event has completed."""

@@ -60,8 +60,6 @@ class Delta:
 
 @dataclass(slots=True)
 class _Content:
-    """The content that a stream has yielded so far."""
-
     has_begun: bool = False
     has_text: bool = False
     has_thoughts: bool = False

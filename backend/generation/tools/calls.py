@@ -259,7 +259,6 @@ def find_name_and_arguments(call: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def make_unreadable_call(problem: str) -> ToolCall:
-    """Return a call without a name."""
     return ToolCall(id=_make_id(), name="", arguments={}, problem=problem)
 
 

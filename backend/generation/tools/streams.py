@@ -129,7 +129,6 @@ async def stream_calls(
 
 
 def _collect_text(said: list[str], piece: Piece) -> None:
-    """Add the text of a piece. A reset removes all text."""
     if isinstance(piece, TextPiece):
         said.append(piece.text)
     elif isinstance(piece, TextReset):

@@ -403,7 +403,6 @@ class ChunkReader:
         self._calls = CallFragments(tool_names)
 
     def read_event(self, event: Any) -> Delta:
-        """See `AnswerReader`."""
         return _read_choice(event, "delta", self._calls)
 
     def read_whole(self, answer: Any) -> Delta:

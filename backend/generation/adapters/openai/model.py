@@ -94,8 +94,6 @@ class OpenAICompatibleConfig(ServerConfig):
 
 
 class OpenAICompatibleProvider(EmbeddingProvider[OpenAICompatibleConfig, ModelClient]):
-    """The connection to one server, shared by its models."""
-
     who = WHO
 
     def __init__(self, config: OpenAICompatibleConfig) -> None:
@@ -243,7 +241,6 @@ def add_schema(prompt: Prompt, schema: Mapping[str, Any], way: JsonWay) -> Promp
 
 
 def build_json_members(schema: Mapping[str, Any], way: JsonWay) -> dict[str, Any]:
-    """Return the members of a request for JSON."""
     match way:
         case "json_schema":
             return {"response_format": wire.build_response_format(schema)}
@@ -279,8 +276,6 @@ OPTIONAL_MEMBERS = ("stream_options", *RENAMED_MEMBERS)
 
 
 class OpenAICompatibleModel(ServerModel[OpenAICompatibleProvider]):
-    """A `ChatModel` on an OpenAI-compatible server."""
-
     def __init__(self, spec: ModelSpec, provider: OpenAICompatibleProvider) -> None:
         super().__init__(spec, provider)
         self._server = OPENAI_SERVERS[provider.config.server]
