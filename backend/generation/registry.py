@@ -15,7 +15,12 @@ from backend.generation.adapters.demo import DemoModel
 from backend.generation.adapters.gemini import GEMINI
 from backend.generation.adapters.openai.model import OPENAI_COMPATIBLE
 from backend.generation.catalogue import NOTHING, Figures, ListedModel, Price, combine_figures
-from backend.generation.client.provider import AnyProvider, ProviderKind, ServerConfig
+from backend.generation.client.provider import (
+    AnyProvider,
+    EnvironmentProvider,
+    ProviderKind,
+    ServerConfig,
+)
 from backend.generation.model import ChatModel, Fixable, ModelSpec
 from backend.generation.servers.abilities import ServerLimit, identify_server
 from backend.settings import Settings
@@ -310,7 +315,7 @@ class ModelRegistry:
 
 def build_registry(settings: Settings) -> ModelRegistry:
     """Return the models of the settings. Raises `UnknownModelError` for an unknown default."""
-    environment = {
+    environment: dict[KindName, EnvironmentProvider] = {
         name: provider
         for name, kind in KINDS.items()
         if (provider := kind.read_settings(settings)) is not None
@@ -325,12 +330,15 @@ def build_registry(settings: Settings) -> ModelRegistry:
         name = model_id.partition("/")[2] or model_id
         known = figures.get(model_id, ListedModel(name=name))
         figures[model_id] = structs.replace(known, price=price)
+    concurrency: dict[KindName, int | None] = {
+        kind: provider.concurrency for kind, provider in environment.items()
+    }
     configs: dict[str, Any] = {kind: provider.config for kind, provider in environment.items()}
     registry = ModelRegistry(
         demo_tokens_per_second=settings.demo_tokens_per_second,
         default=settings.default_model,
         figures=figures,
-        concurrency={kind: provider.concurrency for kind, provider in environment.items()},
+        concurrency=concurrency,
         **configs,
     )
     registry.spec(registry.default_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -33,7 +34,7 @@ def choose_embedder(settings: Settings) -> EmbedderName:
 
 def find_configured_kind(settings: Settings) -> KindName | None:
     """Return the first provider kind in the environment that has a default embedding model."""
-    able = (
+    able: Iterator[KindName] = (
         name
         for name, kind in KINDS.items()
         if kind.embeddings and kind.embeddings.default_model and kind.read_settings(settings)

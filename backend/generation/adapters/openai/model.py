@@ -460,7 +460,8 @@ def _read_embedding_settings(settings: Settings) -> ServerConfig:
 
 def _configure(preset: str | None, **fields: Any) -> ServerConfig:
     server = cast("ServerName", preset if preset in OPENAI_SERVERS else "other")
-    return OpenAICompatibleConfig(server=server, **{**fields, "base_url": fields["base_url"] or ""})
+    base_url = fields.pop("base_url") or ""
+    return OpenAICompatibleConfig(base_url=base_url, server=server, **fields)
 
 
 OPENAI_COMPATIBLE = ProviderKind(
