@@ -219,7 +219,7 @@ class ScriptService:
             found = await self._scripts(session, identity, chat, list(speakers))
             if not any(scripts.has("shown") for scripts in found.values()):
                 return
-            last = await chats.leaf_position(session, chat)
+            last = await chats.find_leaf_position(session, chat)
         await self._pool.run(identity.user_id, partial(_show, found, views, last))
 
     async def _scripts(

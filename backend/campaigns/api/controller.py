@@ -8,7 +8,6 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from backend.accounts.auth.identity import Identity
-from backend.campaigns.api.item_controller import ITEM_CONTROLLERS
 from backend.campaigns.api.schemas import (
     CampaignContextView,
     CampaignView,
@@ -31,7 +30,7 @@ from backend.campaigns.errors import (
 )
 from backend.campaigns.ledger.change_log import ChangeLogService
 from backend.campaigns.proposals.controller import ProposalController
-from backend.campaigns.rules.registry import load_rules
+from backend.campaigns.rules.protocol import load_rules
 from backend.campaigns.state.situations import SituationService
 from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
 from backend.chronicles.errors import ChronicleFullError

@@ -10,7 +10,6 @@ import msgspec
 
 from backend.campaigns.ledger.changes import Change, State
 from backend.campaigns.ledger.items import MAX_MEMBERS, Kind
-from backend.campaigns.rules.dice import DiceMode
 from backend.core.audience import PUBLIC, Audience
 
 PLAY = "play"

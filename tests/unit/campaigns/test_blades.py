@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from backend.campaigns.ledger.changes import EXISTS, fold
 from backend.campaigns.ledger.items import Entity, World
-from backend.campaigns.play.echoes import tick
 from backend.campaigns.play.guidance import render_guidance
-from backend.campaigns.play.table import DowntimeError, Table, enter_downtime, leave_downtime
+from backend.campaigns.play.table import DowntimeError, Table, enter_downtime, leave_downtime, tick
 from backend.campaigns.rules.blades import (
     RULES,
     TRAUMAS,
@@ -27,7 +26,7 @@ from backend.campaigns.rules.blades import (
     get_pool,
     get_state,
 )
-from backend.campaigns.rules.dice import new_seed, parse_notation, roll
+from backend.campaigns.rules.state import new_seed, parse_notation, roll
 from backend.errors import ValidationError
 from backend.prompts import load_prompts
 from tests.support.play import (
