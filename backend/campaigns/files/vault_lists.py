@@ -28,7 +28,7 @@ from backend.campaigns.files.markdown import (
 )
 from backend.campaigns.ledger.changes import State
 from backend.campaigns.ledger.items import MAX_SCENES, STRUCTS, Item, Kind
-from backend.campaigns.names.mentions import slug
+from backend.campaigns.names.roster import slug
 from backend.chronicles.transfer import EventRecord
 from backend.core.audience import Audience, encode_audience
 from backend.core.cpu_pool import check_stopped

@@ -39,7 +39,7 @@ from backend.campaigns.ledger.items import (
     Thread,
     World,
 )
-from backend.campaigns.names.mentions import slug
+from backend.campaigns.names.roster import slug
 from backend.chronicles.repository import StoryEvent
 from backend.core.audience import Audience, decode_audience
 from backend.core.files import is_device

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from backend.campaigns.names.mentions import MAX_TEXT
+from backend.campaigns.names.roster import MAX_TEXT
 from backend.campaigns.names.words import (
     ARTICLES,
     CAPITALISED,

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from backend.campaigns.glossary.coinages import snippet_of
-from backend.campaigns.names.mentions import MAX_TEXT
 from backend.campaigns.names.name_forms import TITLES, folded
+from backend.campaigns.names.roster import MAX_TEXT
 from backend.campaigns.names.words import CAPITALISED, plain
 
 Tag = Literal["NEW_NPC", "ITEM_ACQUIRED", "LOCATION_CHANGE", "DECISION_MADE"]

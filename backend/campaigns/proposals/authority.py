@@ -41,7 +41,7 @@ from backend.campaigns.models import (
     ChangeSource,
     ProposalReason,
 )
-from backend.campaigns.names.mentions import slug
+from backend.campaigns.names.roster import slug
 from backend.campaigns.play.table import find_locked_fields
 from backend.chats.models import Message
 from backend.core.audience import PUBLIC, intersect_audiences, may_all_know

@@ -14,7 +14,7 @@ import msgspec
 
 from backend.campaigns.ledger.changes import MAX_SUFFIX
 from backend.campaigns.ledger.items import Clock, Entity, Item, Relation, Thread, label_relation
-from backend.campaigns.names.mentions import slug
+from backend.campaigns.names.roster import slug
 from backend.core.audience import GM, NAMELESS_MARKS, AudienceMarks
 
 _HEADS = ("name", "title", "text")

@@ -39,7 +39,7 @@ from backend.campaigns.glossary.terms import (
     propose_terms,
 )
 from backend.campaigns.ledger.records import find_campaign, open_campaign
-from backend.campaigns.names.mentions import NameIndex
+from backend.campaigns.names.roster import NameIndex
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message

@@ -23,7 +23,7 @@ from backend.campaigns.files.archive import (
     write_archive,
 )
 from backend.campaigns.files.draft import CampaignDraft, settle
-from backend.campaigns.files.reader import read_campaign
+from backend.campaigns.files.transfer import read_campaign
 from backend.campaigns.files.vault_writer import write_vault
 from backend.campaigns.ledger.changes import Operations, State, build_creation, exists, fold
 from backend.campaigns.ledger.items import (
