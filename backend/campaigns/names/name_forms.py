@@ -7,12 +7,14 @@ is in `name_words.txt`, for English, German, French, Russian and Japanese.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
+
+from anyascii import anyascii
 
 from backend.campaigns.names.words import GERMAN_ENDINGS, WORD, plain
 from backend.core.text_forms import normalize
@@ -30,8 +32,6 @@ _GENDERS = {"n": "", "m": "m", "f": "f"}
 _CYRILLIC = re.compile(r"[\u0400-\u04ff]+")
 _UNSPACED = re.compile(r"[\u3041-\u30fa\u30fc\u3400-\u9fff\uac00-\ud7a3]+")
 _HAN = re.compile(r"[\u3400-\u9fff]+")
-
-_SYLLABLES = ("KATAKANA LETTER ", "HIRAGANA LETTER ", "HANGUL SYLLABLE ")
 
 _SOUNDS = (
     ("dzh", "j"), ("zh", "j"), ("kh", "h"), ("tch", "tsh"), ("sch", "sh"), ("ch", "k"),
@@ -86,20 +86,14 @@ def folded(word: str) -> str:
 
 
 def latin(word: str) -> str:
-    """A folded word in Latin letters without accents, as far as its script says how it sounds."""
+    """Return a folded word in Latin letters without accents."""
     return word if word.isascii() else "".join(map(_latin, word))
 
 
+@cache
 def _latin(char: str) -> str:
-    if char.isascii():
-        return char
-    base = unicodedata.normalize("NFD", char)[0]
-    name = unicodedata.name(char, "")
-    if found := _LETTERS.get(char) or _LETTERS.get(base):
-        return found
-    if name.startswith(_SYLLABLES):  # KATAKANA LETTER SMALL YA, HANGUL SYLLABLE GIM
-        return "" if name.endswith("SMALL TU") else name.rpartition(" ")[2].casefold()
-    return base if base.isascii() else ""
+    """Transliterate one character; return "" for marks, such as the Russian soft sign."""
+    return char if char.isascii() else "".join(filter(str.isalnum, anyascii(char))).casefold()
 
 
 def is_unspaced(word: str) -> bool:
@@ -247,10 +241,6 @@ def _short_names(text: str) -> dict[str, set[str]]:
 
 
 _BLOCKS = _blocks()
-
-
-_spelled = _BLOCKS["letters"].split()
-_LETTERS = dict(zip(_spelled[::2], _spelled[1::2], strict=True))
 
 
 def _flat(name: str) -> frozenset[str]:
