@@ -24,11 +24,11 @@ from backend.campaigns.files.archive import (
     CompactionRecord,
     OpenCampaign,
     SourceRecord,
+    list_covered_items,
     read_archive,
-    told_items,
     write_archive,
 )
-from backend.campaigns.files.draft import ZIP_ENTRIES, CampaignDraft, settle
+from backend.campaigns.files.draft import ZIP_ENTRIES, CampaignDraft, settle_ledger
 from backend.campaigns.files.vault import FOLDER_KINDS
 from backend.campaigns.files.vault_reader import is_vault, read_vault
 from backend.campaigns.files.vault_writer import write_vault
@@ -102,7 +102,7 @@ class CampaignRows:
     messages: Mapping[UUID, SourceMessage]
 
 
-def chat_rows(
+def make_chat_rows(
     sealer: Sealer, draft: CampaignDraft, log: ChatLog, *, unit: CountUnit, people: Collection[UUID]
 ) -> ChatRows:
     """The rows of a session. `people` are the characters and personas that its owner has."""
@@ -131,7 +131,7 @@ def chat_rows(
     return ChatRows(chat=chat, character_ids=members, messages=rows)
 
 
-def campaign_rows(
+def make_campaign_rows(
     sealer: Sealer,
     draft: CampaignDraft,
     settled: Mapping[UUID, tuple[State, int]],
@@ -208,7 +208,9 @@ def open_items(sealer: Sealer, rows: Iterable[Any]) -> list[tuple[UUID, Kind, St
     return [(row.id, row.kind, read_state(sealer, row.id, row.sealed_state)) for row in rows]
 
 
-def existing_items(items: Iterable[tuple[UUID, Kind, State]]) -> list[tuple[UUID, Kind, State]]:
+def filter_existing_items(
+    items: Iterable[tuple[UUID, Kind, State]],
+) -> list[tuple[UUID, Kind, State]]:
     """Return the items that exist, without references to items that are not among them."""
     known = [each for each in items if exists(each[2])]
     found = {str(item_id) for item_id, *_ in known}
@@ -270,7 +272,7 @@ def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUI
         raise CampaignFileError(error.detail) from error
     if MAIN in files:
         draft = read_archive(files)
-        return draft, told_items(files, draft)
+        return draft, list_covered_items(files, draft)
     if is_vault(files):
         return read_vault(files, folder.strip() or name), ()
     raise CampaignFileError(
@@ -306,7 +308,7 @@ def _is_hidden(path: str) -> bool:
 
 ExportFormat = Literal["json", "vault"]
 
-AT_ONCE = 500
+INSERT_BATCH_ROWS = 500
 """Rows that are written in one statement."""
 
 
@@ -377,7 +379,7 @@ class CampaignTransfer:
                 counters.edits = campaign.edits
                 counters.compactions = campaign.compactions
             else:
-                items = existing_items(filter_known_items(items, find_rules(fields.rules)))
+                items = filter_existing_items(filter_known_items(items, find_rules(fields.rules)))
             found = OpenCampaign(
                 id=campaign_id,
                 fields=fields,
@@ -407,7 +409,7 @@ class CampaignTransfer:
         chats = await self._chat_rows(identity, draft)
 
         def make() -> CampaignRows:
-            return campaign_rows(sealer, draft, settle(draft, told=told), chats)
+            return make_campaign_rows(sealer, draft, settle_ledger(draft, told=told), chats)
 
         rows = await self._pool.run(sealer.user_id, make)
         async with self._database.write() as session:
@@ -427,7 +429,7 @@ class CampaignTransfer:
         found: list[ChatRows] = []
         for log in draft.chats:
             unit = CountUnit(tokenizer, names=len(people.intersection(log.head.character_ids)) > 1)
-            work = partial(chat_rows, identity.sealer, draft, log, unit=unit, people=people)
+            work = partial(make_chat_rows, identity.sealer, draft, log, unit=unit, people=people)
             found.append(await self._pool.run(identity.user_id, work))
         return found
 
@@ -474,7 +476,7 @@ async def insert_campaign(
 
 
 async def _insert(session: AsyncSession, table: type[Any], rows: Sequence[dict[str, Any]]) -> None:
-    for part in split_chunks(rows, AT_ONCE):
+    for part in split_chunks(rows, INSERT_BATCH_ROWS):
         await session.execute(insert(table), list(part))
 
 
