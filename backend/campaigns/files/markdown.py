@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
-from backend.campaigns.files.vault import LINKED, UNTITLED
 from backend.characters.cards.text import parse_yaml
 from backend.characters.errors import CardError
 
@@ -113,7 +112,7 @@ def read_document(text: str) -> Document:
     return Document(cast("dict[str, Any]", meta), body)
 
 
-def sections(body: str, is_field: Callable[[str], bool]) -> list[Section]:
+def split_sections(body: str, is_field: Callable[[str], bool]) -> list[Section]:
     """Split a body at headings of the first two levels, and at headings that name a field.
 
     The text before the first heading comes first. A field ends at the next heading of its level.
@@ -121,7 +120,7 @@ def sections(body: str, is_field: Callable[[str], bool]) -> list[Section]:
     lines = body.split("\n")
     found: list[Section] = []
     title, level, start = "", 0, 0
-    for heading, content in _headings(body):
+    for heading, content in _list_headings(body):
         if heading.map is None or heading.level:
             continue
         depth = int(heading.tag[1])
@@ -133,22 +132,22 @@ def sections(body: str, is_field: Callable[[str], bool]) -> list[Section]:
     return found
 
 
-def groups(body: str) -> list[Group]:
+def read_groups(body: str) -> list[Group]:
     """Return all lists, paragraphs and tables of a body by their headings, also of empty ones."""
-    found: list[tuple[tuple[str, ...], list[_Block]]] = [((), [])]
+    found: list[tuple[tuple[str, ...], list[_BulletDraft]]] = [((), [])]
     path: list[tuple[int, str]] = []
     depth = at = 0
-    tokens = _tokens(body)
+    tokens = _parse(body)
     while at < len(tokens):
         token, blocks = tokens[at], found[-1][1]
         if token.type == "table_open":
-            rows, at = _table(tokens, at)
+            rows, at = _read_table(tokens, at)
             for cells in rows:
-                _add(blocks, _row_text(cells), depth, cells)
+                _add_text(blocks, _render_row(cells), depth, cells)
         elif token.type == "list_item_open":
             depth += 1
             if depth == 1:
-                blocks.append(_Block())
+                blocks.append(_BulletDraft())
         elif token.type == "list_item_close":
             depth -= 1
         elif token.type == "heading_open" and not depth and _is_heading(tokens[at + 1]):
@@ -157,7 +156,7 @@ def groups(body: str) -> list[Group]:
             found.append((tuple(title for _, title in path), []))
             at += 1
         elif token.type in {"inline", "fence"}:
-            _add(blocks, token.content.strip(), depth)
+            _add_text(blocks, token.content.strip(), depth)
         at += 1
     return [
         Group(headings, [block.finish() for block in blocks if block.texts or block.details])
@@ -166,7 +165,7 @@ def groups(body: str) -> list[Group]:
 
 
 @dataclass(slots=True)
-class _Block:
+class _BulletDraft:
     """A bullet that is being read."""
 
     texts: list[str] = field(default_factory=list[str])
@@ -181,19 +180,19 @@ class _Block:
         return Bullet("\n".join(texts), details, self.is_listed, self.cells)
 
 
-def _add(blocks: list[_Block], text: str, depth: int, cells: Cells = ()) -> None:
+def _add_text(blocks: list[_BulletDraft], text: str, depth: int, cells: Cells = ()) -> None:
     """Add a text, which is part of the last entry if it is inside a list."""
     if not text:
         return
     if not depth:
-        blocks.append(_Block([text], is_listed=bool(cells), cells=cells))
+        blocks.append(_BulletDraft([text], is_listed=bool(cells), cells=cells))
     elif depth == 1 and not blocks[-1].details:
         blocks[-1].texts.append(text)
     else:
         blocks[-1].details.append(text)
 
 
-def _table(tokens: Sequence[Token], at: int) -> tuple[list[Cells], int]:
+def _read_table(tokens: Sequence[Token], at: int) -> tuple[list[Cells], int]:
     """Return the rows of the table that begins at a token, and where it ends.
 
     A table without rows is a row of its header.
@@ -218,37 +217,37 @@ def _table(tokens: Sequence[Token], at: int) -> tuple[list[Cells], int]:
     return [[(name, cell) for name, cell in row if cell] for row in found], at
 
 
-def _row_text(cells: Cells) -> str:
+def _render_row(cells: Cells) -> str:
     return "; ".join(f"{name}: {cell}" if name else cell for name, cell in cells)
 
 
-def unlinked(text: str, follow: Callable[[str], object] = lambda _: None) -> str:
+def remove_links(text: str, follow: Callable[[str], object] = lambda _: None) -> str:
     """A text in which every `[[target|words]]` is its words; `follow` is told the targets."""
 
     def words(link: re.Match[str]) -> str:
         target, _, said = link[1].partition("|")
-        follow(_target(target))
+        follow(_clean_target(target))
         return (said or target).strip()
 
     return _LINK.sub(words, text)
 
 
-def link_targets(text: str) -> list[str]:
+def list_link_targets(text: str) -> list[str]:
     """What the links of a text name, in order."""
-    return [_target(link[1]) for link in _LINK.finditer(text)]
+    return [_clean_target(link[1]) for link in _LINK.finditer(text)]
 
 
-def link_target(text: str) -> str:
+def get_link_target(text: str) -> str:
     """What a reference names, whether it is written as a link or as a name."""
     link = _LINK.search(text)
-    return _target(link[1] if link else text)
+    return _clean_target(link[1] if link else text)
 
 
-def _target(link: str) -> str:
+def _clean_target(link: str) -> str:
     return link.partition("|")[0].partition("#")[0].strip()
 
 
-def decoded(text: str, follow: Callable[[str], object] = lambda _: None) -> str:
+def decode_text(text: str, follow: Callable[[str], object] = lambda _: None) -> str:
     """A text out of a list: a JSON string as what it says, else without links."""
     if text.startswith('"') and text.endswith('"'):
         try:
@@ -258,15 +257,15 @@ def decoded(text: str, follow: Callable[[str], object] = lambda _: None) -> str:
         else:
             if isinstance(value, str):
                 return value
-    return unlinked(text, follow)
+    return remove_links(text, follow)
 
 
-def encoded(text: str) -> str:
+def encode_text(text: str) -> str:
     """A text so that a list can hold it on one line, and `decoded` gives it back."""
-    return text if _is_plain(text) else json.dumps(text, ensure_ascii=not text.isprintable())
+    return text if is_plain(text) else json.dumps(text, ensure_ascii=not text.isprintable())
 
 
-def _is_plain(text: str) -> bool:
+def is_plain(text: str) -> bool:
     return (
         text == " ".join(text.split())
         and text.isprintable()
@@ -277,7 +276,7 @@ def _is_plain(text: str) -> bool:
     )
 
 
-def titled(text: str) -> tuple[str, str]:
+def split_title(text: str) -> tuple[str, str]:
     """An entry as its title and what it says: `**Title**: text`, else `Title: text`."""
     if text.startswith("**"):
         title, _, rest = text[2:].partition("**")
@@ -287,36 +286,13 @@ def titled(text: str) -> tuple[str, str]:
     return (title.strip(), rest.strip()) if colon else (text.strip(), "")
 
 
-def entry(title: str, text: str, details: Iterable[tuple[str, str]]) -> list[str]:
-    """The lines of an entry with a title, which `titled` and `decoded` read back."""
-    more = list(details)
-    if not _is_plain(title) or "*" in title or title.endswith(":") or title == UNTITLED:
-        more[:0] = [("title", title)] if title else []
-        title = UNTITLED
-    if text and not _is_plain(text):
-        more.insert(0, ("text", text))
-        text = ""
-    return [f"- **{title}**: {text}" if text else f"- **{title}**", *detail_lines(more)]
-
-
-def plain_entry(text: str, details: Iterable[tuple[str, str]]) -> list[str]:
-    """The lines of an entry without a title."""
-    return [f"- {encoded(text)}", *detail_lines(details)]
-
-
-def detail_lines(details: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """The lines of an entry's details: name and value."""
-    for name, value in details:
-        yield f"  - {name}: {value if name in LINKED else encoded(value)}"
-
-
-def document(meta: dict[str, Any], body: str) -> bytes:
+def render_document(meta: dict[str, Any], body: str) -> bytes:
     """A file of front matter and body."""
     head = yaml.dump(meta, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=1_000_000_000)
     return (f"{_FENCE}\n{head}{_FENCE}\n" + (f"{body}\n" if body else "")).encode()
 
 
-def outline(title: str, groups: Iterable[tuple[str, Sequence[str]]]) -> bytes:
+def render_outline(title: str, groups: Iterable[tuple[str, Sequence[str]]]) -> bytes:
     """A file of lists, each under its heading; one without a heading comes first."""
     lines = [f"# {title}"]
     for group, entries in groups:
@@ -336,12 +312,12 @@ def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _write_text)
 
 
-def _tokens(body: str) -> list[Token]:
-    return _parser(has_tables=_count_cells(body) <= MAX_CELLS).parse(body)
+def _parse(body: str) -> list[Token]:
+    return _make_parser(has_tables=_count_cells(body) <= MAX_CELLS).parse(body)
 
 
 @cache  # takes longer to make than a short file to read
-def _parser(*, has_tables: bool) -> MarkdownIt:
+def _make_parser(*, has_tables: bool) -> MarkdownIt:
     from markdown_it import MarkdownIt  # noqa: PLC0415 - seldom needed, and slow to import
 
     parser = MarkdownIt("zero").enable(list(_BLOCKS))
@@ -351,8 +327,8 @@ def _parser(*, has_tables: bool) -> MarkdownIt:
     return parser
 
 
-def _headings(body: str) -> Iterator[tuple[Token, str]]:
-    tokens = _tokens(body)
+def _list_headings(body: str) -> Iterator[tuple[Token, str]]:
+    tokens = _parse(body)
     for token, following in pairwise(tokens):
         if token.type == "heading_open" and _is_heading(following):
             yield token, following.content

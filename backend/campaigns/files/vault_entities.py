@@ -10,15 +10,15 @@ from backend.campaigns.files.markdown import (
     Bullet,
     Document,
     Section,
-    document,
-    groups,
-    link_target,
-    link_targets,
+    get_link_target,
+    list_link_targets,
     read_document,
-    sections,
-    unlinked,
+    read_groups,
+    remove_links,
+    render_document,
+    split_sections,
 )
-from backend.campaigns.files.vault import ATTRIBUTES, EntityKind
+from backend.campaigns.files.vault import EntityKind
 from backend.campaigns.ledger.items import Entity
 
 _HELD = frozenset(
@@ -31,6 +31,14 @@ _HELD = frozenset(
 
 _OTHER_HELD = {"alias": "aliases", "goal": "wants", "goals": "wants"}
 """Other names of front matter, in the spelling of `_plain`."""
+
+_ATTRIBUTES = frozenset(
+    {
+        "class", "level", "race", "species", "background", "hp", "hp_max", "ac", "gold",
+        "conditions", "inventory", "abilities", "speed", "xp", "stress", "trauma", "heat", "wanted",
+    }
+)  # fmt: skip
+"""Front matter that becomes an attribute without a warning."""
 
 _OTHER_ATTRIBUTES = {
     "hp_current": "hp",
@@ -99,14 +107,14 @@ class EntityFile:
         self._meta = meta = self._normalise_names(source.meta)
         if source.broken:
             self.warnings.append(f"the front matter can't be read: {source.broken}")
-        parts = sections(source.body, lambda title: _field(title) is not None)
+        parts = split_sections(source.body, lambda title: _field(title) is not None)
         heading = parts[1].title if len(parts) > 1 and not parts[0].text else ""
         is_name = bool(heading) and parts[1].level == 1
         name = self._short(meta.get("name"), NAME, "name")
         self.name = name or (heading[:NAME] if is_name else "") or _spelled(stem)
         if is_name and heading.casefold() == self.name.casefold():
             parts = [Section("", 0, parts[1].text), *parts[2:]]
-        self.location = link_target(_text(meta.get("location")))
+        self.location = get_link_target(_text(meta.get("location")))
         self.audience = meta.get("audience", "public")
         self.secrets = _texts(meta.get("secret")) + _texts(meta.get("secrets"))
         self.fields: dict[str, Any] = {
@@ -166,7 +174,7 @@ class EntityFile:
                 described.append(part.text)
         text = "\n\n".join(filter(None, described))
         self._read_links(text)
-        told["description"].append(unlinked(text))
+        told["description"].append(remove_links(text))
         for name, texts in told.items():
             self.fields[name] = self._cut("\n\n".join(filter(None, texts)), TEXT, name)
         self.fields["voice"] = self._lines(voice)
@@ -174,8 +182,8 @@ class EntityFile:
     def _read_links(self, text: str) -> None:
         found: dict[str, str] = {}
         for sentence in _SENTENCE_END.split(text):
-            if targets := link_targets(sentence):
-                note = unlinked(sentence).strip()[:LINE]
+            if targets := list_link_targets(sentence):
+                note = remove_links(sentence).strip()[:LINE]
                 for target in targets:
                     found.setdefault(target, note)
         names = list(found)
@@ -190,13 +198,13 @@ class EntityFile:
 
     def _read_personality(self, text: str, told: list[str], voice: list[str]) -> None:
         """List entries, rows and text in brackets become the voice, other text the personality."""
-        for group in groups(text):
-            told += [unlinked(each) for each in group.headings[-1:]]
+        for group in read_groups(text):
+            told += [remove_links(each) for each in group.headings[-1:]]
             for bullet in group.bullets:
                 if bullet.is_listed:
                     voice += _said([bullet])
                     continue
-                said = unlinked(bullet.text)
+                said = remove_links(bullet.text)
                 for bracket in _IN_BRACKETS.finditer(said):
                     voice += [each.strip() for each in bracket[1].split(";") if each.strip()]
                 told.append(_IN_BRACKETS.sub("", said).strip())
@@ -214,7 +222,7 @@ class EntityFile:
         for key in _MEASURES & found.keys():
             self._read_measure(found, key)
         self.warnings += [
-            f"`{key}` is kept among the attributes" for key in found if key not in ATTRIBUTES
+            f"`{key}` is kept among the attributes" for key in found if key not in _ATTRIBUTES
         ]
         self._read_values(found)
         kept = self._meta.get("attributes")
@@ -243,7 +251,7 @@ class EntityFile:
             # With a current value in another member, `hp` is the maximum.
             names["hp"] = "hp_max"
         return {
-            key: names.get(plain, plain if plain in ATTRIBUTES else key)
+            key: names.get(plain, plain if plain in _ATTRIBUTES else key)
             for key, plain in plain_keys.items()
         }
 
@@ -278,7 +286,7 @@ class EntityFile:
             self._keep_fact(key, whole, f"as a number it is {found[key]:,}")
 
     def _short(self, value: Any, limit: int, where: str) -> str:
-        return self._cut(unlinked(_text(value)).strip(), limit, where)
+        return self._cut(remove_links(_text(value)).strip(), limit, where)
 
     def _cut(self, text: str, limit: int, where: str) -> str:
         if len(text) > limit:
@@ -341,12 +349,12 @@ def write_entity(entity: Entity, *, location: str, secrets: list[str], audience:
             "voice": entity.voice,
         }
         body = ""
-    return document(meta, body)
+    return render_document(meta, body)
 
 
 def _reads_back(entity: Entity, meta: Mapping[str, Any], body: str, names: Iterable[str]) -> bool:
     """Whether a file with this front matter and body gives the entity's fields again."""
-    text = document(dict(meta), body).decode()
+    text = render_document(dict(meta), body).decode()
     read = EntityFile(entity.kind, "", read_document(text)).fields
     return all(
         read.get(name, type(value)()) == value
@@ -358,8 +366,8 @@ def _reads_back(entity: Entity, meta: Mapping[str, Any], body: str, names: Itera
 def _read_lines(text: str) -> list[str]:
     """Return the entries, paragraphs and rows of a text, after the heading that they are under."""
     found: list[str] = []
-    for group in groups(text):
-        heading = "".join(map(unlinked, group.headings[-1:]))
+    for group in read_groups(text):
+        heading = "".join(map(remove_links, group.headings[-1:]))
         lines = _said(group.bullets)
         found += [f"{heading}: {line}" for line in lines] if heading else lines
         if heading and not lines:
@@ -386,7 +394,7 @@ def _items(value: Any) -> list[Any]:
 
 def _said(found: Iterable[Bullet]) -> list[str]:
     """Entries and what stands in them, each on its own."""
-    return [unlinked(line) for bullet in found for line in (bullet.text, *bullet.details)]
+    return [remove_links(line) for bullet in found for line in (bullet.text, *bullet.details)]
 
 
 def _unwrapped(value: Any) -> Any:
@@ -395,7 +403,7 @@ def _unwrapped(value: Any) -> Any:
         case [[str() as name]]:
             return name
         case str():
-            return unlinked(value)
+            return remove_links(value)
         case list():
             return [_unwrapped(each) for each in cast("Any", value)]
         case _:

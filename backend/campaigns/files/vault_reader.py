@@ -18,10 +18,10 @@ from backend.campaigns.files import vault
 from backend.campaigns.files.draft import CampaignDraft, check_items
 from backend.campaigns.files.markdown import (
     Document,
-    groups,
-    link_target,
+    get_link_target,
     read_document,
-    unlinked,
+    read_groups,
+    remove_links,
 )
 from backend.campaigns.files.vault_entities import EntityFile
 from backend.campaigns.files.vault_lists import ListReader
@@ -127,7 +127,7 @@ class VaultReader:
         for entity_id, file in self._files.items():
             self._finish_entity(entity_id, file)
         reader = ListReader(self)
-        lists.sort(key=lambda each: vault.OUTLINES.index(each[0]))
+        lists.sort(key=lambda each: list(vault.OUTLINES).index(each[0]))
         for outline, path, document in lists:
             reader.read(outline, path, document)
         reader.connect()
@@ -182,7 +182,7 @@ class VaultReader:
         names: list[Any] = cast("Any", value) if isinstance(value, list) else [value]
         if names in (["public"], ["gm"]):
             return cast("Audience", names[0])
-        found = [self.find(link_target(str(each))) for each in names]
+        found = [self.find(get_link_target(str(each))) for each in names]
         if not found or None in found or len(found) > MAX_KNOWING:
             self.draft.warn(f"{where}: `audience` is not clear: the game master alone knows it")
             return "gm"
@@ -226,7 +226,7 @@ class VaultReader:
             rules = DEFAULT_RULES
         fields.rules = rules
         brief = {key: str(meta[key]) for key in _BRIEF if meta.get(key) is not None}
-        brief.setdefault("setting", unlinked(document.body))
+        brief.setdefault("setting", remove_links(document.body))
         try:
             fields.brief = msgspec.convert(brief, Brief)
             fields.settings = msgspec.convert(meta.get("settings") or {}, CampaignSettings)
@@ -318,13 +318,13 @@ class VaultReader:
             self.draft.warn(f"{path}: the front matter can't be read: {document.broken}")
         for key, value in document.meta.items():
             self.note(f"{path}: {key}: {value}", None)
-        for group in groups(document.body):
-            heading = "".join(map(unlinked, group.headings[-1:]))
+        for group in read_groups(document.body):
+            heading = "".join(map(remove_links, group.headings[-1:]))
             if not group.bullets:
                 self.note(heading, None)
             for bullet in group.bullets:
                 check_stopped()
-                said = unlinked("\n".join([bullet.text, *bullet.details]))
+                said = remove_links("\n".join([bullet.text, *bullet.details]))
                 self.note(": ".join(filter(None, [heading, said])), None)
 
 
