@@ -350,10 +350,10 @@ class CampaignTransferController(Controller):
         identity: NamedDependency[Identity],
         campaign_transfer: NamedDependency[CampaignTransfer],
     ) -> Response[ImportedCampaign]:
-        """Make a campaign of a zip: of one that was exported, or of a vault of Markdown files.
+        """Make a campaign from a zip: an exported one, or a vault of Markdown files.
 
-        All of it is taken in, or nothing. `name` is what it is called where the file does not say,
-        else the file's name. `warnings` name what was not understood; its text is kept.
+        Everything is imported, or nothing. If the file names no campaign, it is called `name`, or
+        else like the file. `warnings` name the parts that were not understood; their text is kept.
         """
         upload = await read_upload(request)
         stem = PurePosixPath(upload.filename.replace("\\", "/")).stem
@@ -382,12 +382,11 @@ class CampaignTransferController(Controller):
         file_format: Annotated[ExportFormat, QueryParameter(name="format")] = "json",
         viewpoint: FromQuery[ViewpointText] = GM,
     ) -> Response[bytes]:
-        """A zip of the campaign, from which it is imported to the same state.
+        """Return a zip of the campaign. Importing it restores the same state.
 
-        `json` has the ledger and the chats too. `vault` is a folder of Markdown for people and
-        programs such as Obsidian; its import begins a ledger of its own. `viewpoint` is for a
-        player: the file holds texts that prompts of `public`, or of an entity, can contain, and no
-        ledger.
+        `json` includes the ledger and the chats. `vault` is a folder of Markdown for people and
+        programs such as Obsidian; its import begins a new ledger. With a player's `viewpoint`, the
+        file has no ledger, and only texts that prompts of `public` or of an entity can contain.
         """
         seen = read_viewpoint(viewpoint)
         file = await campaign_transfer.export(identity, campaign_id, file_format, viewpoint=seen)

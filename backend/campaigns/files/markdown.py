@@ -1,7 +1,7 @@
-"""Markdown as people keep a world in: front matter, sections, lists and tables under headings.
+"""Reads and writes Markdown with front matter: sections, lists and tables under headings.
 
-Only blocks are read. The text of a line stays as it was written, except for `[[links]]`, which
-`unlinked` removes. A text that a list cannot show as it is becomes a JSON string there.
+Only blocks are parsed. The text of a line is unchanged, except that `remove_links` replaces
+`[[links]]`. In a list, a text that Markdown would change becomes a JSON string.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 _FENCE = "---"
 _BLOCKS = ("heading", "lheading", "list", "fence", "hr")
 MAX_CELLS = 100_000
-"""Cells in one text. With more, its tables stay paragraphs: a cell takes 2 KB of memory."""
+"""Maximum number of cells in one text, because a cell takes 2 KB of memory.
+
+With more, its tables are read as paragraphs.
+"""
 
 MAX_HEADING = 500
-"""Characters of a heading. A longer one is a paragraph: each entry under it would repeat it."""
+"""Maximum length of a heading. A longer one is a paragraph, because entries repeat headings."""
 
 _LEVELS = 2
-"""Levels of headings that split a text in any case."""
+"""Levels of headings that always begin a section."""
 
 NEXT_STEP = re.compile(r"(?:\s(?:→|->)\s|(?<=[.!?;])\s)(?=\*{0,2}next(?: steps?)?:)", re.IGNORECASE)
 """The gap before a next step that is on the same line as its thread."""
@@ -45,7 +48,7 @@ _NUMBER_LIKE = re.compile(r"[-+.0-9]")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file: its front matter, and what follows. `broken` says why the former can't be read."""
+    """A file: its front matter and its body. `broken` is the error of invalid front matter."""
 
     meta: dict[str, Any]
     body: str
@@ -54,7 +57,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading, and the text up to the next one, as it is written. The level of none is 0."""
+    """A heading and the text up to the next one. Text without a heading has level 0."""
 
     title: str
     level: int
@@ -62,15 +65,12 @@ class Section:
 
 
 Cells = Sequence[tuple[str, str]]
-"""A row of a table: each cell that says something, after the header of its column."""
+"""A row of a table: pairs of a header and a cell that is not empty."""
 
 
 @dataclass(slots=True)
 class Bullet:
-    """An entry of a list with the entries in it, a paragraph, or a row of a table.
-
-    The text of a row has all its cells.
-    """
+    """An entry of a list with its inner entries, a paragraph, or a row of a table."""
 
     text: str
     details: list[str] = field(default_factory=list[str])
@@ -80,16 +80,16 @@ class Bullet:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The lists, paragraphs and rows under a heading. `headings` are it and those around it."""
+    """The lists, paragraphs and rows under a heading, the last of `headings`."""
 
     headings: tuple[str, ...]
     bullets: list[Bullet] = field(default_factory=list[Bullet])
 
 
 def read_document(text: str) -> Document:
-    """A file's text as front matter and body. Raises `CardLimitError` for YAML beyond its limits.
+    """Split a text into front matter and body. Raises `CardLimitError` if the YAML is too large.
 
-    Front matter that can't be read is part of the body.
+    Invalid front matter is part of the body.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = text.split("\n")
@@ -133,7 +133,7 @@ def split_sections(body: str, is_field: Callable[[str], bool]) -> list[Section]:
 
 
 def read_groups(body: str) -> list[Group]:
-    """Return all lists, paragraphs and tables of a body by their headings, also of empty ones."""
+    """Return the lists, paragraphs and tables of a body by heading, also for empty headings."""
     found: list[tuple[tuple[str, ...], list[_BulletDraft]]] = [((), [])]
     path: list[tuple[int, str]] = []
     depth = at = 0
@@ -222,23 +222,22 @@ def _render_row(cells: Cells) -> str:
 
 
 def remove_links(text: str, follow: Callable[[str], object] = lambda _: None) -> str:
-    """A text in which every `[[target|words]]` is its words; `follow` is told the targets."""
+    """Replace every `[[target|words]]` by its words. `follow` receives the targets."""
 
     def words(link: re.Match[str]) -> str:
-        target, _, said = link[1].partition("|")
+        target, _, label = link[1].partition("|")
         follow(_clean_target(target))
-        return (said or target).strip()
+        return (label or target).strip()
 
     return _LINK.sub(words, text)
 
 
 def list_link_targets(text: str) -> list[str]:
-    """What the links of a text name, in order."""
     return [_clean_target(link[1]) for link in _LINK.finditer(text)]
 
 
 def get_link_target(text: str) -> str:
-    """What a reference names, whether it is written as a link or as a name."""
+    """Return the target of a text that is a link, or else a name."""
     link = _LINK.search(text)
     return _clean_target(link[1] if link else text)
 
@@ -248,7 +247,7 @@ def _clean_target(link: str) -> str:
 
 
 def decode_text(text: str, follow: Callable[[str], object] = lambda _: None) -> str:
-    """A text out of a list: a JSON string as what it says, else without links."""
+    """Return the text of a list entry: the value of a JSON string, or the text without links."""
     if text.startswith('"') and text.endswith('"'):
         try:
             value: Any = json.loads(text)
@@ -261,7 +260,7 @@ def decode_text(text: str, follow: Callable[[str], object] = lambda _: None) -> 
 
 
 def encode_text(text: str) -> str:
-    """A text so that a list can hold it on one line, and `decoded` gives it back."""
+    """Return a text on one line of a list, which `decode_text` can read."""
     return text if is_plain(text) else json.dumps(text, ensure_ascii=not text.isprintable())
 
 
@@ -277,7 +276,7 @@ def is_plain(text: str) -> bool:
 
 
 def split_title(text: str) -> tuple[str, str]:
-    """An entry as its title and what it says: `**Title**: text`, else `Title: text`."""
+    """Return the title and the text of `**Title**: text` or `Title: text`."""
     if text.startswith("**"):
         title, _, rest = text[2:].partition("**")
         title, rest = title.strip(), rest.strip()
@@ -287,13 +286,12 @@ def split_title(text: str) -> tuple[str, str]:
 
 
 def render_document(meta: dict[str, Any], body: str) -> bytes:
-    """A file of front matter and body."""
     head = yaml.dump(meta, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=1_000_000_000)
     return (f"{_FENCE}\n{head}{_FENCE}\n" + (f"{body}\n" if body else "")).encode()
 
 
 def render_outline(title: str, groups: Iterable[tuple[str, Sequence[str]]]) -> bytes:
-    """A file of lists, each under its heading; one without a heading comes first."""
+    """Return a file of lists with their headings. An empty heading is omitted."""
     lines = [f"# {title}"]
     for group, entries in groups:
         lines += ["", f"## {group}", *entries] if group else ["", *entries]
@@ -301,7 +299,7 @@ def render_outline(title: str, groups: Iterable[tuple[str, Sequence[str]]]) -> b
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes YAML 1.1 that means the same in version 1.2."""
+    """Writes YAML that has the same meaning in versions 1.1 and 1.2."""
 
 
 def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -316,7 +314,7 @@ def _parse(body: str) -> list[Token]:
     return _make_parser(has_tables=_count_cells(body) <= MAX_CELLS).parse(body)
 
 
-@cache  # takes longer to make than a short file to read
+@cache  # because making a parser takes longer than reading a short file
 def _make_parser(*, has_tables: bool) -> MarkdownIt:
     from markdown_it import MarkdownIt  # noqa: PLC0415 - seldom needed, and slow to import
 

@@ -1,4 +1,4 @@
-"""Campaigns out into files, and in out of them."""
+"""Exports campaigns to files, and imports them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ from backend.vault.sealing import Sealer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRows:
-    """A session: its chat, who takes part, and its messages."""
+    """The rows of a chat with its characters and messages."""
 
     chat: dict[str, Any]
     character_ids: Sequence[UUID]
@@ -89,9 +89,9 @@ class ChatRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignRows:
-    """A campaign with its items, its ledger and its chronicle's events.
+    """The rows of a campaign with its items, its ledger and the events of its chronicle.
 
-    `messages` are those of its chats that events come from, by their ids in the file.
+    `messages` are the messages of its chats by their ids in the file.
     """
 
     campaign: Campaign
@@ -105,7 +105,7 @@ class CampaignRows:
 def make_chat_rows(
     sealer: Sealer, draft: CampaignDraft, log: ChatLog, *, unit: CountUnit, people: Collection[UUID]
 ) -> ChatRows:
-    """The rows of a session. `people` are the characters and personas that its owner has."""
+    """Return the rows of a chat. `people` are the owner's characters and personas."""
     chat_id, head = new_id(), log.head
     rows = message_rows(
         sealer,
@@ -137,7 +137,7 @@ def make_campaign_rows(
     settled: Mapping[UUID, tuple[State, int]],
     chats: Iterable[ChatRows],
 ) -> CampaignRows:
-    """The rows of a campaign. `settled` is each item's state, and its last change that counts."""
+    """Return the rows of a campaign. `settled` has each item's state and last active change."""
     campaign = Campaign(
         id=draft.id,
         user_id=sealer.user_id,
@@ -204,14 +204,14 @@ def make_campaign_rows(
 
 
 def open_items(sealer: Sealer, rows: Iterable[Any]) -> list[tuple[UUID, Kind, State]]:
-    """Items by their rows (`id`, `kind`, `sealed_state`)."""
+    """Unseal items from rows of `id`, `kind` and `sealed_state`."""
     return [(row.id, row.kind, read_state(sealer, row.id, row.sealed_state)) for row in rows]
 
 
 def filter_existing_items(
     items: Iterable[tuple[UUID, Kind, State]],
 ) -> list[tuple[UUID, Kind, State]]:
-    """Return the items that exist, without references to items that are not among them."""
+    """Return the items that exist, without references to other items."""
     known = [each for each in items if exists(each[2])]
     found = {str(item_id) for item_id, *_ in known}
     kept: list[tuple[UUID, Kind, State]] = []
@@ -224,7 +224,7 @@ def filter_existing_items(
 def open_changes(
     sealer: Sealer, rows: Iterable[Any], sources: Mapping[UUID, list[SourceRecord]]
 ) -> list[ChangeRecord]:
-    """Lines of the ledger by their rows, each with the `kind` of its item."""
+    """Unseal changes from rows, which include the `kind` of the item."""
     records: list[ChangeRecord] = []
     for row in rows:
         check_stopped()
@@ -251,13 +251,13 @@ def open_changes(
 
 OWN_FOLDERS = frozenset({"canon", "chats", *FOLDER_KINDS})
 MAX_FOLDERS = 3
-"""Folders around everything that are taken off."""
+"""Maximum number of outer folders that are removed."""
 
 
 def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUID]]:
-    """Read a zip: return its campaign, and the items that its files leave out.
+    """Read a zip. Return its campaign, and the items of kinds that its files list completely.
 
-    `name` is its name if neither the files nor a folder around them have one. Raises
+    `name` is used if neither the files nor a folder around them name the campaign. Raises
     `CampaignFileError`, `TooLargeError`.
     """
     check_file_size(len(data))
@@ -282,10 +282,7 @@ def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUI
 
 
 def _without_folder(files: Mapping[str, bytes]) -> tuple[dict[str, bytes], str]:
-    """Remove hidden files, and the folder that contains all others; return its name, too.
-
-    Such a folder may be in another one. Then the inner one's name counts.
-    """
+    """Remove hidden files and folders that contain all others; return the innermost name, too."""
     kept = {path: data for path, data in files.items() if not _is_hidden(path)}
     folder = ""
     for _ in range(MAX_FOLDERS):
@@ -302,27 +299,27 @@ def _without_folder(files: Mapping[str, bytes]) -> tuple[dict[str, bytes], str]:
 
 
 def _is_hidden(path: str) -> bool:
-    """Whether it is a program's own file: `.obsidian/`, `__MACOSX/`, `.DS_Store`."""
+    """True for files of other programs: `.obsidian/`, `__MACOSX/`, `.DS_Store`."""
     return any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
 
 
 ExportFormat = Literal["json", "vault"]
 
 INSERT_BATCH_ROWS = 500
-"""Rows that are written in one statement."""
+"""Maximum number of rows in one statement."""
 
 
 class ImportedCampaign(CampaignView, kw_only=True):
-    """A campaign that was made of a file. `warnings` say what of the file was not understood."""
+    """A campaign from a file. `warnings` name the parts that were not understood."""
 
     warnings: list[str]
 
 
 class CampaignTransfer:
-    """Exports campaigns, and imports what was exported, or what people keep as Markdown.
+    """Exports campaigns, and imports exported ones and vaults of Markdown.
 
     Args:
-        checks_added: Refuse an import after which its account holds more than it may.
+        checks_added: Quotas that can refuse an import.
     """
 
     def __init__(
@@ -348,11 +345,10 @@ class CampaignTransfer:
         *,
         viewpoint: Viewpoint = GM,
     ) -> ExportedFile:
-        """A zip of a campaign, or of its texts that prompts of a player can contain.
+        """Return a zip of a campaign, or of its texts that prompts of a player can contain.
 
-        A player's zip has no ledger, and only events and lines that count now.
-
-        Raises `CampaignNotFoundError`, `ValidationError`.
+        A player's zip has no ledger, and only current events and messages. Raises
+        `CampaignNotFoundError`, `ValidationError`.
         """
         sealer = identity.sealer
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
@@ -398,18 +394,18 @@ class CampaignTransfer:
         return ExportedFile(data, "application/zip", fields.name, "zip")
 
     async def import_new(self, identity: Identity, data: bytes, name: str) -> ImportedCampaign:
-        """Make a campaign of a zip, with all that is in it or not at all.
+        """Store the campaign of a zip in one transaction.
 
-        `name` is what it is called where the file does not say. Raises `CampaignFileError`,
+        `name` is used if the file names no campaign. Raises `CampaignFileError`,
         `CampaignFullError`, `ChronicleFullError`, `StorageQuotaExceededError`, `TooLargeError`.
         """
         sealer = identity.sealer
-        draft, told = await self._pool.run(sealer.user_id, partial(read_campaign, data, name))
+        draft, covered = await self._pool.run(sealer.user_id, partial(read_campaign, data, name))
         draft.check_count()
         chats = await self._chat_rows(identity, draft)
 
         def make() -> CampaignRows:
-            return make_campaign_rows(sealer, draft, settle_ledger(draft, told=told), chats)
+            return make_campaign_rows(sealer, draft, settle_ledger(draft, covered=covered), chats)
 
         rows = await self._pool.run(sealer.user_id, make)
         async with self._database.write() as session:
@@ -500,7 +496,7 @@ def _known_event(event: StoryEvent) -> StoryEvent:
 async def _changes(
     session: AsyncSession, campaign: Campaign
 ) -> tuple[Sequence[Any], dict[UUID, list[SourceRecord]]]:
-    """The ledger in order, and the messages that made its changes."""
+    """Return the ledger in order, and the messages that made its changes."""
     mine = CampaignChange.campaign_id == campaign.id, CampaignChange.user_id == campaign.user_id
     query = select(
         *(column for column in CampaignChange.__table__.c if column.key != "user_id"),
@@ -522,7 +518,7 @@ async def _changes(
 async def _chats(
     session: AsyncSession, campaign: Campaign
 ) -> list[tuple[Chat, list[UUID], Sequence[Any]]]:
-    """The sessions, oldest first: (chat, its characters, its messages)."""
+    """Return the chats, oldest first: (chat, characters, messages)."""
     query = select(Chat).where(Chat.campaign_id == campaign.id, Chat.user_id == campaign.user_id)
     chats = (await session.scalars(query.order_by(Chat.id))).all()
     members = await character_ids(session, [chat.id for chat in chats])
@@ -536,7 +532,7 @@ async def _chats(
 
 
 async def _people(session: AsyncSession, identity: Identity, draft: CampaignDraft) -> set[UUID]:
-    """Of the characters and personas that the chats name, those that are the user's."""
+    """Return the user's characters and personas among those of the imported chats."""
     named: set[UUID | None] = set()
     for log in draft.chats:
         named |= {*log.head.character_ids, log.head.persona_id}

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import msgspec
 
 from backend.campaigns.files import vault
+from backend.campaigns.files.draft import VaultDraft
 from backend.campaigns.files.markdown import (
     NEXT_STEP,
     Bullet,
@@ -34,9 +34,6 @@ from backend.core.audience import Audience, encode_audience
 from backend.core.cpu_pool import check_stopped
 from backend.database.base import now
 
-if TYPE_CHECKING:
-    from backend.campaigns.files.vault_reader import VaultReader
-
 
 class Entry:
     """An entry of a list.
@@ -50,13 +47,13 @@ class Entry:
     """
 
     def __init__(
-        self, vault_reader: VaultReader, outline: Outline, *, group: str = "", text: str = ""
+        self, draft: VaultDraft, outline: Outline, *, group: str = "", text: str = ""
     ) -> None:
         self.group = remove_links(group)
         self.heading = group
         self.said: defaultdict[str, list[str]] = defaultdict(list)
         self.unknown: list[str] = []
-        self._follow, self._outline = vault_reader.follow, outline
+        self._follow, self._outline = draft.follow, outline
         first, *lines = split_lines(text) if "next" in outline.details else text.split("\n")
         self.text = "\n".join([first, *(each for each in lines if not self.take(each))])
 
@@ -161,8 +158,8 @@ class _Section:
 class ListReader:
     """Reads lists into items. References to other entries are resolved at the end."""
 
-    def __init__(self, vault_reader: VaultReader) -> None:
-        self._vault = vault_reader
+    def __init__(self, draft: VaultDraft) -> None:
+        self._draft = draft
         self._path = ""
         self._name = ""
         self._outline = vault.OUTLINES[vault.TIMELINE]
@@ -178,7 +175,7 @@ class ListReader:
             self._warn(f"the front matter can't be read: {document.broken}")
         for key, value in document.meta.items():
             self._warn(f"`{key[:200]}` is kept as a fact")
-            self._vault.note(f"{key}: {value}", None)
+            self._draft.note(f"{key}: {value}", None)
         sections = self._sort_headings(read_groups(document.body))
         at = 0
         while at < len(sections):
@@ -188,7 +185,7 @@ class ListReader:
             if not self._is_title(section, has_parts=has_parts):
                 self._read_bullets(section)
                 continue
-            entry = Entry(self._vault, self._outline, group=section.group)
+            entry = Entry(self._draft, self._outline, group=section.group)
             entry.said["title"].append(remove_links(section.inside[0]))
             entry.add_content(section.bullets)
             while at < len(sections) and section.has_part(sections[at]):
@@ -230,7 +227,7 @@ class ListReader:
                 return _DAY.search(heading) is not None or plain == vault.NO_DAY.casefold()
             case "fact":
                 is_world = plain in {vault.WORLD.casefold(), self._name}
-                return is_world or self._vault.find(get_link_target(heading)) is not None
+                return is_world or self._draft.find(get_link_target(heading)) is not None
             case _:
                 kinds = self._outline.headings
                 return plain in kinds or plain.removesuffix("s") in kinds
@@ -241,7 +238,7 @@ class ListReader:
             return False
         if section.group:
             return True
-        probe = Entry(self._vault, self._outline)
+        probe = Entry(self._draft, self._outline)
         listed = [each for each in section.bullets if each.is_listed]
         are_details = all(probe.find_detail(each.text) for each in listed)
         return are_details and bool(section.bullets or has_parts)
@@ -277,7 +274,7 @@ class ListReader:
                     last.add_details(bullet)
                     continue
             entry = Entry(
-                self._vault,
+                self._draft,
                 self._outline,
                 group=inside if is_about else group,
                 text="" if bullet.cells else bullet.text,
@@ -310,7 +307,7 @@ class ListReader:
 
     def connect(self) -> None:
         """Resolve references between entries, and add the events to the draft."""
-        draft = self._vault.draft
+        draft = self._draft
         for item_id, field, kind, name in self._references:
             found = self._by_name.get((kind, name.casefold()))
             if found is None or found == item_id:
@@ -342,7 +339,7 @@ class ListReader:
         if isinstance(uses := read_number(entry.get_last("uses", "0")), str):
             self._warn_of_unclear("uses", uses)
         elif kind == "term" and item_id is not None:
-            self._vault.draft.uses[item_id] = min(uses, MAX_USES)
+            self._draft.uses[item_id] = min(uses, MAX_USES)
 
     def _read_group(self, entry: Entry) -> State:
         """Return the field that a heading contains, in the singular or the plural."""
@@ -414,7 +411,7 @@ class ListReader:
         heading = entry.get_last("about") or entry.heading
         target = get_link_target(heading)
         has_name = target.casefold() not in {"", vault.WORLD.casefold(), self._name}
-        about = self._vault.find(target) if has_name or "[[" in heading else None
+        about = self._draft.find(target) if has_name or "[[" in heading else None
         text = entry.join_text()
         if about is None and has_name:
             self._warn(f"`{heading[:200]}` names nothing in the vault")
@@ -430,7 +427,7 @@ class ListReader:
         if entry.said["from"]:
             names = [entry.get_last("from"), entry.get_last("to")]
             said = entry.get_last("score", "0")
-        ends = [self._vault.find(get_link_target(each)) for each in names]
+        ends = [self._draft.find(get_link_target(each)) for each in names]
         score = _SCORE.fullmatch(said.strip())
         if len(ends) != 2 or score is None:  # noqa: PLR2004  # from one to another
             self._keep(entry, "it is not `[[One]] → [[Another]]: score`")
@@ -451,38 +448,38 @@ class ListReader:
         except msgspec.ValidationError as error:
             self._keep(entry, str(error))
             return None
-        item_id = self._vault.add(kind, item)
+        item_id = self._draft.add(kind, item)
         names = entry.said["id"] or [str(fields.get("name") or "")]
         for name in filter(None, names):
             self._by_name.setdefault((kind, name.casefold()), item_id)
         for field in self._outline.fields:
             if field.target is not None and (texts := self._list_texts(field, entry)):
-                handles = field.codec.read(texts, self._vault.find)
+                handles = field.codec.read(texts, self._draft.find)
                 self._references += [(item_id, field.key, field.target, each) for each in handles]
         return item_id
 
     def _find(self, detail: str, name: str) -> UUID | None:
-        found = self._vault.find(get_link_target(name), "location" if detail == "location" else "")
+        found = self._draft.find(get_link_target(name), "location" if detail == "location" else "")
         if found is None:
             self._warn(f"`{detail}` names nothing in the vault: {name[:200]}")
         return found
 
     def _audience(self, entry: Entry) -> Audience:
         said = entry.said["audience"]
-        return self._vault.audience(said, self._path) if said else "public"
+        return self._draft.read_audience(said, self._path) if said else "public"
 
     def _keep(self, entry: Entry, why: str) -> None:
         """Keep an entry that is no valid item as a fact."""
         shown = entry.text or entry.get_last("title") or entry.get_last("text")
         self._warn(f"`{shown[:200]}` is kept as a fact: {why}")
         said = [f"{name}: {text}" for name, texts in entry.said.items() for text in texts]
-        self._vault.note("\n".join([remove_links(entry.text), *said, *entry.unknown]), None)
+        self._draft.note("\n".join([remove_links(entry.text), *said, *entry.unknown]), None)
 
     def _warn_of_unclear(self, detail: str, text: str) -> None:
         self._warn(f"`{detail}` is not clear, and is left out: {text[:200]}")
 
     def _warn(self, text: str) -> None:
-        self._vault.draft.warn(f"{self._path}: {text}")
+        self._draft.warn(f"{self._path}: {text}")
 
 
 def _starts_entry(bullet: Bullet) -> bool:
