@@ -21,8 +21,7 @@ from backend.campaigns.ledger.records import (
 )
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignItem
-from backend.campaigns.rules.protocol import is_unsettled
-from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.rules.protocol import find_rules, is_unsettled
 from backend.campaigns.scenes.scenes import find_last_chat
 from backend.chats.models import Chat
 from backend.chats.repository import get_chat

@@ -1,4 +1,4 @@
-"""Campaigns: `/campaigns`."""
+"""Campaigns, their items, their rules, and their files: `/campaigns`."""
 
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -10,13 +10,14 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.activity import ActivityLog
-from backend.campaigns.api.item_controller import ITEM_CONTROLLERS
 from backend.campaigns.api.schemas import (
+    VIEWS,
     CampaignContextView,
     CampaignView,
     ChangePage,
     ChangeView,
     Comparison,
+    ItemPage,
     NewCampaign,
     Restore,
     RulesView,
@@ -29,13 +30,17 @@ from backend.campaigns.errors import (
     CampaignChangeNotFoundError,
     CampaignFileError,
     CampaignFullError,
+    CampaignItemNotFoundError,
     CampaignNotFoundError,
     CampaignVersionNotFoundError,
 )
 from backend.campaigns.files.transfer import CampaignTransfer, ExportFormat, ImportedCampaign
 from backend.campaigns.ledger.change_log import ChangeLogService
+from backend.campaigns.ledger.item_service import ItemFilter, ItemService
+from backend.campaigns.ledger.items import STRUCTS, Kind
+from backend.campaigns.ledger.records import ItemKey
 from backend.campaigns.proposals.controller import ProposalController
-from backend.campaigns.rules.registry import load_rules
+from backend.campaigns.rules.protocol import load_rules
 from backend.campaigns.state.situations import SituationService
 from backend.characters.uploads import (
     MAX_UPLOAD_BYTES,
@@ -317,13 +322,6 @@ class CampaignController(Controller):
         return _tag_view(await campaign_changes.restore(identity, campaign_id, data.version))
 
 
-CONTROLLERS: tuple[type[Controller], ...] = (
-    CampaignController,
-    *ITEM_CONTROLLERS,
-    ProposalController,
-)
-
-
 def _tag_view(view: CampaignView) -> Response[CampaignView]:
     return Response(view, headers={"ETag": make_etag(view.version)})
 
@@ -392,3 +390,177 @@ class CampaignTransferController(Controller):
         file = await campaign_transfer.export(identity, campaign_id, file_format, viewpoint=seen)
         await activity.note(request, "exported", detail="campaign")
         return file_answer(file)
+
+
+# pyright: reportUnknownParameterType=false
+# The views of items are generated from their structs, which pyright cannot analyse.
+
+
+ITEM_PATHS: dict[Kind, str] = {
+    "entity": "entities",
+    "thread": "threads",
+    "clock": "clocks",
+    "fact": "facts",
+    "relation": "relations",
+    "scene": "scenes",
+    "chapter": "chapters",
+    "echo": "echoes",
+    "term": "glossary",
+}
+
+
+def build_item_controller(kind: Kind) -> type[Controller]:
+    """Build the controller of one kind of item. All kinds have the same routes."""
+    struct, view, plural = STRUCTS[kind], VIEWS[kind], ITEM_PATHS[kind]
+    one = struct.__name__
+    names = plural.title()
+
+    class ItemController(Controller):
+        path = f"/campaigns/{{campaign_id:uuid}}/{plural}"
+        tags = TAGS
+
+        @get(
+            opt={RAISES: (CampaignNotFoundError,)},
+            operation_id=f"listCampaign{names}",
+            summary=f"List {plural}",
+        )
+        async def list_items(  # noqa: PLR0913, PLR0917  # one parameter for each filter of the query
+            self,
+            campaign_id: FromPath[UUID],
+            identity: NamedDependency[Identity],
+            campaign_items: NamedDependency[ItemService],
+            subkind: Annotated[str | None, QueryParameter(name="kind")] = None,
+            at: FromQuery[UUID | None] = None,
+            status: FromQuery[str | None] = None,
+            q: FromQuery[str | None] = None,
+            limit: PageSize = 100,
+            after: FromQuery[UUID | None] = None,
+        ) -> ItemPage:
+            """List items, oldest first; `q` is searched in names and texts."""
+            asked = ItemFilter(subkind, at, status, q)
+            return await campaign_items.list_items(
+                identity, campaign_id, kind, asked, limit=limit, after=after
+            )
+
+        @post(
+            opt={
+                RAISES: (CampaignNotFoundError, CampaignFullError, MessageNotFoundError),
+                PATCHES: struct,
+            },
+            operation_id=f"createCampaign{one}",
+            summary=f"Add to {plural}",
+        )
+        async def create_item(
+            self,
+            campaign_id: FromPath[UUID],
+            data: JSONBody[dict[str, Any]],
+            identity: NamedDependency[Identity],
+            campaign_items: NamedDependency[ItemService],
+            message_id: FromQuery[UUID | None] = None,
+        ) -> Response[view]:  # type: ignore[valid-type]
+            """Create an item, as a change of the ledger.
+
+            With `message_id` it exists while that message is on the active path.
+            """
+            made = await campaign_items.create_item(
+                identity, campaign_id, kind, data, message_id=message_id
+            )
+            return _tag_item(made)
+
+        @get(
+            "/{item_id:uuid}",
+            opt={RAISES: (CampaignNotFoundError, CampaignItemNotFoundError)},
+            operation_id=f"getCampaign{one}",
+            summary=f"Read one of {plural}",
+        )
+        async def get_item(
+            self,
+            campaign_id: FromPath[UUID],
+            item_id: FromPath[UUID],
+            identity: NamedDependency[Identity],
+            campaign_items: NamedDependency[ItemService],
+        ) -> Response[view]:  # type: ignore[valid-type]
+            """Return an item, folded from its active changes."""
+            key = ItemKey(campaign_id, kind, item_id)
+            return _tag_item(await campaign_items.get_item(identity, key))
+
+        @patch(
+            "/{item_id:uuid}",
+            opt={
+                RAISES: (
+                    CampaignNotFoundError,
+                    CampaignItemNotFoundError,
+                    MessageNotFoundError,
+                    PreconditionFailedError,
+                ),
+                PATCHES: struct,
+            },
+            operation_id=f"patchCampaign{one}",
+            summary=f"Change one of {plural}",
+        )
+        async def patch_item(
+            self,
+            request: AnyRequest,
+            campaign_id: FromPath[UUID],
+            item_id: FromPath[UUID],
+            data: JSONBody[dict[str, Any]],
+            identity: NamedDependency[Identity],
+            campaign_items: NamedDependency[ItemService],
+            message_id: FromQuery[UUID | None] = None,
+        ) -> Response[view]:  # type: ignore[valid-type]
+            """Merge a patch into an item, as one change of the ledger.
+
+            With `message_id` it is active while that message is on the active path.
+            """
+            key = ItemKey(campaign_id, kind, item_id)
+            if_match = request.headers.get("if-match")
+            changed = await campaign_items.patch_item(
+                identity, key, data, if_match=if_match, message_id=message_id
+            )
+            return _tag_item(changed)
+
+        @delete(
+            "/{item_id:uuid}",
+            opt={
+                RAISES: (
+                    CampaignNotFoundError,
+                    CampaignItemNotFoundError,
+                    MessageNotFoundError,
+                    PreconditionFailedError,
+                )
+            },
+            operation_id=f"deleteCampaign{one}",
+            summary=f"Delete one of {plural}",
+        )
+        async def delete_item(
+            self,
+            request: AnyRequest,
+            campaign_id: FromPath[UUID],
+            item_id: FromPath[UUID],
+            identity: NamedDependency[Identity],
+            campaign_items: NamedDependency[ItemService],
+            message_id: FromQuery[UUID | None] = None,
+        ) -> None:
+            """Delete an item, as a change of the ledger that can be undone.
+
+            With `message_id` it is deleted while that message is on the active path.
+            """
+            key = ItemKey(campaign_id, kind, item_id)
+            if_match = request.headers.get("if-match")
+            await campaign_items.delete_item(
+                identity, key, if_match=if_match, message_id=message_id
+            )
+
+    return ItemController
+
+
+def _tag_item(view: Any) -> Response[Any]:
+    return Response(view, headers={"ETag": make_etag(view.revision)})
+
+
+CONTROLLERS: tuple[type[Controller], ...] = (
+    CampaignController,
+    *map(build_item_controller, ITEM_PATHS),
+    ProposalController,
+    CampaignTransferController,
+)

@@ -19,8 +19,8 @@ from backend.campaigns.ledger.items import (
     Text,
 )
 from backend.campaigns.models import Actor, ProposalReason, ProposalState
-from backend.campaigns.rules.dice import DiceMode
-from backend.campaigns.rules.registry import DEFAULT_RULES
+from backend.campaigns.rules.protocol import DEFAULT_RULES
+from backend.campaigns.rules.state import DiceMode
 from backend.http.schemas import MAX_INTEGER
 
 

@@ -25,7 +25,7 @@ from backend.campaigns.ledger.records import (
     seal_campaign,
 )
 from backend.campaigns.models import Campaign
-from backend.campaigns.rules.registry import check_rules
+from backend.campaigns.rules.protocol import check_rules
 from backend.chats.models import Chat
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.repository import make_chronicle

@@ -24,7 +24,7 @@ from backend.campaigns.ledger.changes import EXISTS, Operations, State, exists
 from backend.campaigns.ledger.items import STRUCTS, Kind, Line
 from backend.campaigns.ledger.records import REFERENCE_LISTS, REFERENCES
 from backend.campaigns.models import Actor
-from backend.campaigns.rules.registry import check_rules
+from backend.campaigns.rules.protocol import check_rules
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError
 from backend.chats.transfer import YEARS, ChatLog, new_message_ids, read_log

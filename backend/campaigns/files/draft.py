@@ -30,7 +30,7 @@ from backend.campaigns.ledger.items import Fact, Item, Kind
 from backend.campaigns.ledger.records import find_references
 from backend.campaigns.models import Actor
 from backend.campaigns.names.roster import make_slug
-from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.rules.protocol import find_rules
 from backend.characters.cards.model import Limit
 from backend.chats.transfer import ChatLog
 from backend.chronicles.transfer import EventRecord

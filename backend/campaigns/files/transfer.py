@@ -50,7 +50,7 @@ from backend.campaigns.models import (
     CampaignItem,
     ChangeSource,
 )
-from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.rules.protocol import find_rules
 from backend.campaigns.state.viewpoints import check_viewpoint, filter_known_items
 from backend.characters.cards.charx import is_archive, pack, unpack
 from backend.characters.cards.model import check_file_size

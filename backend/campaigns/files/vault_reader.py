@@ -27,7 +27,7 @@ from backend.campaigns.files.vault_lists import ListReader
 from backend.campaigns.ledger.changes import State, build_creation, build_item
 from backend.campaigns.ledger.items import MAX_DAY, MAX_MEMBERS, Relation, World
 from backend.campaigns.names.roster import make_slug
-from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, load_rules
+from backend.campaigns.rules.protocol import DEFAULT_RULES, find_rules, load_rules
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, CardLimitError
 from backend.core.cpu_pool import check_stopped

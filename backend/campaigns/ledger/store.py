@@ -43,7 +43,7 @@ from backend.campaigns.models import (
     CampaignItem,
     ChangeSource,
 )
-from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.rules.protocol import find_rules
 from backend.chats.models import Message
 from backend.core.audience import GM, PUBLIC, Audience, encode_audience
 from backend.core.cpu_pool import iterate_in_slices

@@ -17,7 +17,7 @@ from backend.campaigns.ledger.item_service import check_item_room
 from backend.campaigns.ledger.records import list_references, load_states, open_campaign
 from backend.campaigns.models import Campaign
 from backend.campaigns.play.table import Table, find_locked_fields
-from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.rules.protocol import find_rules
 from backend.campaigns.state.situation_reader import SituationReader
 from backend.campaigns.state.situations import CampaignLayers
 from backend.campaigns.state.snapshot import CampaignSnapshot

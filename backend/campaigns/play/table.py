@@ -26,22 +26,24 @@ from backend.campaigns.ledger.changes import (
 from backend.campaigns.ledger.items import STRUCTS, Echo, Item, Kind
 from backend.campaigns.ledger.store import get_audience
 from backend.campaigns.play.references import ItemResolver, get_name
-from backend.campaigns.rules.dice import DiceMode, new_seed, parse_notation, roll
 from backend.campaigns.rules.protocol import (
+    DEFAULT_RULES,
     Event,
     Mood,
     PlayTool,
     RuleSystem,
     ToolOutcome,
     ToolRefusedError,
+    find_rules,
+    load_rules,
     make_answer,
     make_refusal,
     read_play,
 )
-from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, load_rules
 from backend.campaigns.rules.state import (
     PLAY,
     ROLL,
+    DiceMode,
     Happened,
     ItemState,
     Option,
@@ -51,6 +53,9 @@ from backend.campaigns.rules.state import (
     Stored,
     TableState,
     Waiting,
+    new_seed,
+    parse_notation,
+    roll,
 )
 from backend.campaigns.state.party import find_story_place, is_scene_here
 from backend.campaigns.state.snapshot import CampaignSnapshot

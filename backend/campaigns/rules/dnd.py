@@ -27,7 +27,6 @@ from backend.campaigns.play.story_tools import (
     Short,
 )
 from backend.campaigns.play.table import Table
-from backend.campaigns.rules.dice import parse_notation
 from backend.campaigns.rules.protocol import (
     AttributeType,
     Mood,
@@ -44,6 +43,7 @@ from backend.campaigns.rules.state import (
     get_attributes,
     get_number,
     get_texts,
+    parse_notation,
     read_mapping,
 )
 from backend.errors import ValidationError

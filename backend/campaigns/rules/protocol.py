@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import import_module
+from importlib.metadata import entry_points
+from pkgutil import iter_modules
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
+from backend.campaigns import rules as package
 from backend.campaigns.ledger.changes import State
 from backend.campaigns.ledger.items import Entity, Kind, World
 from backend.campaigns.rules.state import PLAY, PlayState, TableState
 from backend.campaigns.state.state_block import render_player_line
+from backend.core.cpu_pool import resolve_structs
+from backend.core.logs import get_logger
 from backend.errors import ValidationError
 from backend.generation.model import Tool
 from backend.generation.tools.arguments import tool_of
@@ -193,3 +199,45 @@ def is_unsettled(world: State, rules: RuleSystem[Any], *, is_played: bool) -> bo
         return True
     mood = rules.find_mood(read_play(world, rules).mood) if is_played and rules.moods else None
     return mood is not None and mood.is_unsettled
+
+
+log = get_logger(__name__)
+
+DEFAULT_RULES = "freeform"
+ENTRY_POINTS = "talekeeper.rules"
+
+
+@cache
+def load_rules() -> dict[str, RuleSystem[Any]]:
+    found: dict[str, RuleSystem[Any]] = {
+        point.name: point.load() for point in entry_points(group=ENTRY_POINTS)
+    }
+    for module in iter_modules(package.__path__):
+        rules = getattr(import_module(f"{package.__name__}.{module.name}"), "RULES", None)
+        if rules is not None:
+            found[module.name] = rules
+    resolve_structs()
+    return found
+
+
+def check_rules(name: str) -> None:
+    """Raise `ValidationError` if there is no such rule system."""
+    if name not in load_rules():
+        raise ValidationError(
+            f"Unknown rules: {name}. Available are {', '.join(sorted(load_rules()))}."
+        )
+
+
+def find_rules(name: str) -> RuleSystem[Any]:
+    """Return the rules of a campaign; `freeform` if their package was uninstalled."""
+    found = load_rules().get(name)
+    if found is None:
+        _warn_of_missing(name)
+        return load_rules()[DEFAULT_RULES]
+    return found
+
+
+@cache
+def _warn_of_missing(name: str) -> None:
+    """Log once per process that a rule system of a campaign is missing."""
+    log.warning("campaign.rules_missing", source=name)

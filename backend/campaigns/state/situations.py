@@ -23,7 +23,7 @@ from backend.campaigns.ledger.records import (
     open_reading,
 )
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.rules.protocol import find_rules
 from backend.campaigns.scenes.chapters import count_fitting_chapters
 from backend.campaigns.state.situation_reader import CampaignReader, SituationReader
 from backend.campaigns.state.snapshot import MAX_BLOCK_ITEMS, CampaignSnapshot, SnapshotCache

@@ -22,8 +22,7 @@ from backend.campaigns.ledger.records import (
 )
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.rules.protocol import RuleSystem, read_play
-from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.rules.protocol import RuleSystem, find_rules, read_play
 from backend.campaigns.rules.state import PLAY
 from backend.campaigns.state.situation_reader import CampaignReader, Condition
 from backend.chats.events import AudienceChecked

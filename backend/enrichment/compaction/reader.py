@@ -20,8 +20,7 @@ from backend.campaigns.models import Campaign, CampaignItem, CampaignMark
 from backend.campaigns.names.roster import Member, NameIndex
 from backend.campaigns.play.references import get_name
 from backend.campaigns.rules.blades import POOL
-from backend.campaigns.rules.protocol import AttributeType, RuleSystem
-from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.rules.protocol import AttributeType, RuleSystem, find_rules
 from backend.campaigns.rules.state import PLAY, ROLL, ItemState
 from backend.campaigns.state.party import find_story_place, is_scene_here
 from backend.campaigns.state.snapshot import SnapshotCache

@@ -20,8 +20,7 @@ from backend.campaigns.api.schemas import CampaignFields
 from backend.campaigns.ledger.changes import State
 from backend.campaigns.ledger.paths import UnreadStart
 from backend.campaigns.play.table import Table
-from backend.campaigns.rules.protocol import is_unsettled
-from backend.campaigns.rules.registry import find_rules
+from backend.campaigns.rules.protocol import find_rules, is_unsettled
 from backend.campaigns.state.situations import CampaignLayers
 from backend.characters.cards.model import Card
 from backend.chats.models import Chat, Message

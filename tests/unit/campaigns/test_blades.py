@@ -26,7 +26,7 @@ from backend.campaigns.rules.blades import (
     get_pool,
     get_state,
 )
-from backend.campaigns.rules.dice import new_seed, parse_notation, roll
+from backend.campaigns.rules.state import new_seed, parse_notation, roll
 from backend.errors import ValidationError
 from backend.prompts import load_prompts
 from tests.support.play import (

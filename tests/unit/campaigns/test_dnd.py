@@ -12,8 +12,8 @@ from backend.campaigns.ledger.changes import apply_operations
 from backend.campaigns.ledger.items import Entity
 from backend.campaigns.play.guidance import render_guidance
 from backend.campaigns.play.table import Table
-from backend.campaigns.rules.dice import roll
 from backend.campaigns.rules.dnd import RULES
+from backend.campaigns.rules.state import roll
 from backend.errors import ValidationError
 from backend.prompts import load_prompts
 from tests.support.play import CAMPAIGN, JAKE, MARLENA, SHOP, attributes, table_of, town, use

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backend.campaigns.ledger.changes import Operations, fold
-from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, load_rules
+from backend.campaigns.rules.protocol import DEFAULT_RULES, find_rules, load_rules
 from tests.support.logs import caught_logs
 
 CANARY = "the-canary-sings-in-the-cellar"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backend.campaigns.play.guidance import render_guidance
-from backend.campaigns.rules.registry import check_rules, load_rules
+from backend.campaigns.rules.protocol import check_rules, load_rules
 from backend.prompts import load_prompts
 from tests.support.play import JAKE, attributes, table_of, town, use
 

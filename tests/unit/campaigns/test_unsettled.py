@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.campaigns.rules.protocol import is_unsettled
-from backend.campaigns.rules.registry import load_rules
+from backend.campaigns.rules.protocol import is_unsettled, load_rules
 
 
 @pytest.mark.parametrize(
