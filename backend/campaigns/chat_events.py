@@ -401,7 +401,6 @@ class WorldCopies(WorldCopied):
     async def _store(
         self, session: AsyncSession, identity: Identity, copy: WorldCopy, fork: Chat
     ) -> None:
-        """Store the campaign, and add the fork to it."""
         campaign, translate = copy.rows.campaign, copy.draft.audience
         await check_room(session, identity)
         if fork.chronicle_id is None:

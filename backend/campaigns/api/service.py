@@ -40,15 +40,12 @@ MAX_CAMPAIGNS = 200
 
 
 class CampaignService:
-    """Creates and edits campaigns for their user."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None
     ) -> Page[CampaignView]:
-        """Return campaigns, newest first."""
         query = select(Campaign).where(Campaign.user_id == identity.user_id)
         if after is not None:
             query = query.where(Campaign.id < after)

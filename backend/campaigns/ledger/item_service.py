@@ -62,8 +62,6 @@ class ItemFilter(NamedTuple):
 
 
 class ItemService:
-    """Creates and edits the items of campaigns for their user."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -198,7 +196,6 @@ async def has_item_room(session: AsyncSession, campaign_id: UUID, *, more: int =
 
 
 async def check_item_room(session: AsyncSession, campaign_id: UUID, *, more: int = 1) -> None:
-    """Raise `CampaignFullError` if a campaign has no room for `more` items."""
     if not await has_item_room(session, campaign_id, more=more):
         raise CampaignFullError(
             f"A campaign can have {MAX_ITEMS:,} items, including deleted ones.",

@@ -69,8 +69,6 @@ LOCKED = _CAMPAIGN.with_for_update()
 
 
 class ItemKey(NamedTuple):
-    """The campaign, kind and id of an item."""
-
     campaign_id: UUID
     kind: Kind
     item_id: UUID
@@ -131,7 +129,6 @@ def seal_campaign(sealer: Sealer, campaign: Campaign, fields: CampaignFields) ->
 async def build_campaign_views(
     session: AsyncSession, sealer: Sealer, campaigns: Sequence[Campaign]
 ) -> list[CampaignView]:
-    """Return campaigns in the API's format."""
     ids = [campaign.id for campaign in campaigns]
     worlds = {
         row.id: row.sealed_state
@@ -170,7 +167,6 @@ async def build_campaign_views(
 
 
 def build_item_view(row: CampaignItem, item: Item) -> msgspec.Struct:
-    """Return an item in the API's format."""
     more: dict[str, Any] = {}
     if isinstance(item, Relation):
         more["label"] = label_relation(item.score)
@@ -309,7 +305,6 @@ def find_references(item: Item) -> dict[str, list[UUID]]:
 
 
 def keep_references(state: State, known: Collection[str]) -> State:
-    """Return a state without references to unknown items."""
     lost = {name for name in REFERENCES if state.get(name) and state[name] not in known}
     left = {name: value for name, value in state.items() if name not in lost}
     for name in REFERENCE_LISTS:
@@ -319,7 +314,6 @@ def keep_references(state: State, known: Collection[str]) -> State:
 
 
 def list_references(operations: Operations) -> list[UUID]:
-    """Return the ids of the items that a change refers to."""
     found: list[UUID] = []
     for fields in (operations.set, operations.add):
         found += [UUID(str(fields[name])) for name in REFERENCES if fields.get(name)]

@@ -98,7 +98,6 @@ def build_item_row(
 
 
 def _build_columns(item: Item) -> dict[str, Any]:
-    """Return the unsealed columns of an item, for queries."""
     columns: dict[str, Any] = {"is_live": True}
     match item:
         case Entity():

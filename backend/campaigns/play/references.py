@@ -139,7 +139,6 @@ class ItemResolver:
 
 
 def get_name(state: State) -> str:
-    """Return the name, title or text of an item."""
     return str(state.get("name") or state.get("title") or state.get("text") or "")
 
 

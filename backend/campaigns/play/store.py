@@ -124,7 +124,6 @@ async def record_table(
 async def view_changes(
     session: AsyncSession, sealer: Sealer, change_ids: Sequence[UUID]
 ) -> list[dict[str, Any]]:
-    """Return changes of the ledger as plain data, in order."""
     if not change_ids:
         return []
     views = await build_change_views(session, sealer, change_ids)
@@ -134,7 +133,6 @@ async def view_changes(
 async def _filter_possible(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, changes: Sequence[Change]
 ) -> list[Change]:
-    """Return the changes that are possible in the present state."""
     made = {change.item_id for change in changes if exists(change.operations.set)}
     try:
         if made:
@@ -165,7 +163,6 @@ async def _filter_possible(
 
 
 def _restrict_audience(change: Change, column: str) -> Change:
-    """Restrict an item's creation to the audience of its reply."""
     operations = change.operations
     if column == PUBLIC or operations.set.get("audience") != PUBLIC:
         return change

@@ -75,7 +75,6 @@ class RollDice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def roll_dice(table: Table, asked: RollDice) -> ToolOutcome:
-    """Roll, and return each die and the total."""
     count, sides, more = parse_notation(asked.dice)
     dice = table.roll(count, sides=sides)
     total = sum(dice) + more
@@ -169,17 +168,14 @@ class Table:
 
     @property
     def mood(self) -> Mood[Table]:
-        """The mood of the turn."""
         return next(mood for mood in self.rules.moods if mood.name == self.play.mood)
 
     @property
     def waiting(self) -> Waiting | None:
-        """The question that the turn waits for."""
         return self.state.pending.waiting if self.state.pending else None
 
     @property
     def suggestions(self) -> Sequence[str]:
-        """Suggestions for the player's next action."""
         return self.state.suggestions
 
     @property
@@ -209,7 +205,6 @@ class Table:
         return ItemResolver(self.state.items, names, self._secrets)
 
     def mark(self, text: str, state: State) -> str:
-        """Return a text about an item, with its audience mark if it is not for everyone."""
         return self.references.mark(text, state)
 
     @property
@@ -395,7 +390,6 @@ class Table:
 
     @property
     def world(self) -> State:
-        """The campaign's world."""
         return self.get(self.state.campaign_id)
 
     @property
@@ -458,7 +452,6 @@ class Table:
         return item_id
 
     def enter_mood(self, mood: str, **fields: Any) -> None:
-        """Enter a mood with a new play state."""
         if self.rules.find_mood(mood) is None:
             raise ToolRefusedError(f"There is no mood {mood}.")
         self.state.play = self.rules.play_type(mood=mood, **fields)
@@ -502,7 +495,6 @@ def find_locked_fields(state: State, operations: Operations) -> list[str]:
 
 
 def get_kind(item: Item) -> Kind:
-    """Return the kind of a struct."""
     return _KIND_BY_STRUCT[type(item)]
 
 
@@ -591,7 +583,6 @@ def find_echo(table: Table, said: str) -> UUID:
 
 
 def is_full(clock: State) -> bool:
-    """True if all segments of a clock are filled, so that it is done."""
     return cast("int", clock.get("filled", 0)) >= cast("int", clock.get("segments", 6))
 
 

@@ -325,7 +325,6 @@ class Draft:
 
     @property
     def change(self) -> Change:
-        """The change for the ledger."""
         return Change(self.kind, self.item_id, self.operations)
 
 
@@ -428,7 +427,6 @@ class _Judge:
     proposals: list[Proposal] = field(default_factory=list[Proposal])
 
     def consider(self, draft: Draft) -> None:
-        """Write a draft, propose it, or drop it."""
         state = self.states.get(draft.item_id, {})
         if draft.unclear is not None:
             self._propose(draft, "uncertain", {})

@@ -202,8 +202,6 @@ class ProposalLine(NamedTuple):
 
 
 class ItemVersion(NamedTuple):
-    """An item of a proposal in its present state."""
-
     state: State
     seq: int
     audience: str
@@ -220,7 +218,6 @@ class StoredProposal:
 
     @property
     def is_new(self) -> bool:
-        """True if it creates an item."""
         return exists(self.text.operations.set)
 
     @property
@@ -243,16 +240,13 @@ class StoredProposal:
         return max((each.seq for each in self.items.values()), default=0)
 
     def get_state(self, item_id: UUID) -> State:
-        """Return the state of one of its items; empty if the item does not exist."""
         return self.items[item_id].state if item_id in self.items else {}
 
     def is_in_force(self, fact_id: UUID) -> bool:
-        """True if one of its facts exists and is not superseded."""
         state = self.get_state(fact_id)
         return exists(state) and not state.get("superseded_by")
 
     def is_known_to(self, viewpoint: Viewpoint) -> bool:
-        """True if a viewpoint may know its message and all of its items."""
         audiences = [self.row.audience, self.lines[0].audience]
         audiences += [each.audience for each in self.items.values()]
         return all(may_know(viewpoint, each) for each in audiences)
@@ -276,7 +270,6 @@ class StoredProposal:
         return Change(self.row.kind, self.row.item_id, named)
 
     def view(self) -> ProposalView:
-        """Return it in the API's format."""
         row, text, line = self.row, self.text, self.lines[0]
         state = self.get_state(row.item_id)
         keys = text.operations.list_keys()
@@ -330,7 +323,6 @@ class StoredProposal:
 async def load_proposals(
     session: AsyncSession, sealer: Sealer, campaign: Campaign, rows: Sequence[CampaignProposal]
 ) -> list[StoredProposal]:
-    """Load proposals of a campaign with their messages and the present state of their items."""
     texts = {row.id: read_text(sealer, row) async for row in iterate_in_slices(rows)}
     lines: dict[UUID, list[ProposalLine]] = {}
     for part in split_chunks(list(texts), BATCH_ROWS):
@@ -384,8 +376,6 @@ _LINES = (
 
 
 class ProposalService:
-    """Lists proposals, and executes the user's decisions."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

@@ -83,12 +83,10 @@ class PlayTool(Generic[TableT]):
 
     @cached_property
     def offer(self) -> Tool:
-        """The tool in the form that is sent to a model."""
         return tool_of(self.name, self.arguments)
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """The JSON schema of its arguments."""
         return self.offer.parameters
 
 
@@ -221,7 +219,6 @@ def load_rules() -> dict[str, RuleSystem[Any]]:
 
 
 def check_rules(name: str) -> None:
-    """Raise `ValidationError` if there is no such rule system."""
     if name not in load_rules():
         raise ValidationError(
             f"Unknown rules: {name}. Available are {', '.join(sorted(load_rules()))}."
@@ -239,5 +236,4 @@ def find_rules(name: str) -> RuleSystem[Any]:
 
 @cache
 def _warn_of_missing(name: str) -> None:
-    """Log once per process that a rule system of a campaign is missing."""
     log.warning("campaign.rules_missing", source=name)

@@ -68,7 +68,6 @@ def _die(seed: bytes, number: int, sides: int) -> int:
 
 
 def get_attributes(state: State) -> State:
-    """Return the attributes of an item."""
     return state.get("attributes") or {}
 
 
@@ -79,17 +78,14 @@ def get_number(state: State, name: str, otherwise: int = 0) -> int:
 
 
 def read_list(value: object) -> Sequence[Any]:
-    """Return a list unchanged, and an empty one for other values."""
     return cast("Sequence[Any]", value) if isinstance(value, list) else ()
 
 
 def read_mapping(value: object) -> Mapping[str, Any]:
-    """Return a dictionary unchanged, and an empty one for other values."""
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def get_texts(state: State, name: str) -> list[str]:
-    """Return the texts of an attribute that is a list, else an empty list."""
     return [one for one in read_list(get_attributes(state).get(name)) if isinstance(one, str)]
 
 
@@ -117,7 +113,6 @@ def check_numbers(before: State, after: State, name: str, least: int, most: int)
 
 
 def check_texts(before: State, after: State, name: str) -> None:
-    """Raise `ValidationError` if an attribute changes to something else than a list of texts."""
     value: Any = get_attributes(after).get(name)
     if value is None or value == get_attributes(before).get(name):
         return
@@ -198,8 +193,6 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Roll(msgspec.Struct, frozen=True):
-    """Dice that were rolled together."""
-
     sides: int
     dice: list[int]
 

@@ -149,7 +149,6 @@ class CampaignSource(TableSource):
         *,
         neighbours: bool,  # noqa: ARG002  # an item has no neighbours
     ) -> list[SourceRow]:
-        """Return items that should be indexed."""
         asked = {"ids": source_ids, "campaign": container_id, "owner": sealer.user_id}
         return [
             SourceRow(

@@ -22,7 +22,6 @@ PlaceT = TypeVar("PlaceT", UUID, str)
 
 
 def has_name(entity: Entity, name: str) -> bool:
-    """True if an entity has this name or alias, in upper or lower case."""
     return name.casefold() in {each.casefold() for each in (entity.name, *entity.aliases)}
 
 

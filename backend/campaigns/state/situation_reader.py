@@ -136,7 +136,6 @@ class CampaignReader:
     async def load_items(
         self, kind: Kind, *conditions: Condition, limit: int | None = None, newest: bool = False
     ) -> list[tuple[CampaignItem, Item]]:
-        """Return items of one kind with their rows."""
         is_kind = CampaignItem.kind == kind
         return await self.load_rows(is_kind, *conditions, limit=limit, newest=newest)
 
@@ -187,12 +186,10 @@ class CampaignReader:
         return sorted(rows, key=lambda each: each[0].id)
 
     async def load_known_ids(self, item_ids: Collection[UUID]) -> set[UUID]:
-        """Return the ids of items that exist and that the viewpoint may know."""
         query = select(CampaignItem.id).where(*self._own, CampaignItem.id.in_(item_ids))
         return set(await self.session.scalars(query))
 
     async def count_live(self, *kinds: Kind) -> dict[Kind, int]:
-        """Return the number of live items by kind."""
         query = (
             select(CampaignItem.kind, func.count())
             .where(*self._own, CampaignItem.is_live, CampaignItem.kind.in_(kinds))
@@ -214,8 +211,6 @@ _HOT_KINDS = ("world", "thread", "clock", "scene")
 
 
 class SituationReader(CampaignReader):
-    """Reads the current situation of the story for a viewpoint."""
-
     async def load_situation(
         self, names: CampaignSnapshot, *, line: str, recent: Sequence[str]
     ) -> Situation:
@@ -380,7 +375,6 @@ class SituationReader(CampaignReader):
     async def _load_entities(
         self, names: CampaignSnapshot, ids: Sequence[UUID], *, at: UUID | None = None
     ) -> list[VisibleEntity]:
-        """Return entities by id, and the people at a place, the last changed first."""
         if names.around is None:
             rows = await self._load_prebuilt(_AROUND, {"place": at, "ids": ids})
             return [
@@ -431,7 +425,6 @@ class SituationReader(CampaignReader):
         return facts
 
     async def _load_relations(self, names: CampaignSnapshot, ids: Sequence[UUID]) -> list[Relation]:
-        """Return relations from and to entities, the oldest first."""
         if not ids:
             return []
         if names.around is None:

@@ -77,8 +77,6 @@ class CampaignLayers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SituationService:
-    """Loads the situation of a campaign's story."""
-
     def __init__(self, database: Database, names: SnapshotCache) -> None:
         self._database = database
         self._names = names
@@ -245,7 +243,6 @@ class SituationService:
         )
 
     async def fold(self, identity: Identity, campaign_id: UUID) -> None:
-        """Fold the stale items in a transaction of its own."""
         async with self._database.write() as session:
             await get_campaign(session, identity, campaign_id, lock=True)
 

@@ -137,7 +137,6 @@ class SnapshotCache(UserSignedOut):
             size -= self._kept.popitem(last=False)[1].size
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Remove a user's snapshots."""
         self._sign_outs += 1
         for key in [key for key, kept in self._kept.items() if kept.user_id == user_id]:
             del self._kept[key]
@@ -168,7 +167,6 @@ class CampaignSnapshot:
         self._states: dict[UUID, tuple[Item, State]] = {}
 
     def find_audience(self, entity_id: UUID) -> str:
-        """Return the audience of an entity in the format of its column."""
         return self.audiences.get(entity_id, PUBLIC)
 
     def find_name(self, entity_id: UUID, viewpoint: Viewpoint) -> str | None:
@@ -234,7 +232,6 @@ class CampaignSnapshot:
         return sorted(known, key=_seq, reverse=True)
 
     def find_relations(self, ids: Iterable[UUID], viewpoint: Viewpoint) -> list[Relation]:
-        """Return relations from and to entities, the oldest first."""
         found = {
             each.id: each
             for one in ids
@@ -248,7 +245,6 @@ class CampaignSnapshot:
     async def update(
         self, session: AsyncSession, sealer: Sealer, campaign: Campaign
     ) -> CampaignSnapshot:
-        """Return a snapshot with the changes since its version."""
         since = {"campaign_id": campaign.id, "version": self.version}
         by_id, audiences, past = self.by_id, dict[UUID, str](), set(self.past)
         in_view, around = dict(self.in_view or {}), _Surroundings(self)

@@ -62,7 +62,6 @@ def render_attributes(attributes: Mapping[str, Any], *, besides: Collection[str]
 
 
 def render_flags(flags: Mapping[str, bool]) -> list[str]:
-    """Return a world's flags, each with yes or no."""
     return [f"{render_name(name)}: {render_value(flag)}" for name, flag in flags.items()]
 
 
@@ -107,8 +106,6 @@ _DISPOSITIONS = {"ally": 40, "friend": 30, "hostile": 40, "enemy": 50, "intimate
 
 @dataclass(frozen=True, kw_only=True)
 class VisibleEntity:
-    """An entity with its id."""
-
     id: UUID
     entity: Entity
 
@@ -124,7 +121,6 @@ class MentionedEntity:
 
     @property
     def text(self) -> str:
-        """The entity in a few lines."""
         entity = self.entity
         about = [entity.description, entity.personality, *(text for _, text in self.facts)]
         if entity.kind == "pc":
@@ -176,7 +172,6 @@ class Situation:
 
     @property
     def lead_id(self) -> UUID | None:
-        """The player's character whom the story follows."""
         return next((player.id for player in self.players), None)
 
 
@@ -262,7 +257,6 @@ def choose_form(
 
 
 def is_resume_command(text: str) -> bool:
-    """True if the whole text is a request to continue."""
     said = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'").strip()
     return " ".join(said.rstrip("?!. ").casefold().split()) in RESUME_COMMANDS
 
@@ -324,7 +318,6 @@ def render_light_block(now: Situation) -> str:
 
 
 def render_player_line(player: Entity) -> str:
-    """Return the name and hit points of a player's character."""
     points = render_attribute(player.attributes, "hp")
     return f"{player.name} HP {points}" if points else player.name
 

@@ -72,7 +72,6 @@ class StoryTime(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The day in the form that prompts and users read."""
         return f"Day {self.day}"
 
 
@@ -155,7 +154,6 @@ class StoryClock(UserSignedOut):
         }
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Remove a user's cached changes."""
         for key in [key for key, kept in self._kept.items() if kept.user_id == user_id]:
             del self._kept[key]
 

@@ -312,8 +312,6 @@ async def read_marks(
 
 
 class CampaignAudiences(AudienceChecked):
-    """Checks the audiences of messages."""
-
     async def audience_checked(self, session: AsyncSession, chat: Chat, audience: Audience) -> None:
         """Raise `ValidationError` if a message of the chat cannot have this audience."""
         await check_chat_audience(session, chat, audience)
@@ -379,7 +377,6 @@ async def find_players_viewpoint(
 
 
 async def hides_information(session: AsyncSession, sealer: Sealer, chat: Chat) -> bool:
-    """True if the chat's campaign has hidden information."""
     campaign = await session.get(Campaign, chat.campaign_id) if chat.campaign_id else None
     return campaign is not None and open_campaign(sealer, campaign).settings.hidden_information
 
