@@ -231,11 +231,10 @@ class ItemAudiences(AudienceChanged):
         *,
         before: str,  # noqa: ARG002  # the results are restricted in any case
     ) -> None:
-        """Restrict the items that come from the message to its audience.
+        """Restrict the items of the message, of its scenes and of their threads to its audience.
 
-        The summaries of its scenes, and their threads, are restricted, too. With hidden
-        information, undo its changes of items that others know. A larger audience reveals nothing:
-        only the user can reveal results.
+        With hidden information, undo its changes of items that others know. A larger audience
+        reveals nothing.
         """
         chat = await session.get_one(Chat, message.chat_id)
         if message.audience == PUBLIC or not message.is_active or chat.campaign_id is None:
@@ -293,12 +292,7 @@ _RANK: Mapping[Actor, int] = {"user": 0, "import": 0, "tool": 1, "compactor": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldAtMessage:
-    """The sealed campaign at the time of a message.
-
-    Attributes:
-        items: Rows of all items.
-        writers: Rows of (item, actor, time): who has changed each item, and when last.
-    """
+    """The sealed campaign at the time of a message. `writers` are rows of (item, actor, time)."""
 
     campaign_id: UUID
     fields: CampaignFields
@@ -316,11 +310,7 @@ class WorldCopy:
 
 
 class WorldCopies(WorldCopied):
-    """Creates a new campaign for the copy of a campaign's chat.
-
-    Args:
-        checks_added: Refuse a copy if its account would exceed its limits.
-    """
+    """Creates a campaign for the copy of a campaign's chat. `checks_added` can refuse it."""
 
     def __init__(
         self,
@@ -338,11 +328,9 @@ class WorldCopies(WorldCopied):
         self._checks_added = checks_added
 
     async def world_copied(self, identity: Identity, chat_id: UUID, message_id: UUID) -> StoreWorld:
-        """Copy the campaign of a chat in its state at a message.
+        """Copy the campaign of a chat at a message. Raises `ValidationError` if there is none.
 
-        Storing it raises `CampaignFullError`, `ChronicleFullError`, `StorageQuotaExceededError`.
-
-        Raises `ValidationError` if the chat has no campaign.
+        Storing raises `CampaignFullError`, `ChronicleFullError`, `StorageQuotaExceededError`.
         """
         world = await self._read(identity, chat_id, message_id)
         work = partial(copy_world, identity.sealer, world)

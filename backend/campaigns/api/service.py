@@ -116,9 +116,7 @@ class CampaignService:
         return view
 
     async def delete(self, identity: Identity, campaign_id: UUID, *, if_match: str | None) -> None:
-        """Delete a campaign with its items and its ledger.
-
-        Its chats and its chronicle are kept.
+        """Delete a campaign, but neither its chats nor its chronicle.
 
         Raises `CampaignNotFoundError`, `PreconditionFailedError`.
         """
@@ -141,10 +139,7 @@ class CampaignService:
 
 
 async def make_campaign(session: AsyncSession, identity: Identity, new: NewCampaign) -> Campaign:
-    """Create a campaign without items, and a chronicle with the same name.
-
-    Raises `CampaignFullError`, `ChronicleFullError`.
-    """
+    """Create a campaign and its chronicle. Raises `CampaignFullError`, `ChronicleFullError`."""
     await check_room(session, identity)
     chronicle = await make_chronicle(session, identity, ChronicleFields(name=new.name))
     campaign = Campaign(

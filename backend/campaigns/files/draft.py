@@ -77,12 +77,8 @@ class LedgerLine:
 class CampaignDraft:
     """A campaign from a file.
 
-    Attributes:
-        kinds: The kinds of all items, also of deleted ones. The world has the campaign's id.
-        states: The items that exist.
-        lines: The ledger, in order.
-        uses: The number of replies that use a term.
-        ids: New ids by the ids of the file.
+    `kinds` has all items, also deleted ones; `states` has those that exist. The world has the
+    campaign's id. `lines` is the ledger, in order. `ids` has new ids by the ids of the file.
     """
 
     id: UUID

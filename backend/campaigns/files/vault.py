@@ -195,12 +195,8 @@ _IDS = Codec(
 class Field:
     """A detail of an entry, and the field of the item that contains it.
 
-    Attributes:
-        detail: The name of the detail in the vault.
-        codec: Converts the value. If there is a `target`, `read` returns `id` details.
-        name: The name of the field; `detail` by default.
-        target: The kind of the items that `id` details refer to.
-        is_heading: True if headings contain the value. Details are only read.
+    A detail with a `target` is the `id` of an item of that kind. If `is_heading` is True, headings
+    contain the value, and details are only read.
     """
 
     detail: str
@@ -219,8 +215,6 @@ class Outline:
     """A file of `canon` that contains a list under headings.
 
     Attributes:
-        kind: The kind of the items.
-        title: The first heading of the file.
         texts: The fields of an entry's title and text, or of its text alone.
         fields: The fields that are details.
         headings: The headings by the values of a field, in the order of the file.

@@ -94,10 +94,7 @@ _SHOWN_LINKS = 3
 class EntityFile:
     """The entity of one file, with references by name.
 
-    Attributes:
-        leftover: Texts that fit in no field.
-        warnings: Messages for the user.
-        links: The first sentence with each link, by its target.
+    `leftover` has texts that fit in no field, `links` the first sentence with each link.
     """
 
     def __init__(self, kind: EntityKind, stem: str, source: Document) -> None:
@@ -309,11 +306,7 @@ class EntityFile:
 def write_entity(entity: Entity, *, location: str, secrets: list[str], audience: Any) -> bytes:
     """Return the file of an entity. Texts that Markdown would change are in the front matter.
 
-    Args:
-        entity: The entity.
-        location: The name of its location's file, or "".
-        secrets: Facts about it that only the game master knows.
-        audience: The audience as front matter.
+    `location` is the name of a file, or "". `secrets` are facts for the game master.
     """
     attributes = {k: v for k, v in entity.attributes.items() if k not in _FRONT_MATTER and k != ""}
     meta: dict[str, Any] = {

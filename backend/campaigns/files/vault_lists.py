@@ -36,15 +36,7 @@ from backend.database.base import now
 
 
 class Entry:
-    """An entry of a list.
-
-    Attributes:
-        group: The heading above the entry, without links.
-        heading: The same heading with links.
-        text: The entry without its details.
-        said: The texts of its details.
-        unknown: Parts of it that are no details.
-    """
+    """An entry of a list. `said` has its details, `unknown` its parts that are no details."""
 
     def __init__(
         self, draft: VaultDraft, outline: Outline, *, group: str = "", text: str = ""

@@ -61,10 +61,8 @@ def find_capitalised_terms(text: str, vocabulary: Vocabulary) -> Iterator[tuple[
 class _CapitalScan:
     """A text and its spellings of words.
 
-    Attributes:
-        lower: The words without capitals.
-        inside: The number of times that each word is capitalised inside a sentence.
-        compounds: The number of occurrences of each word with a hyphen.
+    `lower` has words without capitals, `inside` counts capitals inside sentences, and `compounds`
+    counts words with a hyphen.
     """
 
     text: str
@@ -321,11 +319,7 @@ class Coinage(NamedTuple):
 class Familiar:
     """Words that are not coinages: names of the story, known terms, words of its cards.
 
-    Args:
-        names: Names of entities, personas and speakers.
-        terms: Known terms of any status.
-        texts: Texts of the cards and the brief.
-        is_common: Returns True if the exact spelling of a word is everyday language.
+    `is_common` returns True if the exact spelling of a word is everyday language.
     """
 
     def __init__(

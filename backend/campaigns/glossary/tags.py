@@ -125,10 +125,7 @@ _STORY, _SPEECH = _index_phrases(_DATA["phrases"]), _index_phrases(_DATA["speech
 def find_tags(text: str, names: Iterable[str] = (), players: Iterable[str] = ()) -> list[TagMatch]:
     """Return the tags of a text in the order of `TAGS`, each with its first sentences.
 
-    Args:
-        text: A reply, of which `MAX_TEXT` characters are read.
-        names: Names of known entities.
-        players: Names of players' characters, for stories in the third person.
+    `names` are those of known entities, `players` those of players' characters.
     """
     text = to_plain(text[:MAX_TEXT])
     known = _name_words(names)

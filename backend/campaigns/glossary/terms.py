@@ -96,15 +96,8 @@ async def propose_terms(
 ) -> list[str]:
     """Add new terms as a change of the message that coined them, and return them.
 
-    The terms have the audience of the message. They are approved if the campaign's settings say so.
-
-    Args:
-        session: A session in the caller's transaction.
-        sealer: The sealer of the owner.
-        campaign: The campaign, locked.
-        message: A message on the active path of its chat.
-        definitions: Terms of the message that were unknown at version `known_at`.
-        known_at: A version. Terms that were added after it are skipped.
+    The terms have the audience of the message. They are approved if the campaign's settings say
+    so. `definitions` were unknown at the version `known_at`. The caller has locked the campaign.
     """
     since = await load_terms(session, sealer, campaign.id, after=known_at)
     taken = {make_term_key(known.term) for known in since}
@@ -160,11 +153,8 @@ def render_glossary(
 ) -> list[str]:
     """Return the glossary lines of a prompt, sorted by term so that they seldom change.
 
-    Args:
-        terms: Approved and raw terms, the most used first.
-        count: Counts the tokens of a text.
-        budget: Tokens for all lines. A term that does not fit is skipped in favour of later ones.
-        marks: Marks the audience of a term that is not public.
+    `terms` begin with the most used. One that exceeds the token `budget` is skipped in favour of
+    later ones.
     """
     lines: list[tuple[str, str]] = []
     refused = 0

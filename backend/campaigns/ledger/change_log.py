@@ -44,10 +44,7 @@ MAX_COMPARED = 500
 
 
 class ChangeLogService:
-    """Shows the ledger, and undoes changes.
-
-    No prompt of a player contains the ledger, so it is empty from a player's viewpoint.
-    """
+    """Shows the ledger, which is empty from a player's viewpoint, and undoes changes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -114,10 +114,8 @@ class ItemService:
     ) -> msgspec.Struct:
         """Create an item. With `message_id` it exists while that message is on the active path.
 
-        If it is an open scene, the players' characters move to its place.
-
-        Raises `CampaignNotFoundError`, `CampaignFullError`, `MessageNotFoundError`,
-        `ValidationError`.
+        If it is an open scene, the players' characters move to its place. Raises `ValidationError`,
+        `CampaignNotFoundError`, `CampaignFullError`, `MessageNotFoundError`.
         """
         item = build_item(kind, fields)
         async with self._database.write() as session:

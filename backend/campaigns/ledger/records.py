@@ -102,10 +102,7 @@ async def get_campaign(
 async def open_reading(
     database: Database, identity: Identity, campaign_id: UUID
 ) -> AsyncGenerator[tuple[AsyncSession, Campaign]]:
-    """Yield a session to read a campaign whose items are all folded.
-
-    Raises `CampaignNotFoundError`.
-    """
+    """Yield a session to read a folded campaign. Raises `CampaignNotFoundError`."""
     async with database.read() as session:
         campaign = await get_campaign(session, identity, campaign_id)
         if not campaign.is_stale:
@@ -258,10 +255,7 @@ async def edit_item(
     *,
     cause: Message | None = None,
 ) -> None:
-    """Append a merge patch of an item as one change by the user.
-
-    If a scene opens or moves, the players' characters move with it.
-    """
+    """Append a merge patch as one change by the user. Players' characters move with their scene."""
     struct = STRUCTS[key.kind]
     reject_unknown(patch, struct)
     blob = await session.scalar(

@@ -111,13 +111,10 @@ class Member(NamedTuple):
 
 
 class WordIndex(ABC):
-    """Entities of one kind by the words of their names.
+    """Entities of one kind: by the key of a full name (`whole`) and by each word of a name.
 
-    Attributes:
-        whole: Entities by the key of a full name.
-        by_word: Entities by each word of a name.
-        forms: Words of names by their other grammatical cases, and by their usual abbreviations.
-        genitives: Men's names by a genitive that is also a woman's name.
+    `forms` has words of names by their grammatical cases and abbreviations, `genitives` men's names
+    by a form that is also a woman's name.
     """
 
     def __init__(self) -> None:
@@ -205,11 +202,8 @@ class PersonMention:
 
     Attributes:
         key: All words without articles.
-        names: The words that are names.
-        titles: Roles that precede the name.
+        titles: Roles that precede the name. `title_words` can be names as well: Smith.
         epithets: Roles that follow the name: the smith in "Tom the smith".
-        title_words: The words of `titles`. They can be names as well: Smith.
-        gender: `m`, `f` or empty.
         generation: The number or age that separates two people of one name.
         is_another: True for words like "another", which mean an unknown person.
         is_described: True with an article or without capitals, which suggests a description.
@@ -528,12 +522,7 @@ PEOPLE = frozenset({"pc", "npc"})
 
 
 class Roster:
-    """Resolves mentions to the entities of a campaign.
-
-    Args:
-        members: The entities that mentions can mean.
-        present: Entities that are preferred if a mention is ambiguous.
-    """
+    """Resolves mentions to entities. Those that are `present` are preferred."""
 
     def __init__(self, members: Iterable[Member], *, present: Collection[UUID] = ()) -> None:
         self._members: dict[UUID, Member] = {}

@@ -36,11 +36,9 @@ from backend.vault.sealing import Sealer
 def build_table(
     layers: CampaignLayers, viewpoint: Viewpoint = GM, *, is_private: bool = False
 ) -> Table | None:
-    """Return the table of a turn, made of the items that its prompt has read.
+    """Return the table of a turn, made of the items of its prompt that the viewpoint may know.
 
     None if the campaign is not played: its setting `tools` is off, or its rules have no moods.
-    Items that the viewpoint may not know are left out. `is_private`: not everyone may know the
-    turn.
     """
     fields = layers.fields
     if not fields.settings.tools or not find_rules(fields.rules).moods:
@@ -98,9 +96,8 @@ async def record_table(
 ) -> list[UUID]:
     """Write a table's changes that are not stored, and return their ids.
 
-    With a message they belong to a turn, and are active while the message is. Without one they are
-    the user's. The caller has locked the campaign. Skip changes that are no longer possible because
-    the user has locked or deleted an item, or a number would exceed its bounds.
+    With a message they are active while the message is. Without one they are the user's. The caller
+    has locked the campaign. Skip changes that a lock, a deletion or a bound has made impossible.
     """
     audience = message.audience if message else PUBLIC
     wanted = [_restrict_audience(change, audience) for change in table.ledger]

@@ -111,10 +111,7 @@ class Deltas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def apply_deltas(table: Table, deltas: Deltas) -> int:
-    """Apply the changes, and return their number.
-
-    Raises `ToolRefusedError` or `ValidationError` for the first that is not possible.
-    """
+    """Apply the changes, and return their number. Raises `ToolRefusedError`, `ValidationError`."""
     before = len(table.state.changes)
     for delta in deltas.changes:
         _change(table, delta)

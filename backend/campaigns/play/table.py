@@ -100,13 +100,7 @@ class NoSuchOptionError(ValidationError):
 
 
 class Table:
-    """A turn in play. It validates and executes each tool call of the model.
-
-    Attributes:
-        state: The saved part.
-        names: The campaign's snapshot.
-        viewpoint: The table contains only items that it may know.
-    """
+    """A turn in play. It validates and executes each tool call of the model."""
 
     def __init__(self, state: TableState[Any], names: CampaignSnapshot | None = None) -> None:
         self.state = state
@@ -230,10 +224,7 @@ class Table:
         return changes
 
     def note_stored(self, change_ids: Sequence[UUID], *, left_out: int) -> None:
-        """Record that the changes of `ledger` were stored during the turn.
-
-        `change_ids` are those of the written changes, `left_out` is the number of the others.
-        """
+        """Record that `change_ids` were stored during the turn, and `left_out` others were not."""
         state = self.state
         for change in self._build_play_changes():
             held = state.items[change.item_id]
@@ -332,11 +323,8 @@ class Table:
     def choose(self, option_id: str, text: str = "") -> Any:
         """Return the result of the waiting call for the player's choice.
 
-        `text` is an answer in the player's own words; it requires the option `Waiting.own`.
-
-        Raises:
-            NoSuchOptionError: The turn does not wait for this option.
-            ValidationError: The text is missing, or belongs to no option.
+        `text` is an answer in the player's own words, for the option `Waiting.own`. Raises
+        `NoSuchOptionError`, or `ValidationError` if the text is missing or belongs to no option.
         """
         pending = self.state.pending
         if pending is None:
@@ -361,10 +349,7 @@ class Table:
         self, tool: str, kind: Literal["question", "die"], prompt: str, options: Sequence[Option],
         data: Any = None,
     ) -> ToolOutcome:  # fmt: skip
-        """Suspend the turn until the player chooses, and assign ids to the options.
-
-        A question can also be answered in the player's own words.
-        """
+        """Suspend the turn until the player chooses an option or answers in their own words."""
         self.state.waits += 1
         numbered = [
             msgspec.structs.replace(option, id=f"{self.state.waits}.{index}")
@@ -428,10 +413,7 @@ class Table:
         return dict(sorted(found, key=lambda each: each[0] != self.state.lead_id))
 
     def change(self, item_id: UUID, operations: Operations) -> State:
-        """Change an item in play, and return its new state.
-
-        Raises `ToolRefusedError` for a locked field, `ValidationError` for an invalid state.
-        """
+        """Change an item in play. Raises `ToolRefusedError`, `ValidationError`."""
         held = self.state.items[item_id]
         if locked := find_locked_fields(held.state, operations):
             raise ToolRefusedError(f"Locked by the user, not to be changed: {', '.join(locked)}.")
@@ -510,12 +492,8 @@ class DowntimeError(ConflictError):
 def enter_downtime(table: Table, activity: str, target: str = "") -> dict[str, Any]:
     """Begin downtime with an activity, and return a description of its effects.
 
-    The table's ledger contains the changes, including the dice. `target` is the name of a character
-    or clock, for activities that need one.
-
-    Raises:
-        DowntimeError: It has begun, or the turn before it is not over.
-        ValidationError: The rules have no downtime, or no such activity or target.
+    `target` is the name of a character or clock, for activities that need one. Raises
+    `DowntimeError`, or `ValidationError` if the rules have no such activity or target.
     """
     mood = table.rules.find_mood(DOWNTIME)
     if mood is None:
@@ -565,10 +543,9 @@ def add_echo(table: Table, kind: EchoKind, text: str, audience: Audience = PUBLI
 
 
 def find_echo(table: Table, said: str) -> UUID:
-    """Return the unresolved cost or threat with a text, or the only one that contains it.
+    """Return the unresolved echo with a text, or the only one that contains it.
 
-    Raises:
-        ToolRefusedError: There is none, or more than one. The text lists them.
+    Raises `ToolRefusedError` with a list of all if there is none, or more than one.
     """
     found = {one: text for kind in ("cost", "threat") for one, text in list_echoes(table, kind)}
     wanted = said.strip().rstrip("…").casefold()
@@ -592,11 +569,9 @@ def is_visible(clock: State) -> bool:
 
 
 def tick(table: Table, clock_id: UUID, segments: int) -> State:
-    """Fill or empty segments of a clock. A full clock becomes an event and an echo.
+    """Fill or empty segments of a clock. Raises `ToolRefusedError` for a clock that is done.
 
-    Both have the clock's audience; those of a hidden clock are for the game master.
-
-    Raises `ToolRefusedError` for a clock that is done.
+    A full clock becomes an event and an echo. If it is hidden, only the game master knows them.
     """
     before = table.get(clock_id)
     if is_full(before):

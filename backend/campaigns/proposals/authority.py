@@ -201,10 +201,7 @@ class KnownItems:
             self.facts.setdefault(gist, []).append(audience)
 
     def find_keeper(self, fact_id: UUID, line: Message) -> Recorder | None:
-        """Return who recorded a fact that a message must not supersede; None if it may.
-
-        It must not if a user has written or edited the fact, or a later message has.
-        """
+        """Return the recorder of a fact that a message must not supersede: a user, or a later message."""
         rows = self.recorded.get(fact_id, ())
         if any(row.actor in {"user", "import"} for row in rows):
             return "user"
@@ -293,10 +290,7 @@ _USERS_OWN = frozenset({"locked", "audience"})
 
 
 class Ambiguity(msgspec.Struct, frozen=True, kw_only=True):
-    """A mention that may refer to several items.
-
-    `field` is the draft's field that refers to the item; empty if it is the draft's own item.
-    """
+    """An ambiguous mention. `field` is the draft's field; empty if it is the draft's own item."""
 
     mention: str
     candidates: list[UUID]
@@ -307,11 +301,8 @@ class Ambiguity(msgspec.Struct, frozen=True, kw_only=True):
 class Draft:
     """A change that was read from `message`.
 
-    Attributes:
-        audience: The audience in the format of its column.
-        replaces: The fact that a new fact supersedes or contradicts.
-        unclear: A mention in it that is ambiguous. If the draft's own item is ambiguous, `item_id`
-            is a new id.
+    `replaces` is the fact that a new fact supersedes or contradicts. If the draft's own item is
+    ambiguous (`unclear`), `item_id` is a new id.
     """
 
     kind: Kind
@@ -331,11 +322,7 @@ class Draft:
 class ProposalContent(msgspec.Struct, frozen=True, kw_only=True):
     """The sealed part of a proposal: its change, and the values at the time of the proposal.
 
-    Attributes:
-        name: The item's name.
-        before: The item's values of the keys that would change.
-        conflicts: Who has the authority over a key, by key.
-        against: The text of the fact that it replaces or contradicts.
+    `conflicts` has the authority over each key. `against` is the text of the fact that it replaces.
     """
 
     operations: Operations

@@ -428,12 +428,11 @@ class ProposalService:
         item_id: UUID | None,
         if_match: str | None,
     ) -> ProposalView:
-        """Write a proposal as the user's change, which is active while its message is.
+        """Write a proposal as the user's change, which is active while its message is. Idempotent.
 
-        `item_id` is the chosen candidate. Idempotent. Raises `CampaignNotFoundError`,
-        `ProposalNotFoundError`, `ProposalDecidedError`, `ProposalNotToldError`,
-        `ProposalTargetGoneError`, `PreconditionFailedError`, `CampaignFullError`,
-        `ValidationError`.
+        `item_id` is the chosen candidate. Raises `CampaignNotFoundError`, `ProposalNotFoundError`,
+        `ProposalDecidedError`, `ProposalNotToldError`, `ProposalTargetGoneError`,
+        `PreconditionFailedError`, `CampaignFullError`, `ValidationError`.
         """
         async with self._database.write() as session:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)

@@ -39,11 +39,10 @@ class ToolRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcome:
-    """The outcome of a tool call.
+    """The outcome of a tool call, with events for the turn's stream.
 
-    `make_answer`: the model continues with `result`. `break`: its text is dropped, and the turn
-    continues in another mood. `wait`: the turn is suspended for `Table.waiting`. `end`: the turn
-    is over. `summary` describes the call in a few words. `events` are sent on the turn's stream.
+    `answer`: the model continues with `result`. `break`: its text is dropped, and the turn goes
+    on in another mood. `wait`: the turn is suspended for `Table.waiting`. `end`: the turn is over.
     """
 
     kind: OutcomeKind
@@ -97,10 +96,9 @@ class Mood(Generic[TableT]):
     Attributes:
         prompt: Instructions for the model, if there is no file `prompts/moods/<rules>/<mood>.md`.
         is_unsettled: True if messages are compacted only after the mood is over.
-        needs_calls: True if the rules need a tool call in each turn that is played in the mood.
-            A model that makes none is asked for the calls alone, once.
+        needs_calls: True if a model that makes no tool call is asked for the calls alone, once.
         leave: Ends the mood by the rules if the model does not.
-        max_turns: Turns in a row that may end in the mood without a roll; then `leave` is called.
+        max_turns: Turns in a row without a roll after which `leave` is called.
     """
 
     name: str
@@ -114,16 +112,11 @@ class Mood(Generic[TableT]):
 
 
 class RuleSystem(Generic[TableT]):
-    """The rules of a game. An instance has no state: every method receives its data.
+    """The rules of a game; the defaults are those of a game without numbers and downtime.
 
-    The defaults are those of a game without numbers and downtime.
-
-    Attributes:
-        title: A name for users; the module's name if it is empty.
-        moods: Play begins in the first, and is not possible without moods.
-        play_type: Stored between two turns.
-        state_type: Stored while a turn waits for its player.
-        hidden_attributes: Attributes of the world that no prompt lists.
+    An instance has no state: every method receives its data. Play begins in the first of `moods`.
+    `play_type` is stored between two turns, `state_type` while a turn waits for its player. No
+    prompt lists the `hidden_attributes` of the world.
     """
 
     title: ClassVar[str] = ""

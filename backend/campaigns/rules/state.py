@@ -44,10 +44,7 @@ def roll(seed: str, first: int, count: int, *, sides: int = 6) -> list[int]:
 
 
 def parse_notation(text: str) -> tuple[int, int, int]:
-    """Return the count, the sides and the added number of dice such as `2d6+3`.
-
-    Raises `ValidationError`.
-    """
+    """Return count, sides and bonus of dice such as `2d6+3`. Raises `ValidationError`."""
     found = _NOTATION.fullmatch(text.replace(" ", "").lower()[:12])
     count, sides = (int(found[1] or 1), int(found[2])) if found else (0, 0)
     if found is None or not 1 <= count <= MAX_DICE or not 2 <= sides <= MAX_SIDES:  # noqa: PLR2004
@@ -157,10 +154,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """The question that suspends a turn: the player answers it, or chooses a die.
-
-    `own` is the id of an answer in the player's own words; empty if none is possible.
-    """
+    """The question that suspends a turn. `own` is the id of an answer in the player's own words."""
 
     kind: Literal["question", "die"]
     prompt: str
@@ -214,9 +208,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 class TableState(msgspec.Struct, Generic[PlayT], kw_only=True):
     """The part of a table that is saved. A rule system that needs more fields extends it.
 
-    `before` is the play state that is in the ledger. `paid` names the fields that a cost of this
-    turn has changed. `shown_place` is the place in the prompt's state block; `shows_people` is True
-    if the block describes the people there.
+    `before` is the play state of the ledger. `paid` names the fields that a cost of this turn has
+    changed. `shown_place` and `shows_people` describe the prompt's state block.
     """
 
     campaign_id: UUID

@@ -80,10 +80,7 @@ _COVERED = _select_sources(func.max(ChangeSource.position)).where(
 
 @dataclass(frozen=True, slots=True)
 class SceneSpan:
-    """The positions of a scene's messages on the active path of a chat.
-
-    `after` is the last position that its summary covers, `last` the scene's last one.
-    """
+    """The positions of a scene's messages on the active path; `after` ends its summary."""
 
     after: int
     last: int
@@ -130,10 +127,7 @@ async def count_beat(
 async def end_left_scenes(
     session: AsyncSession, sealer: Sealer, chat: Chat, reply: Message, *, turn_id: UUID
 ) -> None:
-    """Close scenes that all player characters have left, as changes caused by the reply.
-
-    A scene with a locked status stays open. A reply that is not public closes none.
-    """
+    """Close scenes that all players' characters have left, unless the reply is not public."""
     if chat.campaign_id is None or reply.audience != PUBLIC:
         return
     campaign = await find_campaign(session, sealer, chat.campaign_id, lock=True)
@@ -167,10 +161,7 @@ async def find_last_chat(session: AsyncSession, scene_id: UUID) -> UUID | None:
 
 
 async def find_span(session: AsyncSession, scene_id: UUID, chat_id: UUID) -> SceneSpan | None:
-    """Return the positions of a scene's messages in a chat; None if there are none.
-
-    The first is the message that the scene's first reply answers.
-    """
+    """Return the span of a scene in a chat, from the message before its first reply."""
     place = {"scene": scene_id, "chat": chat_id}
     row: Any = (await session.execute(_SPAN, place)).one()
     first: int | None = row.first
@@ -194,11 +185,10 @@ _OWNER = bindparam("owner", type_=Id())
 
 
 def _select_changed() -> Select[Any, Any, Any, bool]:
-    """Select the changes of messages and of their replies.
+    """Select changes of messages and replies: message, cause, item, and if the item exists.
 
-    The columns are the message, the message that caused the change, the item, and whether the item
-    still exists. A change of a reply that is itself among the messages is returned twice. Ids are
-    raw, because converting them to UUIDs took as long as the rest.
+    A change of a reply that is itself among the messages is returned twice. Ids are raw, because
+    converting them to UUIDs took as long as the rest.
     """
     sources, messages = get_table(ChangeSource), get_table(Message)
     changes, items = get_table(CampaignChange), get_table(CampaignItem)
@@ -258,12 +248,8 @@ async def find_consequences(
 ) -> dict[UUID, list[MemoryItem]]:
     """Return the items that each message, or its reply, changed, in their present state.
 
-    An old message in a prompt was true at its time; these items show the present. A fact is
-    replaced by the newest fact that supersedes it.
-
-    Messages are ordered by relevance, and items of the first ones are read first. Items in
-    `besides` are omitted. Entities come from the snapshot `kept` of their campaign, so that a
-    prompt uses one version. `marks` adds audience marks.
+    A fact is replaced by the newest fact that supersedes it. Messages are ordered by relevance.
+    Entities come from the snapshot `kept`, so that a prompt uses one version of the campaign.
     """
     if not message_ids:
         return {}

@@ -88,9 +88,8 @@ _seq = attrgetter("seq")
 class SnapshotCache(UserSignedOut):
     """A cache of campaign snapshots.
 
-    A snapshot is brought up to date with the items that changed since its version. The version
-    comes from the campaign's row in the turn's own database view, so changes by other processes are
-    seen.
+    A snapshot is updated to the version of the campaign's row in the turn's own database view, so
+    that changes by other processes are seen.
     """
 
     def __init__(self) -> None:
@@ -145,11 +144,9 @@ class SnapshotCache(UserSignedOut):
 class CampaignSnapshot:
     """Names of entities at one version of a campaign, and its items in view.
 
-    `audiences` are the entities' audiences in the format of their column. In view are the world,
-    open threads, clocks, the open scene, echoes and players' characters. `around` are all entities,
-    relations and facts in force; None if they are too large to cache. `tied` maps entities to items
-    that refer to them: people at a place, relations, facts. `past` are the kinds with items that
-    are never in view: chapters, terms, closed scenes. `size` is the sealed size of all items.
+    In view are the world, open threads, clocks, the open scene, echoes and players' characters.
+    `around` are all entities, relations and facts in force; None if they are too large to cache.
+    `tied` maps entities to items that refer to them. `past` are the kinds that are never in view.
     """
 
     def __init__(self, user_id: UUID) -> None:
@@ -175,10 +172,7 @@ class CampaignSnapshot:
         return names[0] if names and may_know(viewpoint, self.find_audience(entity_id)) else None
 
     def get_states(self, items: Mapping[UUID, Item]) -> dict[UUID, State]:
-        """Return the states of items.
-
-        Those of the last call are reused, because most items recur.
-        """
+        """Return the states of items. The last ones are reused, because most items recur."""
         known = self._states
         self._states = {
             item_id: kept
@@ -301,11 +295,7 @@ def _is_in_view(row: Any) -> bool:
 
 
 class _Surroundings:
-    """The items of `around` while a snapshot is updated; see `CampaignSnapshot`.
-
-    Other turns still read the old items: they are copied before the first change. Most turns have
-    no changes.
-    """
+    """The items of `around` during an update, copied before the first change for other turns."""
 
     def __init__(self, names: CampaignSnapshot) -> None:
         self.items: Mapping[UUID, SnapshotItem] = names.around or {}

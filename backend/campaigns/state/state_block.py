@@ -134,14 +134,10 @@ class MentionedEntity:
 class Situation:
     """The current situation of the story, as a viewpoint may know it.
 
-    `players` begin with the one whom the story follows. `present` are the people at the place, the
-    most relevant first. `facts` are about them, the players and the place. `named` are the entities
-    that the last messages name. `told` are the ids of all entities that a full block describes.
-    `places` are the names of the players' places. `player_lines` are the rules' lines about the
-    first two players for the light form, `standing` those about all. `costs` and `threats` are
-    unresolved echoes. `flags` are for the game master. `in_play` are all items that were loaded.
-    `marks` renders audiences; `stakes`, `events`, `costs`, `threats`, `facts`, `places` and
-    `player_lines` have their marks.
+    `players` begin with the one whom the story follows, `present` with the most relevant people
+    at the place. `named` are the entities that the last messages name. `told` are the ids of all
+    entities that a full block describes. `player_lines` are the rules' lines about the first two
+    players for the light form, `standing` those about all. `in_play` are all loaded items.
     """
 
     name: str
@@ -187,10 +183,7 @@ class BlockSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InjectedContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The block in a reply's prompt, stored sealed with the reply.
-
-    `shown` describes the last full block up to the reply.
-    """
+    """The block in a reply's prompt, stored sealed, and the last full block (`shown`)."""
 
     form: Form
     text: str
@@ -210,15 +203,7 @@ class StateBlock(msgspec.Struct, frozen=True, kw_only=True):
 def build_state_block(
     now: Situation, shown: BlockSummary, last: BlockSummary | None, *, form: Form, why: str
 ) -> StateBlock:
-    """Return the block of a turn.
-
-    Args:
-        now: The situation.
-        shown: The summary of the situation.
-        last: The summary in the chat's last full block; None if there is none.
-        form: The form that `choose_form` chose.
-        why: The reason for the form.
-    """
+    """Return the block of a turn. `last` is the summary of the last full block."""
     full, light = render_full_block(now), render_light_block(now)
     return StateBlock(
         form=form,
@@ -270,10 +255,7 @@ def render_played_block(block: StateBlock, now: Situation) -> StateBlock:
 
 
 def render_full_block(now: Situation, *, is_played: bool = False) -> str:
-    """Return the whole situation as Markdown, some two kilobytes.
-
-    In a turn that `is_played`, the guidance renders what its tools change, so the block does not.
-    """
+    """Return the situation as Markdown, some 2 KB, without the guidance's parts if `is_played`."""
     sections = [
         _render_session(now, with_stakes=not is_played),
         _render_section(
