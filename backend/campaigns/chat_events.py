@@ -107,34 +107,17 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, 
             return
         fork = await session.get_one(Chat, fork_id)
         fork.campaign_id = source.campaign_id
-        for part in split_chunks(list(copied)):
-            query = select(ChangeSource).where(
-                ChangeSource.chat_id == source_id, ChangeSource.message_id.in_(part)
-            )
-            rows = [
-                {
-                    "change_id": row.change_id,
-                    "message_id": copied[row.message_id],
-                    "chat_id": fork_id,
-                    "position": row.position,
-                }
-                for row in await session.scalars(query)
-            ]
-            if rows:
-                await session.execute(insert(ChangeSource), rows)
-            proposed = select(ProposalSource).where(
-                ProposalSource.chat_id == source_id, ProposalSource.message_id.in_(part)
-            )
-            copies = [
-                {
-                    "proposal_id": row.proposal_id,
-                    "message_id": copied[row.message_id],
-                    "chat_id": fork_id,
-                }
-                for row in await session.scalars(proposed)
-            ]
-            if copies:
-                await session.execute(insert(ProposalSource), copies)
+        for table in (ChangeSource, ProposalSource):
+            for part in split_chunks(list(copied)):
+                query = select(table.__table__).where(
+                    table.chat_id == source_id, table.message_id.in_(part)
+                )
+                rows = [
+                    {**row, "message_id": copied[row["message_id"]], "chat_id": fork_id}
+                    for row in (await session.execute(query)).mappings()
+                ]
+                if rows:
+                    await session.execute(insert(table), rows)
         await copy_marks(session, source_id, fork_id, copied)
         await session.flush()
         await self.path_moved(session, identity.sealer, fork, above=0)

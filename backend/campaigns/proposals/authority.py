@@ -201,7 +201,7 @@ class KnownItems:
             self.facts.setdefault(gist, []).append(audience)
 
     def find_keeper(self, fact_id: UUID, line: Message) -> Recorder | None:
-        """Return the recorder of a fact that a message must not supersede: a user, or a later message."""
+        """Return the recorder of a fact that a message must not supersede; None if it may."""
         rows = self.recorded.get(fact_id, ())
         if any(row.actor in {"user", "import"} for row in rows):
             return "user"
