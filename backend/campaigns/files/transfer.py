@@ -264,7 +264,7 @@ def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUI
     if not is_archive(data):
         raise CampaignFileError("This is not a zip file.")
     try:
-        files, folder = _without_folder(unpack(data, what="zip file", entries=ZIP_ENTRIES))
+        files, folder = _remove_folders(unpack(data, what="zip file", entries=ZIP_ENTRIES))
     except CardLimitError as error:
         limit = {"limit": error.limit, "allowed": error.allowed, "found": error.found}
         raise CampaignFileError(error.detail, extra=limit) from error
@@ -281,7 +281,7 @@ def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUI
     )
 
 
-def _without_folder(files: Mapping[str, bytes]) -> tuple[dict[str, bytes], str]:
+def _remove_folders(files: Mapping[str, bytes]) -> tuple[dict[str, bytes], str]:
     """Remove hidden files and folders that contain all others; return the innermost name, too."""
     kept = {path: data for path, data in files.items() if not _is_hidden(path)}
     folder = ""
@@ -354,7 +354,7 @@ class CampaignTransfer:
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
             fields = open_campaign(sealer, campaign)
-            rows = await _items(session, campaign, viewpoint)
+            rows = await _load_items(session, campaign, viewpoint)
             events: Sequence[StoryEvent] = ()
             changes: Sequence[Any] = ()
             sources: Mapping[UUID, list[SourceRecord]] = {}
@@ -362,11 +362,11 @@ class CampaignTransfer:
             if campaign.chronicle_id is not None:
                 events = await load_all_events(session, sealer, campaign.chronicle_id)
                 if viewpoint != GM:
-                    events = [_known_event(each) for each in events if _is_known(each, viewpoint)]
+                    events = [_hide_keywords(each) for each in events if _is_known(each, viewpoint)]
             if file_format == "json":
-                chats = await _chats(session, campaign)
+                chats = await _load_chats(session, campaign)
             if file_format == "json" and viewpoint == GM:
-                changes, sources = await _changes(session, campaign)
+                changes, sources = await _load_changes(session, campaign)
 
         def write() -> bytes:
             items, counters = open_items(sealer, rows), CompactionRecord()
@@ -420,7 +420,7 @@ class CampaignTransfer:
             return []
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)
-            people = await _people(session, identity, draft)
+            people = await _load_people(session, identity, draft)
         tokenizer = best_tokenizer(counting_spec(models, identity).tokenizer)
         found: list[ChatRows] = []
         for log in draft.chats:
@@ -476,7 +476,9 @@ async def _insert(session: AsyncSession, table: type[Any], rows: Sequence[dict[s
         await session.execute(insert(table), list(part))
 
 
-async def _items(session: AsyncSession, campaign: Campaign, viewpoint: Viewpoint) -> Sequence[Any]:
+async def _load_items(
+    session: AsyncSession, campaign: Campaign, viewpoint: Viewpoint
+) -> Sequence[Any]:
     query = select(CampaignItem.id, CampaignItem.kind, CampaignItem.uses, CampaignItem.sealed_state)
     mine = CampaignItem.campaign_id == campaign.id, CampaignItem.user_id == campaign.user_id
     query = query.where(*mine, filter_known_to(viewpoint, CampaignItem.audience))
@@ -487,13 +489,13 @@ def _is_known(event: StoryEvent, viewpoint: Viewpoint) -> bool:
     return event.is_current and may_know(viewpoint, event.audience)
 
 
-def _known_event(event: StoryEvent) -> StoryEvent:
+def _hide_keywords(event: StoryEvent) -> StoryEvent:
     """Return an event without the keywords that find it, because no prompt renders them."""
     fields = msgspec.structs.replace(event.fields, keywords=[])
     return msgspec.structs.replace(event, fields=fields)
 
 
-async def _changes(
+async def _load_changes(
     session: AsyncSession, campaign: Campaign
 ) -> tuple[Sequence[Any], dict[UUID, list[SourceRecord]]]:
     """Return the ledger in order, and the messages that made its changes."""
@@ -515,7 +517,7 @@ async def _changes(
     return rows, sources
 
 
-async def _chats(
+async def _load_chats(
     session: AsyncSession, campaign: Campaign
 ) -> list[tuple[Chat, list[UUID], Sequence[Any]]]:
     """Return the chats, oldest first: (chat, characters, messages)."""
@@ -531,7 +533,9 @@ async def _chats(
     return found
 
 
-async def _people(session: AsyncSession, identity: Identity, draft: CampaignDraft) -> set[UUID]:
+async def _load_people(
+    session: AsyncSession, identity: Identity, draft: CampaignDraft
+) -> set[UUID]:
     """Return the user's characters and personas among those of the imported chats."""
     named: set[UUID | None] = set()
     for log in draft.chats:

@@ -121,7 +121,7 @@ class UnclearDetailError(Exception):
     """The text of a detail is none of the expected ones."""
 
 
-class Codec(NamedTuple):
+class DetailCodec(NamedTuple):
     """Converts between a value and the texts of a detail.
 
     Attributes:
@@ -143,13 +143,13 @@ def read_number(text: str) -> int | str:
     return int(text) if is_number else text
 
 
-def _choose(choices: Mapping[str, Any]) -> Codec:
+def _choose(choices: Mapping[str, Any]) -> DetailCodec:
     def read(texts: Sequence[str], _: Find) -> Any:
         if (text := texts[-1].casefold()) in choices:
             return choices[text]
         raise UnclearDetailError
 
-    return Codec(read, lambda value, _: [str(value).lower()])
+    return DetailCodec(read, lambda value, _: [str(value).lower()])
 
 
 def _write_text(value: str, _: Refer) -> list[str]:
@@ -167,32 +167,36 @@ def _write_objective(objective: Objective) -> str:
     return f"[{'x' if objective.done else ' '}] {encode_text(objective.text)}"
 
 
-_TEXT = Codec(lambda texts, _: texts[-1], _write_text)
-_JOINED = Codec(lambda texts, _: " ".join(filter(None, texts)), _write_text, is_repeated=True)
-_LINES = Codec(lambda texts, _: texts, lambda value, _: map(encode_text, value), is_repeated=True)
-_NUMBER = Codec(lambda texts, _: read_number(texts[-1]), lambda value, _: [str(value)])
+_TEXT = DetailCodec(lambda texts, _: texts[-1], _write_text)
+_JOINED = DetailCodec(lambda texts, _: " ".join(filter(None, texts)), _write_text, is_repeated=True)
+_LINES = DetailCodec(
+    lambda texts, _: texts, lambda value, _: map(encode_text, value), is_repeated=True
+)
+_NUMBER = DetailCodec(lambda texts, _: read_number(texts[-1]), lambda value, _: [str(value)])
 _FLAG = _choose({"true": True, "yes": True, "false": False, "no": False})
-_OBJECTIVES = Codec(
+_OBJECTIVES = DetailCodec(
     lambda texts, _: list(map(_read_objective, texts)),
     lambda value, _: map(_write_objective, value),
     is_repeated=True,
     is_raw=True,
 )
-_LINK = Codec(lambda texts, find: find(texts[-1]), lambda value, refer: [refer(value)], is_raw=True)
-_LINKS = Codec(
+_LINK = DetailCodec(
+    lambda texts, find: find(texts[-1]), lambda value, refer: [refer(value)], is_raw=True
+)
+_LINKS = DetailCodec(
     lambda texts, find: [found for each in texts if (found := find(each))],
     lambda value, refer: map(refer, value),
     is_repeated=True,
     is_raw=True,
 )
-_ID = Codec(lambda texts, _: texts[-1:], lambda value, refer: [refer(value)])
-_IDS = Codec(
+_ID = DetailCodec(lambda texts, _: texts[-1:], lambda value, refer: [refer(value)])
+_IDS = DetailCodec(
     lambda texts, _: texts[:MAX_SCENES], lambda value, refer: map(refer, value), is_repeated=True
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class DetailField:
     """A detail of an entry, and the field of the item that contains it.
 
     A detail with a `target` is the `id` of an item of that kind. If `is_heading` is True, headings
@@ -200,7 +204,7 @@ class Field:
     """
 
     detail: str
-    codec: Codec
+    codec: DetailCodec
     name: str = ""
     target: Kind | None = None
     is_heading: bool = False
@@ -224,7 +228,7 @@ class Outline:
     kind: Kind | Literal["event"]
     title: str
     texts: tuple[str, ...]
-    fields: tuple[Field, ...]
+    fields: tuple[DetailField, ...]
     headings: Mapping[str, str] = field(default_factory=dict[str, str])
     others: frozenset[str] = frozenset()
 
@@ -234,7 +238,7 @@ class Outline:
         return len(self.texts) > 1
 
     @cached_property
-    def heading_field(self) -> Field | None:
+    def heading_field(self) -> DetailField | None:
         return next((each for each in self.fields if each.is_heading), None)
 
     @cached_property
@@ -281,14 +285,14 @@ OUTLINES: dict[str, Outline] = {
         "Open threads",
         ("title", "summary"),
         (
-            Field("tension", _choose(TENSIONS), is_heading=True),
-            Field("next", _JOINED, "next_step"),
-            Field("kind", _TEXT),
-            Field("priority", _choose(PRIORITIES)),
-            Field("status", _choose(THREAD_STATUSES)),
-            Field("giver", _LINK, "giver_id"),
-            Field("clock", _ID, "clock_id", target="clock"),
-            Field("objective", _OBJECTIVES, "objectives"),
+            DetailField("tension", _choose(TENSIONS), is_heading=True),
+            DetailField("next", _JOINED, "next_step"),
+            DetailField("kind", _TEXT),
+            DetailField("priority", _choose(PRIORITIES)),
+            DetailField("status", _choose(THREAD_STATUSES)),
+            DetailField("giver", _LINK, "giver_id"),
+            DetailField("clock", _ID, "clock_id", target="clock"),
+            DetailField("objective", _OBJECTIVES, "objectives"),
         ),
         {"critical": "Critical", "urgent": "Urgent", "rising": "Medium", "simmering": "Simmering"},
     ),
@@ -297,13 +301,13 @@ OUTLINES: dict[str, Outline] = {
         "Timeline",
         ("summary",),
         (
-            Field("kind", _TEXT),
-            Field("time", _TEXT),
-            Field("where", _TEXT),
-            Field("who", _LINES),
-            Field("keyword", _LINES, "keywords"),
-            Field("significance", _NUMBER),
-            Field("pinned", _FLAG),
+            DetailField("kind", _TEXT),
+            DetailField("time", _TEXT),
+            DetailField("where", _TEXT),
+            DetailField("who", _LINES),
+            DetailField("keyword", _LINES, "keywords"),
+            DetailField("significance", _NUMBER),
+            DetailField("pinned", _FLAG),
         ),
         others=frozenset({"day"}),
     ),
@@ -312,9 +316,9 @@ OUTLINES: dict[str, Outline] = {
         "Clocks",
         ("name", "consequence"),
         (
-            Field("kind", _TEXT, is_heading=True),
-            Field("visible", _FLAG),
-            Field("linked", _ID, "linked_id", target="clock"),
+            DetailField("kind", _TEXT, is_heading=True),
+            DetailField("visible", _FLAG),
+            DetailField("linked", _ID, "linked_id", target="clock"),
         ),
         {"threat": "Threat", "goal": "Goal", "project": "Project"},
         frozenset({"filled", "id"}),
@@ -323,21 +327,21 @@ OUTLINES: dict[str, Outline] = {
         "fact",
         "Facts",
         ("text",),
-        (Field("superseded by", _ID, "superseded_by", target="fact"),),
+        (DetailField("superseded by", _ID, "superseded_by", target="fact"),),
         others=frozenset({"about", "id"}),
     ),
     "relations": Outline(
         "relation",
         "Relations",
         ("note",),
-        (Field("note", _JOINED),),
+        (DetailField("note", _JOINED),),
         others=frozenset({"from", "to", "score"}),
     ),
     "glossary": Outline(
         "term",
         "Glossary",
         ("term", "definition"),
-        (Field("status", _TEXT, is_heading=True), Field("source", _TEXT)),
+        (DetailField("status", _TEXT, is_heading=True), DetailField("source", _TEXT)),
         {name: name.title() for name in ("proposed", "approved", "raw", "rejected")},
         frozenset({"uses"}),
     ),
@@ -346,12 +350,12 @@ OUTLINES: dict[str, Outline] = {
         "Scenes",
         ("title", "summary"),
         (
-            Field("status", _TEXT, is_heading=True),
-            Field("location", _LINK, "location_id"),
-            Field("present", _LINKS),
-            *(Field(name, _TEXT) for name in ("stakes", "type", "mood", "variant")),
-            Field("beats", _NUMBER),
-            Field("moment", _LINES, "key_moments"),
+            DetailField("status", _TEXT, is_heading=True),
+            DetailField("location", _LINK, "location_id"),
+            DetailField("present", _LINKS),
+            *(DetailField(name, _TEXT) for name in ("stakes", "type", "mood", "variant")),
+            DetailField("beats", _NUMBER),
+            DetailField("moment", _LINES, "key_moments"),
         ),
         {"closed": "Closed", "open": "Open"},
         frozenset({"id"}),
@@ -360,26 +364,26 @@ OUTLINES: dict[str, Outline] = {
         "chapter",
         "Chapters",
         ("title", "summary"),
-        (Field("scene", _IDS, "scene_ids", target="scene"),),
+        (DetailField("scene", _IDS, "scene_ids", target="scene"),),
     ),
     "echoes": Outline(
         "echo",
         "Echoes",
         ("text",),
-        (Field("kind", _TEXT, is_heading=True), Field("resolved", _FLAG)),
+        (DetailField("kind", _TEXT, is_heading=True), DetailField("resolved", _FLAG)),
         {"cost": "Costs", "threat": "Threats"},
     ),
 }
 """The lists of `canon` by the names of their files, in the order in which they are read."""
 
 
-def entity_kind(path: str) -> EntityKind | None:
+def find_entity_kind(path: str) -> EntityKind | None:
     """Return the kind of entity of a file's nearest folder that has one."""
     folders = path.casefold().split("/")[:-1]
     return next((FOLDER_KINDS[each] for each in reversed(folders) if each in FOLDER_KINDS), None)
 
 
-def outline_name(path: str) -> str | None:
+def find_outline_name(path: str) -> str | None:
     """Return the name of the list that a file contains."""
     stem = path.casefold().rpartition("/")[2].removesuffix(".md")
     return stem if stem in OUTLINES and path.casefold().endswith(".md") else None

@@ -372,7 +372,7 @@ class ListReader:
         return fields
 
     @staticmethod
-    def _list_texts(field: vault.Field, entry: Entry) -> list[str]:
+    def _list_texts(field: vault.DetailField, entry: Entry) -> list[str]:
         """Return the texts of a detail: all, or the last one unless it is empty."""
         texts = entry.said[field.detail]
         return texts if field.codec.is_repeated else list(filter(None, texts[-1:]))

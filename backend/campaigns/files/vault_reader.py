@@ -48,7 +48,9 @@ def is_vault(files: Mapping[str, bytes]) -> bool:
     paths = [path.casefold() for path in files]
     return any(
         path in {vault.MAIN, vault.INDEX}
-        or (path.endswith(".md") and (vault.entity_kind(path) or vault.outline_name(path)))
+        or (
+            path.endswith(".md") and (vault.find_entity_kind(path) or vault.find_outline_name(path))
+        )
         for path in paths
     )
 
@@ -104,7 +106,7 @@ class VaultReader:
         others: list[tuple[str, Document]] = []
         for path, document in documents.items():
             check_stopped()
-            kind, outline = vault.entity_kind(path), vault.outline_name(path)
+            kind, outline = vault.find_entity_kind(path), vault.find_outline_name(path)
             if path.casefold() == vault.MAIN:
                 self._read_campaign(path, document)
             elif outline is not None:

@@ -57,7 +57,7 @@ class _Writer:
         stems: dict[UUID, str] = {}
         taken: set[str] = set()
         for item_id, entity in self._list(Entity):
-            stem = name = _file_name(entity)
+            stem = name = _make_file_name(entity)
             number = 1
             while stem in taken:
                 number += 1
@@ -236,7 +236,7 @@ class _Writer:
         return self._handles.get(item_id, "") if item_id else ""
 
 
-def _file_name(entity: Entity) -> str:
+def _make_file_name(entity: Entity) -> str:
     """Return the entity's name as a file name that is valid on every system."""
     name = make_slug(entity.name)[:100].encode()[:_NAME_BYTES].decode(errors="ignore")
     return f"{name}-{entity.kind}" if is_device(name) else name

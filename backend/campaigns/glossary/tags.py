@@ -128,8 +128,8 @@ def find_tags(text: str, names: Iterable[str] = (), players: Iterable[str] = ())
     `names` are those of known entities, `players` those of players' characters.
     """
     text = to_plain(text[:MAX_TEXT])
-    known = _name_words(names)
-    mine = _name_words(players)
+    known = _split_names(names)
+    mine = _split_names(players)
     found: defaultdict[Tag, list[str]] = defaultdict(list)
     for sentence, at, is_speech in _split_sentences(text):
         for tag in _find_sentence_tags(sentence, known, mine, is_speech=is_speech):
@@ -138,7 +138,7 @@ def find_tags(text: str, names: Iterable[str] = (), players: Iterable[str] = ())
     return [TagMatch(tag, snippet) for tag in TAGS for snippet in dict.fromkeys(found[tag])]
 
 
-def _name_words(names: Iterable[str]) -> set[str]:
+def _split_names(names: Iterable[str]) -> set[str]:
     return {fold_word(word) for name in names for word in _WORD.findall(to_plain(name))}
 
 

@@ -62,7 +62,7 @@ class ChangeLogService:
         query = (
             select(CampaignChange, CampaignItem)
             .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
-            .where(*_own(identity, campaign_id))
+            .where(*_match_own(identity, campaign_id))
             .order_by(CampaignChange.seq.desc())
             .limit(limit + 1)
         )
@@ -89,7 +89,7 @@ class ChangeLogService:
             campaign = await get_campaign(session, identity, campaign_id, lock=True)
             change = await session.scalar(
                 select(CampaignChange).where(
-                    CampaignChange.id == change_id, *_own(identity, campaign_id)
+                    CampaignChange.id == change_id, *_match_own(identity, campaign_id)
                 )
             )
             if change is None:
@@ -120,7 +120,7 @@ class ChangeLogService:
                 func.count(),
                 func.min(CampaignChange.created_at),
             )
-            .where(*_own(identity, campaign_id))
+            .where(*_match_own(identity, campaign_id))
             .group_by(CampaignChange.version)
             .order_by(CampaignChange.version.desc())
             .limit(limit + 1)
@@ -189,7 +189,7 @@ class ChangeLogService:
         return view
 
 
-def _own(identity: Identity, campaign_id: UUID) -> tuple[ColumnElement[bool], ...]:
+def _match_own(identity: Identity, campaign_id: UUID) -> tuple[ColumnElement[bool], ...]:
     """Return the conditions for changes of one of the user's campaigns."""
     return CampaignChange.campaign_id == campaign_id, CampaignChange.user_id == identity.user_id
 

@@ -40,7 +40,7 @@ def roll(seed: str, first: int, count: int, *, sides: int = 6) -> list[int]:
     Every die is an HMAC-SHA256 of its number under the seed. Values that would favour low sides are
     drawn again.
     """
-    return [_die(bytes.fromhex(seed), number, sides) for number in range(first, first + count)]
+    return [_roll_die(bytes.fromhex(seed), number, sides) for number in range(first, first + count)]
 
 
 def parse_notation(text: str) -> tuple[int, int, int]:
@@ -54,7 +54,7 @@ def parse_notation(text: str) -> tuple[int, int, int]:
     return count, sides, int(found[3] or 0)
 
 
-def _die(seed: bytes, number: int, sides: int) -> int:
+def _roll_die(seed: bytes, number: int, sides: int) -> int:
     fair = 2**32 - 2**32 % sides
     attempt = 0
     while True:
