@@ -77,6 +77,15 @@ from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded
 from backend.vault.sealing import Sealer
 
+ExportFormat = Literal["json", "vault"]
+
+INSERT_BATCH_ROWS = 500
+"""Maximum number of rows in one statement."""
+
+OWN_FOLDERS = frozenset({"canon", "chats", *FOLDER_KINDS})
+MAX_FOLDERS = 3
+"""Maximum number of outer folders that are removed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRows:
@@ -249,11 +258,6 @@ def open_changes(
     return records
 
 
-OWN_FOLDERS = frozenset({"canon", "chats", *FOLDER_KINDS})
-MAX_FOLDERS = 3
-"""Maximum number of outer folders that are removed."""
-
-
 def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUID]]:
     """Read a zip. Return its campaign, and the items of kinds that its files list completely.
 
@@ -301,12 +305,6 @@ def _remove_folders(files: Mapping[str, bytes]) -> tuple[dict[str, bytes], str]:
 def _is_hidden(path: str) -> bool:
     """True for files of other programs: `.obsidian/`, `__MACOSX/`, `.DS_Store`."""
     return any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
-
-
-ExportFormat = Literal["json", "vault"]
-
-INSERT_BATCH_ROWS = 500
-"""Maximum number of rows in one statement."""
 
 
 class ImportedCampaign(CampaignView, kw_only=True):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -121,7 +121,8 @@ class UnclearDetailError(Exception):
     """The text of a detail is none of the expected ones."""
 
 
-class DetailCodec(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DetailCodec:
     """Converts between a value and the texts of a detail.
 
     Attributes:

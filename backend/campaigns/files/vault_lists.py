@@ -446,8 +446,8 @@ class ListReader:
             self._by_name.setdefault((kind, name.casefold()), item_id)
         for field in self._outline.fields:
             if field.target is not None and (texts := self._list_texts(field, entry)):
-                handles = field.codec.read(texts, self._draft.find)
-                self._references += [(item_id, field.key, field.target, each) for each in handles]
+                for handle in field.codec.read(texts, self._draft.find):
+                    self._references.append((item_id, field.key, field.target, handle))
         return item_id
 
     def _find(self, detail: str, name: str) -> UUID | None:

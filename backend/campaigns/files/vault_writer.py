@@ -134,13 +134,13 @@ class _Writer:
 
         The game master alone knows them, while the entity is public.
         """
+        entities = dict(self._list(Entity))
         found: defaultdict[UUID, list[tuple[UUID, str]]] = defaultdict(list)
         for fact_id, fact in self._list(Fact):
-            about = self._items[fact.about_id][1] if fact.about_id in self._items else None
             is_simple = fact_id not in self._handles and not fact.locked and not fact.superseded_by
             if (
                 fact.about_id is not None
-                and isinstance(about, Entity)
+                and (about := entities.get(fact.about_id)) is not None
                 and (about.audience, fact.audience) == ("public", "gm")
                 and is_simple
                 and fact.text == fact.text.strip()
