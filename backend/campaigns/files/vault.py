@@ -36,23 +36,17 @@ FOLDERS: dict[EntityKind, str] = {
 
 FOLDER_KINDS: dict[str, EntityKind] = {
     **{folder: kind for kind, folder in FOLDERS.items()},
-    "characters": "pc",
-    "players": "pc",
-    "party": "pc",
+    **dict.fromkeys(("characters", "players", "party"), "pc"),
+    **dict.fromkeys(("places", "environments"), "location"),
     "people": "npc",
-    "places": "location",
-    "environments": "location",
     "spells": "ability",
 }
 
 TENSIONS = {
     "critical": "critical",
-    "urgent": "urgent",
-    "high": "urgent",
-    "rising": "rising",
-    "medium": "rising",
-    "simmering": "simmering",
-    "low": "simmering",
+    **dict.fromkeys(("urgent", "high"), "urgent"),
+    **dict.fromkeys(("rising", "medium"), "rising"),
+    **dict.fromkeys(("simmering", "low"), "simmering"),
 }
 THREAD_ENDS = {"resolved": "resolved", "done": "resolved", "failed": "failed", "dormant": "dormant"}
 THREAD_STATUSES = {
@@ -78,17 +72,13 @@ WORLD = "World"
 """The heading of facts about the world."""
 
 OTHER_DETAILS = {
-    "next step": "next",
-    "next steps": "next",
+    **dict.fromkeys(("next step", "next steps"), "next"),
+    **dict.fromkeys(("quest giver", "given by"), "giver"),
+    **dict.fromkeys(("segments", "progress"), "filled"),
+    **dict.fromkeys(("key moment", "key moments"), "moment"),
     "objectives": "objective",
-    "quest giver": "giver",
-    "given by": "giver",
-    "segments": "filled",
-    "progress": "filled",
     "participants": "who",
     "place": "where",
-    "key moment": "moment",
-    "key moments": "moment",
 }
 """Details by other names for them."""
 

@@ -41,15 +41,9 @@ _ATTRIBUTES = frozenset(
 """Front matter that becomes an attribute without a warning."""
 
 _OTHER_ATTRIBUTES = {
-    "hp_current": "hp",
-    "current_hp": "hp",
-    "hit_points": "hp",
-    "max_hp": "hp_max",
-    "hp_maximum": "hp_max",
-    "maximum_hp": "hp_max",
-    "max_hit_points": "hp_max",
-    "armor_class": "ac",
-    "armour_class": "ac",
+    **dict.fromkeys(("hp_current", "current_hp", "hit_points"), "hp"),
+    **dict.fromkeys(("max_hp", "hp_maximum", "maximum_hp", "max_hit_points"), "hp_max"),
+    **dict.fromkeys(("armor_class", "armour_class"), "ac"),
     "gp": "gold",
 }
 _CURRENT_HP = frozenset({"hp_current", "current_hp"})
@@ -58,24 +52,11 @@ _MEASURES = frozenset({"hp", "stress"})
 """Attributes that can be an object with a current value and a maximum."""
 
 _FIELDS = {
-    "personality": "personality",
-    "personality traits": "personality",
-    "traits": "personality",
-    "voice": "voice",
-    "speech": "voice",
-    "speech pattern": "voice",
-    "speech patterns": "voice",
-    "mannerisms": "voice",
-    "voice and mannerisms": "voice",
-    "voice and speech": "voice",
-    "wants": "wants",
-    "goals": "wants",
-    "secret": "secret",
-    "secrets": "secret",
-    "gm notes": "secret",
-    "gm only": "secret",
-    "dm notes": "secret",
-    "dm only": "secret",
+    **dict.fromkeys(("personality", "personality traits", "traits"), "personality"),
+    **dict.fromkeys(("voice", "speech", "speech pattern", "speech patterns"), "voice"),
+    **dict.fromkeys(("mannerisms", "voice and mannerisms", "voice and speech"), "voice"),
+    **dict.fromkeys(("wants", "goals"), "wants"),
+    **dict.fromkeys(("secret", "secrets", "gm notes", "gm only", "dm notes", "dm only"), "secret"),
 }
 """Fields by the headings of their texts."""
 
