@@ -26,8 +26,7 @@ from uuid_utils.compat import uuid7
 
 from backend.core.logs import get_logger
 from backend.database import sqlite_connection
-from backend.database.sqlite_connection import SqliteConnection
-from backend.database.write_ahead_log import WriteAheadLog
+from backend.database.sqlite_connection import SqliteConnection, WriteAheadLog
 from backend.errors import AppError, ConflictError, UnavailableError
 
 log = get_logger(__name__)

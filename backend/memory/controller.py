@@ -17,14 +17,14 @@ from backend.database.engine import Database
 from backend.http.schemas import STORES
 from backend.jobs.models import Job
 from backend.jobs.schemas import JobView
-from backend.memory.embedding.own_models import OwnModel
+from backend.memory.embedding.registry import OwnModel
 from backend.memory.index.protocol import IndexUnavailableError, Kind
 from backend.memory.indexing.collections import Placement, parse_dimension
 from backend.memory.indexing.outbox import INDEX, REINDEX
 from backend.memory.indexing.sources import Source
 from backend.memory.models import IndexChange, IndexState
 from backend.memory.runtime import MemoryRuntime
-from backend.quotas.definitions import QUEUED_JOBS
+from backend.quotas.limits import QUEUED_JOBS
 from backend.quotas.service import Quotas
 
 MAX_JOBS = 20

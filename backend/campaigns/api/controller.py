@@ -45,7 +45,7 @@ from backend.campaigns.state.situations import SituationService
 from backend.characters.uploads import (
     MAX_UPLOAD_BYTES,
     NamedFileOperation,
-    file_answer,
+    make_file_response,
     read_upload,
 )
 from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
@@ -389,7 +389,7 @@ class CampaignTransferController(Controller):
         seen = read_viewpoint(viewpoint)
         file = await campaign_transfer.export(identity, campaign_id, file_format, viewpoint=seen)
         await activity.note(request, "exported", detail="campaign")
-        return file_answer(file)
+        return make_file_response(file)
 
 
 # pyright: reportUnknownParameterType=false

@@ -52,16 +52,16 @@ from backend.campaigns.models import (
 )
 from backend.campaigns.rules.protocol import find_rules
 from backend.campaigns.state.viewpoints import check_viewpoint, filter_known_items
+from backend.characters.card_rows import FileDownload
 from backend.characters.cards.charx import is_archive, pack, unpack
 from backend.characters.cards.model import check_file_size
 from backend.characters.errors import CardError, CardLimitError
-from backend.characters.exporting import ExportedFile
 from backend.characters.models import Character, Persona
-from backend.chats.model_choice import counting_spec
 from backend.chats.models import CHAT_TITLE, Chat, ChatCharacter, Message
-from backend.chats.repository import character_ids
+from backend.chats.repository import list_character_ids
+from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
-from backend.chats.transfer import ChatLog, message_rows, write_log
+from backend.chats.transfer import ChatLog, build_message_rows, write_log
 from backend.chronicles.event_search import load_all_events
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND as EVENTS
@@ -116,7 +116,7 @@ def make_chat_rows(
 ) -> ChatRows:
     """Return the rows of a chat. `people` are the owner's characters and personas."""
     chat_id, head = new_id(), log.head
-    rows = message_rows(
+    rows = build_message_rows(
         sealer,
         log,
         chat_id=chat_id,
@@ -342,7 +342,7 @@ class CampaignTransfer:
         file_format: ExportFormat,
         *,
         viewpoint: Viewpoint = GM,
-    ) -> ExportedFile:
+    ) -> FileDownload:
         """Return a zip of a campaign, or of its texts that prompts of a player can contain.
 
         A player's zip has no ledger, and only current events and messages. Raises
@@ -389,7 +389,7 @@ class CampaignTransfer:
             return pack(files, deflated=True)
 
         data = await self._pool.run(identity.user_id, write)
-        return ExportedFile(data, "application/zip", fields.name, "zip")
+        return FileDownload(data, "application/zip", fields.name, "zip")
 
     async def import_new(self, identity: Identity, data: bytes, name: str) -> ImportedCampaign:
         """Store the campaign of a zip in one transaction.
@@ -419,7 +419,7 @@ class CampaignTransfer:
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)
             people = await _load_people(session, identity, draft)
-        tokenizer = best_tokenizer(counting_spec(models, identity).tokenizer)
+        tokenizer = best_tokenizer(choose_counting_model(models, identity).tokenizer)
         found: list[ChatRows] = []
         for log in draft.chats:
             unit = CountUnit(tokenizer, names=len(people.intersection(log.head.character_ids)) > 1)
@@ -521,7 +521,7 @@ async def _load_chats(
     """Return the chats, oldest first: (chat, characters, messages)."""
     query = select(Chat).where(Chat.campaign_id == campaign.id, Chat.user_id == campaign.user_id)
     chats = (await session.scalars(query.order_by(Chat.id))).all()
-    members = await character_ids(session, [chat.id for chat in chats])
+    members = await list_character_ids(session, [chat.id for chat in chats])
     found: list[tuple[Chat, list[UUID], Sequence[Any]]] = []
     for chat in chats:
         messages = select(Message.__table__).where(Message.chat_id == chat.id)

@@ -23,8 +23,8 @@ from backend.accounts.models import User
 from backend.core.logs import get_logger
 from backend.database.base import now, upsert
 from backend.database.engine import Database
-from backend.memory.embedding.own_models import OwnModels, VectorSizes
 from backend.memory.embedding.protocol import OWN_PREFIX, EmbedderError, EmbedderSpec
+from backend.memory.embedding.registry import OwnModels, VectorSizes
 from backend.memory.index.protocol import IndexUnavailableError, VectorIndex
 from backend.memory.indexing.documents import PointMaker, VectorSource
 from backend.memory.indexing.outbox import reindex_later

@@ -29,7 +29,6 @@ from backend.memory.indexing.collections import (
 )
 from backend.memory.indexing.documents import IndexDocument, IndexRun, PointMaker, VectorSource
 from backend.memory.indexing.outbox import INDEX, REINDEX, IndexOutbox
-from backend.memory.indexing.reconciler import compare_container
 from backend.memory.indexing.sources import Source, SourceRow, split_by_size
 from backend.memory.models import IndexChange
 from backend.vault.sealing import Sealer

@@ -39,8 +39,8 @@ from backend.core.reasons import Reason, ReasonKind
 from backend.database.base import split_chunks
 from backend.database.engine import Database
 from backend.errors import AppError
-from backend.memory.embedding.own_models import OwnModels
 from backend.memory.embedding.protocol import MINILM, EmbedderError, QueryEmbedder
+from backend.memory.embedding.registry import OwnModels
 from backend.memory.index.protocol import Floats, IndexUnavailableError, Kind, Payload, VectorIndex
 from backend.memory.indexing.collections import Collections, Placement
 from backend.memory.indexing.documents import Blinders, speaker_id
@@ -63,13 +63,19 @@ from backend.memory.search.query import (
 )
 from backend.memory.search.ranking import (
     DUPLICATE_COSINE,
+    add_few,
+    add_origin_lines,
     breadth,
     compute_thresholds,
+    deepen_queries,
+    find_nearest,
     lower_neighbours,
     lower_scene_scores,
+    merge_nearest,
     rank,
     select_diverse,
     select_relevant,
+    split_hits,
     weigh_by_kind,
 )
 from backend.memory.search.request import (
@@ -79,14 +85,6 @@ from backend.memory.search.request import (
     SearchRequest,
     SearchResult,
     compute_scene_strengths,
-)
-from backend.memory.search.selection import (
-    add_few,
-    add_origin_lines,
-    deepen_queries,
-    find_nearest,
-    merge_nearest,
-    split_hits,
 )
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer

@@ -17,12 +17,12 @@ from sqlalchemy import delete, select, text, update
 
 from backend.accounts.keys.sealed_tables import find_model_tables
 from backend.accounts.models import DataKey, IdempotentRequest, KeySlot
-from backend.database import write_ahead_log
+from backend.database import sqlite_connection as write_ahead_log
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
-from backend.quotas.models import StorageLedger
+from backend.quotas.ledgers import StorageLedger
 from tests.support.server import PASSWORD, Account, Running, ok, running
 from tests.support.waiting import PATIENCE
 
