@@ -310,9 +310,9 @@ class Worker:
                 self._returned.append(job)
                 self._wake.set()
         finally:
-            self._leave(job)
+            self._leave()
 
-    def _leave(self, job: RunningJob) -> None:
+    def _leave(self) -> None:
         """Wake the worker if there are more jobs, because a job no longer counts as running."""
         if self._has_more:
             self._wake.set()
