@@ -65,7 +65,7 @@ class _Word(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class _VerbRule:
     """A verb with what may stand beside it.
 
     Attributes:
@@ -88,8 +88,8 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def _rule(rule: dict[str, Any]) -> _Rule:
-    return _Rule(
+def _rule(rule: dict[str, Any]) -> _VerbRule:
+    return _VerbRule(
         rule["tag"],
         _words(rule["verbs"]),
         rule["who"] == "mine",
@@ -109,7 +109,7 @@ def _by_first(phrases: dict[Tag, str]) -> dict[str, list[tuple[Tag, list[str]]]]
 
 
 _DATA = tomllib.loads(Path(__file__).with_name("tags.toml").read_text(encoding="utf-8"))
-_RULES: defaultdict[str, list[_Rule]] = defaultdict(list)
+_RULES: defaultdict[str, list[_VerbRule]] = defaultdict(list)
 for _each in map(_rule, _DATA["rule"]):
     for _verb in _each.verbs:
         _RULES[_verb].append(_each)
@@ -190,7 +190,7 @@ def _is_unreal(text: str) -> bool:
 
 
 def _applies(
-    rule: _Rule, words: Sequence[_Word], at: int, mine: Collection[str], *, is_mine: bool
+    rule: _VerbRule, words: Sequence[_Word], at: int, mine: Collection[str], *, is_mine: bool
 ) -> bool:
     after = words[at + 1 : at + 1 + _MOST_AFTER]
     if at and words[at - 1].text in _DETERMINERS:
