@@ -80,7 +80,6 @@ class MemoryRuntime(UserSignedOut):
 
     @property
     def kinds(self) -> dict[str, JobKind]:
-        """The handlers of the index's jobs."""
         indexing = {name: self._after_follow(kind) for name, kind in self.indexer.kinds.items()}
         return {**indexing, **self.reconciler.kinds}
 
@@ -177,7 +176,6 @@ class MemoryRuntime(UserSignedOut):
         re.purge()
 
     async def aclose(self) -> None:
-        """Close the index and the embedders."""
         await self.collections.aclose()
         await self.own.aclose()
         if self.embedder is not None:
@@ -292,5 +290,4 @@ async def list_index_collections(settings: Settings) -> set[str]:
 
 
 def index_folder(settings: Settings) -> Path:
-    """Return the folder in which Qdrant Edge stores its collections."""
     return settings.data_dir / "index"

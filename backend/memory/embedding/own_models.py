@@ -65,7 +65,6 @@ class OwnEmbedder:
 
     @property
     def spec(self) -> EmbedderSpec:
-        """See `Embedder`."""
         if self.dimension is None:
             raise EmbedderError("Your embedding model has not responded yet.")
         return EmbedderSpec(
@@ -77,7 +76,6 @@ class OwnEmbedder:
         )
 
     async def ready(self) -> EmbedderSpec:
-        """See `Embedder`."""
         if self.dimension is None:
             given = (await self._embedder.ready()).dimension
             self.dimension = next((each for each in COLLECTION_DIMENSIONS if each >= given), None)
@@ -90,7 +88,6 @@ class OwnEmbedder:
         return self.spec
 
     async def embed(self, texts: Sequence[str], task: Task) -> Floats:
-        """See `Embedder`."""
         dimension = (await self.ready()).dimension
         made = await self._embedder.embed(texts, task)
         missing = dimension - made.shape[1]
@@ -103,7 +100,6 @@ class OwnEmbedder:
         self._closing = asyncio.ensure_future(self._embedder.retire())
 
     async def aclose(self) -> None:
-        """See `Embedder`."""
         await self._embedder.aclose()
 
 
@@ -115,11 +111,7 @@ MAX_QUERIES_PER_USER = 64
 
 
 class VectorSizes(NamedTuple):
-    """Lengths of a model's vectors.
-
-    `dimension` is the one of the collection. `length` is the one that the model returns, before
-    the vectors are padded with zeros.
-    """
+    """The dimension of the collection, and the length of the model's vectors before padding."""
 
     dimension: int | None
     length: int | None
@@ -130,12 +122,10 @@ UNKNOWN_SIZES = VectorSizes(None, None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnModel:
-    """The embedding model that an account has chosen.
+    """The embedding model that an account has chosen: `id` is the setting, `<provider>/<model>`.
 
-    Attributes:
-        id: The setting, `<provider>/<model>`.
-        mark: A keyed hash of server and model; `GONE` if the provider no longer exists.
-        embedder: None if the provider no longer exists.
+    If its provider no longer exists, `mark` is `GONE`, and `embedder` None. Otherwise `mark` is a
+    keyed hash of server and model.
     """
 
     id: str
@@ -153,14 +143,7 @@ class _OpenModel:
 
 
 class OwnModels(UserSignedOut):
-    """Opens users' own embedding models and closes them when they are idle.
-
-    Args:
-        database: Contains the accounts and their providers.
-        user_models: Loads a user's providers.
-        settings: The batch size and the time limit of queries.
-        clock: Returns monotonic seconds.
-    """
+    """Opens users' own embedding models and closes them when they are idle."""
 
     def __init__(
         self,
@@ -178,11 +161,7 @@ class OwnModels(UserSignedOut):
         self._cosines: OrderedDict[tuple[bytes, VectorSizes], ModelCosines] = OrderedDict()
 
     async def load(self, sealer: Sealer, sizes: VectorSizes = UNKNOWN_SIZES) -> OwnModel | None:
-        """Return the model that the account has chosen; None if it has chosen none.
-
-        `sizes` are those of the collection that contains the user's texts. If they are unknown, the
-        model is asked for them.
-        """
+        """Return the model that the account has chosen, if any. It is asked for unknown `sizes`."""
         async with self._database.read() as session:
             user = await session.get(User, sealer.user_id)
             if user is None:
@@ -257,7 +236,6 @@ class OwnModels(UserSignedOut):
         gone.raw.retire_soon()
 
     async def aclose(self) -> None:
-        """Close all connections."""
         while self._open:
             _, each = self._open.popitem()
             await each.raw.aclose()

@@ -17,7 +17,6 @@ HEADER_BYTES = 8
 """Length of the header of a message, which is the length of the message."""
 
 ID_BYTES = 16
-"""Length of a point's id."""
 
 CallOutcome = Literal["done", "unavailable", "failed"]
 """The result of a call: a value, a message for the administrator, or an error."""

@@ -73,7 +73,6 @@ class Placement:
 
     @property
     def sizes(self) -> VectorSizes:
-        """Lengths of the vectors in the target collection."""
         return VectorSizes(parse_dimension(self.target), self.length)
 
 
@@ -93,13 +92,11 @@ log = get_logger(__name__)
 PLACEMENT_SECONDS = 15.0
 EXPECTED_MOVE_SECONDS = 60.0
 _MAX_CACHED_USERS = 10_000
-"""Users whose placements are cached."""
 
 Opener = Callable[[str, int | None], Awaitable[VectorIndex]]
 """Opens or creates a collection by name and dimension (None for terms alone)."""
 
 Lister = Callable[[], Awaitable[set[str]]]
-"""Returns the names of all collections in the index."""
 
 
 _HERE = aliased(IndexState)
@@ -251,10 +248,7 @@ class Collections:
         self._searched.pop(user_id, None)
 
     async def mark_ready(self, session: AsyncSession, user_id: UUID, collection: str) -> None:
-        """Mark a collection as complete, so that search uses it.
-
-        Do nothing if it is no longer the target.
-        """
+        """Mark a collection as complete for search, unless it is no longer the target."""
         if (await self.placement(session, user_id)).target != collection:
             return
         await self._record_ready(session, user_id, collection, update=("state", "compared_at"))
@@ -349,10 +343,7 @@ class Collections:
             log.warning("memory.collection_lost", collection=name, count=len(lost))
 
     def switch_index(self, index: VectorIndex) -> None:
-        """Make an open collection the current one, because another model is in use.
-
-        The next `prepare` returns the users who must move.
-        """
+        """Make an open collection the current one. `prepare` returns the users who must move."""
         self._others[self.current.name] = self.current
         self._opened.add(self.current.name)
         self._others.pop(index.name, None)
@@ -363,15 +354,11 @@ class Collections:
         self.current = index
 
     async def aclose(self) -> None:
-        """Close all collections."""
         for index in (self.current, *self._others.values()):
             await index.aclose()
 
     async def placement(self, session: AsyncSession, user_id: UUID) -> Placement:
-        """Load the placement of a user's texts.
-
-        During a move, search uses the newest other collection that is ready and exists.
-        """
+        """Load the placement. During a move, search uses the latest ready collection."""
         states = (await session.execute(_STATES, {"owner_id": user_id})).all()
         chosen = next((each for each in states if each.is_chosen), None)
         target = chosen.collection if chosen else self.current.name
@@ -418,10 +405,7 @@ class UserEmbedders:
         self._own = own
 
     async def load_own(self, sealer: Sealer, place: Placement | None = None) -> OwnModel | None:
-        """Return the account's own model, if any.
-
-        `place` tells the lengths of the vectors. Without it, the model is asked for them.
-        """
+        """Return the account's own model. Without a `place`, its vectors' length is requested."""
         sizes = place.sizes if place is not None and place.is_chosen else UNKNOWN_SIZES
         return await self._own.load(sealer, sizes) if self._own is not None else None
 
@@ -444,13 +428,10 @@ Write = Callable[[], AbstractAsyncContextManager[AsyncSession]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """The result of `ModelMoves.follow`.
+    """A move of texts to the target of `place`, with the source of its vectors.
 
-    Attributes:
-        place: The placement of the texts.
-        vectors: The source of the vectors in the target.
-        new_model: The mark of the model that existing points in the target must be rebuilt with.
-            It is recorded at the end, because search uses these points until then.
+    `new_model` is the model that existing points in the target must be rebuilt with. It is recorded
+    at the end, because search uses these points until then.
     """
 
     place: Placement
@@ -459,7 +440,6 @@ class Move:
 
     @property
     def is_full(self) -> bool:
-        """True if existing points in the target must be rebuilt."""
         return self.new_model is not None
 
 

@@ -58,22 +58,12 @@ _MAX_WORD_CHARACTERS = 36
 def split_into_chunks(
     text: str, *, words: int = CHUNK_WORDS, overlap: int = OVERLAP_WORDS
 ) -> list[str]:
-    """Split a text into chunks of at most `words` words.
+    """Split a text into at least one chunk of at most `words` words.
 
     It cuts at paragraphs if possible, or else at lines, sentences or words. Chunks are filled as
-    far as possible. Each begins with the last words of the previous one, at most `overlap`.
-
-    Args:
-        text: Any text.
-        words: Maximum length of a chunk, at least 1. Twelve characters without a space count as a
-            word, because Chinese has no spaces.
-        overlap: Repeated words, less than `words`.
-
-    Returns:
-        At least one chunk. They contain the whole text in order, except spaces at the cuts.
-
-    Raises:
-        ValueError: If `overlap` is not less than `words`.
+    far as possible. Each begins with the last words of the previous one, at most `overlap`. They
+    contain the whole text in order, except spaces at the cuts. Twelve characters without a space
+    count as a word, because Chinese has no spaces. `ValueError` means that `overlap` is too large.
     """
     if not 0 <= overlap < words:
         raise ValueError("The overlap must be less than a chunk.")
@@ -104,7 +94,6 @@ class _Part:
 
     @property
     def length(self) -> int:
-        """Its number of words, as `_count_words` counts them."""
         return self._closed + _estimate_words(self._open)
 
     def append(self, piece: str) -> None:
@@ -209,16 +198,14 @@ class IndexedMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexDocument:
-    """The content of a point.
+    """The content of a point. Rows without an author or a time have no `speaker` and `said_at` 0.
 
     Attributes:
         text: The text of `dense` and `sparse`, with the title or the speaker, and the date.
         dense_text: A different text for `dense`; None for `text`, empty for no dense vector.
         dense_window: The text of `dense_window`; None for no such vector.
         sparse_window: The text of `sparse_window`; None for no such vector.
-        speaker: The name of the author; empty if there is none.
-        said_at: Seconds since 1970; 0 if there is no time.
-        version: The version of the row.
+        said_at: Seconds since 1970.
         audience: Who may know it, in the format of the row's column.
     """
 

@@ -36,7 +36,6 @@ from backend.memory.models import IndexChange
 from backend.vault.sealing import Sealer
 
 ROWS_PER_BATCH = 200
-"""Rows that are read at once."""
 
 SLICE_BYTES = 64_000
 """Bytes of rows that are processed at once. Other tasks run between two slices. A larger row is a
@@ -58,11 +57,9 @@ _FORGET = delete(get_table(IndexChange)).where(IndexChange.id.in_(bindparam("ids
 _FORGET_ONE = delete(get_table(IndexChange)).where(IndexChange.id == bindparam("note_id"))
 
 Report = Callable[[int, int], Awaitable[None]]
-"""Receives the number of processed rows and of all rows."""
 
 
 IndexSide = tuple[VectorIndex, VectorSource]
-"""A collection with the source of the vectors in it."""
 
 
 class Indexer:
@@ -90,14 +87,12 @@ class Indexer:
 
     @property
     def kinds(self) -> dict[str, JobKind]:
-        """The handlers of the jobs."""
         return {
             INDEX: JobKind(self.index, ends_together=True),
             REINDEX: JobKind(self.reindex, keep=True),
         }
 
     async def index(self, job: RunningJob) -> None:
-        """Index the changes of one container."""
         container_id = UUID(job.payload["container_id"])
         source = self._sources[job.payload["kind"]]
         run, is_again = IndexRun(job.keys), False
@@ -174,10 +169,7 @@ class Indexer:
                 await self._outbox.delete_failed(session, job.keys.user_id, is_full=is_full)
 
     async def rebuild(self, sealer: Sealer, report: Callable[[int, int], None]) -> str:
-        """Index all texts of a user outside a job. Return the name of the collection.
-
-        Raises the errors of `ModelMoves.follow`.
-        """
+        """Index all texts of a user outside a job, and return the name of the collection."""
 
         async def report_progress(done: int, total: int) -> None:
             report(done, total)

@@ -60,8 +60,6 @@ async def compare_container(
 
 
 class Reconciler:
-    """Compares the index with the database at night, and deletes orphaned points."""
-
     def __init__(
         self,
         database: Database,
@@ -81,19 +79,16 @@ class Reconciler:
 
     @property
     def kinds(self) -> dict[str, JobKind]:
-        """The handlers of the jobs."""
         return {
             FORGET: JobKind(self.forget, needs_key=False),
             RECONCILE: JobKind(self.reconcile, needs_key=False),
         }
 
     async def schedule(self) -> None:
-        """Queue the next nightly comparison."""
         async with self._database.write() as session:
             await self._queue.enqueue(session, _build_nightly_job())
 
     async def forget(self, job: RunningJob) -> None:
-        """Delete all points of a deleted user."""
         owner_id = UUID(job.payload["owner_id"])
         self._blinders.forget(owner_id)
         named = job.payload.get("collections", ())

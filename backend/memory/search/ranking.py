@@ -89,11 +89,7 @@ class RankingThresholds:
 def compute_thresholds(
     min_relevance: float | None, *, activates_lore: bool, cosines: ModelCosines = MINILM
 ) -> RankingThresholds:
-    """Return the thresholds for a minimum relevance.
-
-    0 includes everything. 1 includes only the text of the query itself. `cosines` is the scale of
-    the embedding model.
-    """
+    """Return the thresholds for a relevance from 0 (everything) to 1 (the text of the query)."""
     relevance = min_relevance or 0.0
     cosine = cosines.unrelated + relevance * (1 - cosines.unrelated)
     least = RankingThresholds(
@@ -107,10 +103,7 @@ def compute_thresholds(
 
 
 def select_relevant(ranked: Sequence[Candidate], least: RankingThresholds) -> list[Candidate]:
-    """Return the memories that reach the thresholds, in their order.
-
-    If none reaches `best`, only lore is returned, and only if `lore` is set.
-    """
+    """Return the memories that reach the thresholds. If none reaches `best`, it is only lore."""
     if least.lore is None:
         return _select_near(ranked, least)
     others = [each for each in ranked if each.payload.kind != "lore"]
@@ -146,7 +139,6 @@ def sum_shares(ranked: Sequence[Candidate], least: RankingThresholds) -> NDArray
 
 
 def is_by_meaning(ranked: Sequence[Candidate]) -> bool:
-    """True if the search used an embedder."""
     return any(candidate.signals.dense is not None for candidate in ranked)
 
 
@@ -212,20 +204,10 @@ def rank(
     wants_recent: bool = False,
     aboutness: Mapping[int, float] = MappingProxyType({}),
 ) -> list[Candidate]:
-    """Rank the hits of all signals.
+    """Return the hits of all signals as candidates, best first. Each row appears once.
 
-    Args:
-        found: See `FeatureTable`.
-        weights: None for the default weights.
-        speakers: See `FeatureTable`.
-        spans: See `FeatureTable`.
-        wants_recent: True if the query asks for recent things. Otherwise age only breaks ties.
-        aboutness: See `FeatureTable`.
-
-    Returns:
-        Candidates, best first. Each row of the database appears once, by its best chunk.
-
-    O(n log n) time and O(n) memory for n hits.
+    See `FeatureTable` for the arguments. Unless the query `wants_recent` things, age only breaks
+    ties. O(n log n) time and O(n) memory for n hits.
     """
     weights = weights or Weights()
     table = FeatureTable(found, speakers=speakers, spans=spans, aboutness=aboutness)
@@ -358,9 +340,7 @@ SCENE_DISCOUNT = 0.3
 def breadth(text: str, ranked: Sequence[Candidate]) -> float:
     """Return the probability from 0 to 1 that a question asks for several things.
 
-    Args:
-        text: The text of the query without names of the cast.
-        ranked: Candidates, best first, with fused scores. `BREADTH_SAMPLE_HITS` of them are used.
+    `text` is the query without names of the cast. The first `BREADTH_SAMPLE_HITS` are used.
     """
     lines = [each for each in ranked[:BREADTH_SAMPLE_HITS] if each.payload.scene_id is not None]
     terms = sum(query_terms(text).values()) if len(text) <= MAX_LIST_QUESTION_CHARACTERS else 0
@@ -380,12 +360,7 @@ def lower_scene_scores(
 ) -> list[Candidate]:
     """Reduce the effect of scenes on scores for a broad question, and sort again.
 
-    Args:
-        ranked: n candidates, best first.
-        breadth: From 0 (no change) to 1.
-        share: Amount that a message of the best scene loses at a breadth of 1.
-
-    O(n log n) time, O(n) memory.
+    A message of the best scene loses `share` at a breadth of 1. O(n log n) time, O(n) memory.
     """
     scored = [
         structs.replace(each, score=each.score - share * breadth * each.scene)
@@ -399,12 +374,8 @@ def lower_scene_scores(
 def lower_neighbours(candidates: Sequence[Candidate], breadth: float) -> list[Candidate]:
     """Reduce scores of messages next to better ones for a broad question, and sort again.
 
-    Args:
-        candidates: n active candidates, best first. A swipe has the same position as its siblings,
-            so inactive ones must not be among them.
-        breadth: From 0 (no change) to 1.
-
-    O(n log n) time, O(n) memory.
+    The candidates must be active, because a swipe has the same position as its siblings. The
+    breadth is from 0 (no change) to 1. O(n log n) time, O(n) memory.
     """
     windows = [each.signals.sparse_window or 0.0 for each in candidates]
     best = max(windows, default=0.0)

@@ -102,8 +102,6 @@ _NONE: Floats = np.empty(0, np.float32)
 
 
 class NearMiss(NamedTuple):
-    """A row that was found but not used, with the reason."""
-
     payload: Payload
     reason: Reason
 
@@ -167,8 +165,6 @@ def _list_left_out(result: SearchResult, taken: Mapping[int, int]) -> list[NearM
 
 
 class RowReader:
-    """Reads rows by their ids and kinds."""
-
     def __init__(self, database: Database, sources: Sequence[Source]) -> None:
         self._database = database
         self._sources = sources
@@ -214,8 +210,6 @@ DEEP_SEARCH_FACTOR = 8
 
 
 class SearchSession:
-    """A search that runs concurrently with other work."""
-
     def __init__(self, search: MemorySearch, sealer: Sealer) -> None:
         self._search = search
         self._sealer = sealer
@@ -228,11 +222,9 @@ class SearchSession:
             await asyncio.sleep(0)
 
     async def result(self) -> SearchResult:
-        """Wait for the result."""
         return await self._task if self._task else SearchResult()
 
     async def cancel(self) -> None:
-        """Cancel the search if it is still running."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -240,8 +232,6 @@ class SearchSession:
 
 
 class MemorySearch:
-    """Searches the memories of a user."""
-
     def __init__(
         self,
         collections: Collections,

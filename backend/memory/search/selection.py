@@ -43,18 +43,11 @@ def add_origin_lines(
     parts: Sequence[ScopePart],
     kinds: Sequence[Kind],
 ) -> list[Candidate]:
-    """Add the messages of events and facts to the candidates, or boost them.
+    """Add the messages of events and facts to n candidates, or boost them. Return the best first.
 
-    Args:
-        candidates: n candidates, best first.
-        recalled: The active ones among them, by row.
-        parts: The chats of messages that may be added.
-        kinds: The kinds of the search; empty for all. Without messages nothing changes.
-
-    Returns:
-        Candidates, best first, each row once. An added message has only its position so far.
-
-    O(n log n) time and memory.
+    `recalled` are the active ones among them, by row. `parts` are the chats of messages that may be
+    added. Nothing changes if `kinds` has no messages. An added message has only its position so
+    far. O(n log n) time and memory.
     """
     # Integers as keys, because hashing a UUID takes ten times as long.
     origins = {
@@ -116,7 +109,6 @@ def _build_line(origin: OriginMessage, event: Candidate, lowest: float, share: f
 
 
 Plan = Sequence[tuple[Signal, Query]]
-"""The queries of a search with their signals."""
 
 DENSE_HITS = 200
 """Hits of dense queries among messages. If an answer uses other words, one of its vectors is often
@@ -173,19 +165,11 @@ def find_nearest(
     spans: Sequence[Span] = (),
     most: int | None = None,
 ) -> list[Candidate]:
-    """Return messages that are relevant by their meaning, regardless of words.
+    """Return messages that are relevant by their meaning, regardless of words, best first.
 
-    Args:
-        deep: Hits of dense queries for messages.
-        least: The thresholds.
-        ranked: Candidates of the whole search, which are returned unchanged.
-        speakers: See `FeatureTable`.
-        spans: See `FeatureTable`.
-        most: Maximum number of messages; None for all.
-
-    Returns:
-        Messages from `MIN_MEANING_SHARE`, the best first. It is empty if no message reaches the
-        threshold by meaning alone, because then no message contains the answer.
+    `deep` are hits of dense queries for messages. Candidates in `ranked` are returned unchanged.
+    Messages need `MIN_MEANING_SHARE` of the threshold. There are none if none reaches it by meaning
+    alone, because then no message contains the answer.
     """
     if least.dense <= least.unrelated:
         return []
@@ -203,23 +187,16 @@ def find_nearest(
 
 
 def estimate_tokens(candidate: Candidate) -> float:
-    """Estimate the tokens of a memory in a prompt."""
     return candidate.payload.words * TOKENS_PER_WORD + TOKENS_PER_LINE
 
 
 def merge_nearest(
     chosen: Sequence[Candidate], near: Sequence[Candidate], *, room: int, most: int
 ) -> list[Candidate]:
-    """Merge the chosen memories with messages by meaning, if there is room for them.
+    """Merge the chosen memories with messages by meaning while they take less than `room` tokens.
 
-    Args:
-        chosen: Memories, best first.
-        near: Messages, the best first. Some may be among the chosen memories.
-        room: Tokens that memories may take in total before no messages are added.
-        most: Maximum number of memories.
-
-    Returns:
-        The first `FIXED_RANKS` chosen memories, then alternately a message and a chosen memory.
+    Returns at most `most`: the first `FIXED_RANKS` chosen memories, then alternately a message and
+    a chosen memory.
     """
     is_chosen = {each.id.int for each in chosen}
     merged = list(chosen[:FIXED_RANKS])
@@ -252,13 +229,7 @@ def add_few(
     """Return the kept memories and the best others, up to `FEW_PER_KIND` of each kind.
 
     The others need `HALF_SHARE` of the thresholds. Lore is not added, because free room does not
-    make an entry relevant.
-
-    Args:
-        kept: Memories that reach the thresholds.
-        ranked: All memories that were found, best first.
-        least: The thresholds.
-        room: Tokens that memories may take; 0 for none.
+    make an entry relevant. `room` is in tokens, 0 for none.
     """
     is_free = least.dense <= least.unrelated or least.sparse <= 0
     if is_free or sum(map(estimate_tokens, kept)) >= ALMOST_EMPTY_SHARE * room:
