@@ -42,7 +42,7 @@ from backend.chronicles.controller import (
 from backend.container import Services
 from backend.core.logs import get_logger
 from backend.database.base import now
-from backend.database.patience import persist
+from backend.database.engine import persist
 from backend.enrichment.controller import (
     CompactionController,
     EnrichmentController,

@@ -1,4 +1,4 @@
-"""Engines and transactions on SQLite and PostgreSQL."""
+"""Engines and transactions on SQLite and PostgreSQL, and retries while a server starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import URL, Connection, create_engine, event, make_url, text
@@ -26,8 +26,7 @@ from uuid_utils.compat import uuid7
 
 from backend.core.logs import get_logger
 from backend.database import sqlite_connection
-from backend.database.sqlite_connection import SqliteConnection
-from backend.database.write_ahead_log import WriteAheadLog
+from backend.database.sqlite_connection import SqliteConnection, WriteAheadLog
 from backend.errors import AppError, ConflictError, UnavailableError
 
 log = get_logger(__name__)
@@ -383,3 +382,30 @@ def _configure(connection: sqlite3.Connection) -> None:
         "cache_size=-32768",
     ):
         connection.execute(f"PRAGMA {pragma}").close()
+
+
+T = TypeVar("T")
+
+START_DELAYS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds between the attempts of one step."""
+
+
+async def persist(database: Database, chore: str, step: Callable[[], Awaitable[T]]) -> T:
+    """Run a step of a start. Retry if PostgreSQL does not respond or another process came first.
+
+    A failed step stores nothing. On SQLite there is one attempt, because SQLite itself waits for
+    other programs. Raises the error of the last attempt.
+    """
+    for attempt, seconds in enumerate(() if database.is_sqlite else START_DELAYS_SECONDS, start=1):
+        try:
+            return await step()
+        except (DatabaseUnavailableError, OvertakenError) as error:
+            log.warning(
+                "start.step_failed",
+                chore=chore,
+                attempt=attempt,
+                retry_after_s=seconds,
+                exc_info=error,
+            )
+        await asyncio.sleep(seconds)
+    return await step()

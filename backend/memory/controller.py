@@ -17,7 +17,7 @@ from backend.database.engine import Database
 from backend.http.schemas import STORES
 from backend.jobs.models import Job
 from backend.jobs.schemas import JobView
-from backend.memory.embedding.own_models import OwnModel
+from backend.memory.embedding.registry import OwnModel
 from backend.memory.index.protocol import IndexUnavailableError, Kind
 from backend.memory.indexing.collections import Placement, parse_dimension
 from backend.memory.indexing.outbox import INDEX, REINDEX

@@ -21,9 +21,10 @@ from backend.jobs.queue import JobQueue
 from backend.jobs.running import JobKind, RunningJob
 from backend.llm.user_models import ProviderEmbedding, UserModels
 from backend.memory.embedding.cache import CachedEmbedder
-from backend.memory.embedding.own_models import OwnModel, OwnModels
 from backend.memory.embedding.protocol import DocumentEmbedder, EmbedderError
 from backend.memory.embedding.registry import (
+    OwnModel,
+    OwnModels,
     add_cache,
     allows_provider,
     build_cached_embedder,
@@ -40,9 +41,8 @@ from backend.memory.indexing.collections import (
     build_collection_name,
 )
 from backend.memory.indexing.documents import Blinders, PointMaker
-from backend.memory.indexing.indexer import Indexer
+from backend.memory.indexing.indexer import Indexer, Reconciler
 from backend.memory.indexing.outbox import IndexOutbox, KeyHolder
-from backend.memory.indexing.reconciler import Reconciler
 from backend.memory.indexing.sources import Source
 from backend.memory.models import IndexState
 from backend.memory.search.search import MemorySearch

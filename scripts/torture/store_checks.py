@@ -32,7 +32,7 @@ from backend.memory.index.edge import list_collections, open_edge
 from backend.memory.index.protocol import Kind, VectorIndex
 from backend.memory.index.server import list_server_collections, open_server
 from backend.memory.indexing.collections import parse_dimension
-from backend.memory.indexing.reconciler import compare_container
+from backend.memory.indexing.indexer import compare_container
 from backend.memory.models import IndexChange, IndexState
 from backend.settings import Settings
 from backend.turns.models import Turn

@@ -22,16 +22,6 @@ from msgspec.structs import replace
 from backend.core.helpers import HelperStarts
 from backend.core.logs import get_logger
 from backend.core.operating_system import helper_command, helper_options
-from backend.memory.index.edge_messages import (
-    HEADER_BYTES,
-    ID_BYTES,
-    MAX_CACHED_PAYLOADS,
-    CallOutcome,
-    PointMessage,
-    QueryMessage,
-    SparseMessage,
-    frame,
-)
 from backend.memory.index.protocol import (
     Floats,
     Hit,
@@ -41,7 +31,17 @@ from backend.memory.index.protocol import (
     Sparse,
     check_dimensions,
 )
-from backend.memory.index.scope import IndexUnavailableError
+from backend.memory.index.scope import (
+    HEADER_BYTES,
+    ID_BYTES,
+    MAX_CACHED_PAYLOADS,
+    CallOutcome,
+    IndexUnavailableError,
+    PointMessage,
+    QueryMessage,
+    SparseMessage,
+    frame,
+)
 
 PointPayload = tuple[UUID, Payload]
 

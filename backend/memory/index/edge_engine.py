@@ -37,29 +37,27 @@ import qdrant_edge as engine  # noqa: TID251  half of its adapter
 from filelock import BaseFileLock, FileLock, Timeout
 
 from backend.core.operating_system import end_with_parent, ignore_stop_signals
-from backend.memory.index.edge_messages import (
-    HEADER_BYTES,
-    ID_BYTES,
-    MAX_CACHED_PAYLOADS,
-    CallOutcome,
-    PointMessage,
-    QueryMessage,
-    SparseMessage,
-    frame,
-)
 from backend.memory.index.scope import (
     AUDIENCE,
     CONTAINER,
     DENSE,
+    HEADER_BYTES,
+    ID_BYTES,
     KIND,
+    MAX_CACHED_PAYLOADS,
     OWNER,
     POSITION,
     SOURCE,
     SPARSE,
+    CallOutcome,
     IndexUnavailableError,
     Kind,
+    PointMessage,
+    QueryMessage,
     Scope,
     ScopePart,
+    SparseMessage,
+    frame,
 )
 
 PLACE = "x"

@@ -23,13 +23,13 @@ from backend.accounts.models import User
 from backend.core.logs import get_logger
 from backend.database.base import now, upsert
 from backend.database.engine import Database
-from backend.memory.embedding.own_models import UNKNOWN_SIZES, OwnModel, OwnModels, VectorSizes
 from backend.memory.embedding.protocol import (
     OWN_PREFIX,
     EmbedderError,
     EmbedderSpec,
     TextEmbedder,
 )
+from backend.memory.embedding.registry import UNKNOWN_SIZES, OwnModel, OwnModels, VectorSizes
 from backend.memory.index.protocol import IndexUnavailableError, VectorIndex
 from backend.memory.indexing.documents import VectorSource
 from backend.memory.indexing.outbox import reindex_later

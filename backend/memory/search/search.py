@@ -62,13 +62,19 @@ from backend.memory.search.query import (
 )
 from backend.memory.search.ranking import (
     DUPLICATE_COSINE,
+    add_few,
+    add_origin_lines,
     breadth,
     compute_thresholds,
+    deepen_queries,
+    find_nearest,
     lower_neighbours,
     lower_scene_scores,
+    merge_nearest,
     rank,
     select_diverse,
     select_relevant,
+    split_hits,
     weigh_by_kind,
 )
 from backend.memory.search.request import (
@@ -78,14 +84,6 @@ from backend.memory.search.request import (
     SearchRequest,
     SearchResult,
     compute_scene_strengths,
-)
-from backend.memory.search.selection import (
-    add_few,
-    add_origin_lines,
-    deepen_queries,
-    find_nearest,
-    merge_nearest,
-    split_hits,
 )
 from backend.vault.blinding import Blinder
 from backend.vault.sealing import Sealer

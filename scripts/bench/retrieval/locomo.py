@@ -42,20 +42,18 @@ from backend.memory.search.ranking import (
     SCENE_DISCOUNT,
     RankingThresholds,
     Weights,
+    add_few,
     breadth,
+    deepen_queries,
+    find_nearest,
     lower_neighbours,
     lower_scene_scores,
+    merge_nearest,
     select_relevant,
+    split_hits,
 )
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
-from backend.memory.search.selection import (
-    add_few,
-    deepen_queries,
-    find_nearest,
-    merge_nearest,
-    split_hits,
-)
 from backend.turns.prompt.retrieve import MAX_ITEMS, MAX_SHORT_ITEMS, ROOM_TOKENS
 from scripts.bench.data import LOCOMO
 from scripts.bench.retrieval.search import (

@@ -28,9 +28,9 @@ from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.memory.index.protocol import ScopePart
 from backend.memory.search import ranking as mmr
 from backend.memory.search.features import Candidate
+from backend.memory.search.ranking import merge_nearest
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
-from backend.memory.search.selection import merge_nearest
 from backend.memory.search.terms import query_terms
 from backend.turns.prompt.retrieve import MAX_SHORT_ITEMS
 from backend.vault.sealing import Sealer

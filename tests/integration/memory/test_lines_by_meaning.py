@@ -15,9 +15,9 @@ from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import ScopePart
 from backend.memory.indexing.collections import UserEmbedders
 from backend.memory.indexing.documents import Blinders
+from backend.memory.search.ranking import DENSE_HITS
 from backend.memory.search.request import SearchRequest
 from backend.memory.search.search import MemorySearch
-from backend.memory.search.selection import DENSE_HITS
 from backend.vault.sealing import Sealer
 from scripts.bench.retrieval.search import OneIndex, UncachedEmbedder
 from tests.support.points import DIMENSION, point, unit

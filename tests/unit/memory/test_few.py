@@ -9,12 +9,14 @@ from msgspec import structs
 
 from backend.memory.index.protocol import Kind
 from backend.memory.search.features import Candidate
-from backend.memory.search.ranking import RankingThresholds, compute_thresholds, select_relevant
-from backend.memory.search.selection import (
+from backend.memory.search.ranking import (
     ALMOST_EMPTY_SHARE,
     FEW_PER_KIND,
+    RankingThresholds,
     add_few,
+    compute_thresholds,
     estimate_tokens,
+    select_relevant,
 )
 from tests.unit.memory.test_nearest import candidate
 

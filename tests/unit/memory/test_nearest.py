@@ -8,15 +8,17 @@ import numpy as np
 from backend.memory.index.protocol import Hit, Kind, Payload, Query, Scope, ScopePart, Sparse
 from backend.memory.search.features import Candidate, Scores, SignalHits, gather
 from backend.memory.search.query import Signal
-from backend.memory.search.ranking import RankingThresholds, rank, select_relevant
-from backend.memory.search.selection import (
+from backend.memory.search.ranking import (
     DENSE_HITS,
     FIXED_RANKS,
     TOKENS_PER_LINE,
     TOKENS_PER_WORD,
+    RankingThresholds,
     deepen_queries,
     find_nearest,
     merge_nearest,
+    rank,
+    select_relevant,
     split_hits,
 )
 from tests.unit.memory.test_ranking import CHAT, OWNER, hit

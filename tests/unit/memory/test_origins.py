@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 from backend.memory.index.protocol import Kind, Payload, ScopePart, point_id
 from backend.memory.indexing.sources import MemoryItem, OriginMessage
 from backend.memory.search.features import Candidate
-from backend.memory.search.selection import EVENT_BOOST, MAX_EVENT_LINES, add_origin_lines
+from backend.memory.search.ranking import EVENT_BOOST, MAX_EVENT_LINES, add_origin_lines
 
 OWNER, CHAT = uuid4(), uuid4()
 HERE = [ScopePart(containers=[CHAT], before_position=50, kinds=("message", "scene"))]
