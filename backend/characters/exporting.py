@@ -10,20 +10,20 @@ from urllib.parse import quote
 
 import msgspec
 
-from backend.characters.card_books import CardBooks, StoredBook
-from backend.characters.cards.charx import main_icon
+from backend.characters.card_rows import CardBooks, LazyBook
+from backend.characters.cards.charx import find_main_icon
 from backend.characters.cards.model import Card
-from backend.characters.cards.png import SIGNATURE, without_texts
+from backend.characters.cards.png import SIGNATURE, remove_texts
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.writer import (
     ExportSpec,
-    png_assets,
+    extract_png_assets,
     to_changed_png,
     to_charx,
     to_json,
     to_png,
 )
-from backend.characters.importing import shown_stored
+from backend.characters.card_rows import view_stored
 from backend.characters.models import (
     AVATAR_IMAGE,
     CARD_FILE,
@@ -34,7 +34,7 @@ from backend.characters.models import (
     open_card,
     open_source,
 )
-from backend.characters.repository import StoredPicture
+from backend.characters.repository import AvatarRow
 from backend.characters.schemas import ExportFormat
 from backend.core.files import file_stem
 from backend.vault.sealing import Sealer
@@ -69,8 +69,8 @@ class StoredCharacter:
     """What is stored of a character, still sealed. JSON needs neither file nor assets."""
 
     row: Character
-    book: StoredBook | None
-    picture: StoredPicture | None
+    book: LazyBook | None
+    picture: AvatarRow | None
     file: CardFile | None = None
     assets: Sequence[CharacterAsset] = ()
 
@@ -89,7 +89,7 @@ def exported(
     """
     row = stored.row
     card = open_card(sealer, row.id, row.sealed_card)
-    shown = shown_stored(card, stored.book)
+    shown = view_stored(card, stored.book)
     card = msgspec.structs.replace(card, character_book=shown.book if shown else None)
     source = open_source(sealer, row.id, row.sealed_source)
     if file_format == "json":
@@ -100,18 +100,18 @@ def exported(
         if stored.file
         else None
     )
-    icon = file or main_icon(card.assets, {asset.path: asset.data for asset in assets})
+    icon = file or find_main_icon(card.assets, {asset.path: asset.data for asset in assets})
     is_imported = stored.picture is not None and stored.picture.is_imported and icon is not None
     picture = _picture(sealer, stored.picture, icon if is_imported else None)
     if file_format == "charx":
         if file is not None:
-            card, assets = png_assets(card, file)
+            card, assets = extract_png_assets(card, file)
         is_inside = is_imported and file is None
         data = to_charx(card, source, picture=None if is_inside else picture, assets=assets)
         return ExportedFile(data, "application/zip", card.name, "charx")
-    from backend.characters.pictures import placeholder_png  # noqa: PLC0415  # imports Pillow
+    from backend.characters.pictures import draw_placeholder  # noqa: PLC0415  # imports Pillow
 
-    picture = picture or placeholder_png(card.name)
+    picture = picture or draw_placeholder(card.name)
     if file is None:
         data = to_png(card, source, picture)
     else:
@@ -120,15 +120,15 @@ def exported(
     return ExportedFile(data, "image/png", card.name, "png")
 
 
-def _picture(sealer: Sealer, stored: StoredPicture | None, came: bytes | None) -> bytes | None:
+def _picture(sealer: Sealer, stored: AvatarRow | None, came: bytes | None) -> bytes | None:
     """A picture as a PNG: just as it came, where it came in that format."""
     if stored is None:
         return None
-    from backend.characters.pictures import as_png  # noqa: PLC0415  # imports Pillow
+    from backend.characters.pictures import convert_to_png  # noqa: PLC0415  # imports Pillow
 
     if came is None:
-        return as_png(sealer.open_bytes(AVATAR_IMAGE, stored.id, stored.sealed))
-    return without_texts(came) if came.startswith(SIGNATURE) else as_png(came)
+        return convert_to_png(sealer.open_bytes(AVATAR_IMAGE, stored.id, stored.sealed))
+    return remove_texts(came) if came.startswith(SIGNATURE) else convert_to_png(came)
 
 
 def _imported(file: bytes, books: CardBooks) -> Card:

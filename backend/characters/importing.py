@@ -11,15 +11,15 @@ from uuid import UUID
 
 import msgspec
 
-from backend.characters.avatars import sealed_avatar
-from backend.characters.card_books import CardBooks, ReadyBook, StoredBook
-from backend.characters.cards.codec import without
+from backend.characters.avatars import seal_avatar
+from backend.characters.card_rows import CardBooks, BookImport, LazyBook
+from backend.characters.cards.codec import omit
 from backend.characters.cards.model import Asset, Card
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.text import parse_json
-from backend.characters.cards.versions import normalise
+from backend.characters.cards.reader import normalise
 from backend.characters.errors import ImageError
-from backend.characters.greetings import check_greetings
+from backend.characters.cards.model import check_greetings
 from backend.characters.models import (
     ASSET_DATA,
     ASSET_DESCRIPTION,
@@ -53,7 +53,7 @@ class ImportedRows:
     character: Character
     avatar: Avatar | None
     files: list[Base]
-    book: ReadyBook | None
+    book: BookImport | None
     warnings: list[str]
 
 
@@ -74,11 +74,11 @@ def import_rows(sealer: Sealer, data: bytes, books: CardBooks) -> ImportedRows:
     avatar = None
     if imported.avatar is not None:
         try:
-            avatar = sealed_avatar(
+            avatar = seal_avatar(
                 sealer, Avatar.character_id, character.id, imported.avatar, is_imported=True
             )
         except (ImageError, TooLargeError) as error:
-            warnings.append(f"The card came without its picture: {error.detail}")
+            warnings.append(f"The card came omit its picture: {error.detail}")
     files: list[Base] = [_asset(sealer, character.id, asset) for asset in imported.assets]
     if imported.is_png:
         files.append(_card_file(sealer, character.id, data))
@@ -97,7 +97,7 @@ def prepared_book(
     character_id: UUID,
     *,
     replaced: UUID | None = None,
-) -> ReadyBook | None:
+) -> BookImport | None:
     """A card's book, ready to be stored; None where it has none. Raises `CardLimitError`."""
     if card.character_book is None:
         return None
@@ -112,9 +112,9 @@ def prepared_book(
 
 def _bookless(raw: dict[str, Any]) -> dict[str, Any]:
     """A card's source without its book, which has a source of its own."""
-    kept = without(raw, {BOOK})
+    kept = omit(raw, {BOOK})
     if isinstance(kept.get("data"), dict):
-        kept["data"] = without(kept["data"], {BOOK})
+        kept["data"] = omit(kept["data"], {BOOK})
     return kept
 
 
@@ -203,17 +203,17 @@ class ChangedCard:
 
     card: Card
     shown: ShownBook | None
-    ready: ReadyBook | None = None
+    ready: BookImport | None = None
     drops_book: bool = False
     new_scripts: bool = False
 
 
-def shown_ready(ready: ReadyBook | None) -> ShownBook | None:
+def shown_ready(ready: BookImport | None) -> ShownBook | None:
     """A book that is about to be stored, as it is shown then."""
     return ShownBook(ready.summary.id, ready.shown) if ready else None
 
 
-def shown_stored(card: Card, stored: StoredBook | None) -> ShownBook | None:
+def shown_stored(card: Card, stored: LazyBook | None) -> ShownBook | None:
     """The book of a stored card. Those of older versions may have it in the card itself."""
     if stored is not None:
         return ShownBook(stored.id, stored.open())
@@ -223,7 +223,7 @@ def shown_stored(card: Card, stored: StoredBook | None) -> ShownBook | None:
 def patched(
     sealer: Sealer,
     row: Character,
-    stored: StoredBook | None,
+    stored: LazyBook | None,
     patch: dict[str, Any],
     books: CardBooks,
     *,

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from backend.accounts.profile.settings import LoreMode
-from backend.characters.card_books import CardLorebook
+from backend.characters.card_rows import CardLorebook
 from backend.characters.cards.model import NAME, TEXT, Card
 
 AvatarSize = Literal["full", "thumbnail"]

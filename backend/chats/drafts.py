@@ -27,15 +27,15 @@ from backend.database.base import new_id, now
 from backend.generation.model import Role
 from backend.vault.sealing import Column, Sealer
 
-SCENE_PAUSE = timedelta(hours=4)
+MAX_SCENE_PAUSE = timedelta(hours=4)
 """Who comes back after so long begins another session, and with it a scene."""
 
-SCENE_LENGTH = 40
+MAX_SCENE_MESSAGES = 40
 """Messages in a scene at most."""
 
-_SIGN = r"[*_~=\-–—#•·]"  # noqa: RUF001  # dashes of every length
+_SEPARATOR = r"[*_~=\-–—#•·]"  # noqa: RUF001  # dashes of every length
 _MARKER = re.compile(
-    rf"\s*+(?:(?:{_SIGN}\s*+){{2}}(?>(?:{_SIGN}[^\S\n]*+)+)(?:\n|\Z)"
+    rf"\s*+(?:(?:{_SEPARATOR}\s*+){{2}}(?>(?:{_SEPARATOR}[^\S\n]*+)+)(?:\n|\Z)"
     r"|#{0,6}+\s*+[*_]*+(?:chapter|scene|act|part)\s++\w)",
     re.IGNORECASE,
 )
@@ -61,7 +61,7 @@ class MessageDraft:
     status: MessageStatus = "complete"
 
 
-COPIED_COLUMNS = (
+SEALED_COLUMNS = (
     MESSAGE_AUTHOR,
     MESSAGE_CONTENT,
     MESSAGE_TYPED,
@@ -70,7 +70,7 @@ COPIED_COLUMNS = (
 )
 
 
-def sealed_draft(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> dict[str, Any]:
+def seal_draft(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> dict[str, Any]:
     """The columns of a message, sealed and counted; `tree.attach` gives it its place.
 
     Some milliseconds where it is long. They are plain values, so that a thread may make them.
@@ -96,12 +96,12 @@ def sealed_draft(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> dic
     }
 
 
-def draft_message(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> Message:
+def make_message(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> Message:
     """A short message's row, sealed and counted."""
-    return Message(**sealed_draft(sealer, draft, unit=unit))
+    return Message(**seal_draft(sealer, draft, unit=unit))
 
 
-def copied_row(sealer: Sealer, row: Any, chat_id: UUID, copied: dict[UUID, UUID]) -> dict[str, Any]:
+def copy_row(sealer: Sealer, row: Any, chat_id: UUID, copied: dict[UUID, UUID]) -> dict[str, Any]:
     """The columns of a message's copy for another chat: a new id, sealed anew, active.
 
     `row` has all columns. Messages come in the order of their path, from its root: `copied` leads
@@ -109,8 +109,8 @@ def copied_row(sealer: Sealer, row: Any, chat_id: UUID, copied: dict[UUID, UUID]
     """
     copy_id = copied[row.id] = new_id()
     sealed = {
-        column.name: resealed(sealer, column, row.id, getattr(row, column.name), copy_id)
-        for column in COPIED_COLUMNS
+        column.name: reseal(sealer, column, row.id, getattr(row, column.name), copy_id)
+        for column in SEALED_COLUMNS
     }
     return {
         **row._asdict(),
@@ -125,7 +125,7 @@ def copied_row(sealer: Sealer, row: Any, chat_id: UUID, copied: dict[UUID, UUID]
     }
 
 
-def resealed(
+def reseal(
     sealer: Sealer, column: Column, row_id: UUID, blob: bytes | None, copy_id: UUID
 ) -> bytes | None:
     """A sealed value of one row, sealed for its copy."""
@@ -142,15 +142,15 @@ def opens_scene(text: str) -> bool:
 def place_in_scene(message: Message, parent: Message | None) -> None:
     """Give a message its scene: its parent's, or one of its own.
 
-    A scene begins with the first message, after a pause, after `SCENE_LENGTH` messages, and where
-    the text says so (`scene_id` is the message's own id then, as `sealed_draft` leaves it).
+    A scene begins with the first message, after a pause, after `MAX_SCENE_MESSAGES` messages, and where
+    the text says so (`scene_id` is the message's own id then, as `seal_draft` leaves it).
     """
     goes_on = (
         message.scene_id != message.id
         and parent is not None
         and parent.scene_id is not None
-        and parent.scene_place + 1 < SCENE_LENGTH
-        and message.created_at - parent.created_at <= SCENE_PAUSE
+        and parent.scene_place + 1 < MAX_SCENE_MESSAGES
+        and message.created_at - parent.created_at <= MAX_SCENE_PAUSE
     )
     if goes_on and parent is not None:
         message.scene_id, message.scene_place = parent.scene_id, parent.scene_place + 1

@@ -17,7 +17,7 @@ from backend.accounts.profile.settings import (
     TaskModels,
 )
 from backend.chats.models import MessageStatus
-from backend.chats.notices import Notice
+from backend.chats.models import Notice
 from backend.core.audience import Audience, ViewpointText
 from backend.generation.model import Role
 from backend.generation.sampling import Sampling

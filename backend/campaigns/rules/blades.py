@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from backend.campaigns.ledger.changes import Operations, State
 from backend.campaigns.ledger.items import Clock, Entity, Kind, World
-from backend.campaigns.play.echoes import add_echo, is_visible, tick
+from backend.campaigns.play.table import add_echo, is_visible, tick
 from backend.campaigns.play.references import Reference, get_name
 from backend.campaigns.play.story_tools import (
     ASK,
@@ -26,16 +26,7 @@ from backend.campaigns.play.story_tools import (
     format_paid_key,
 )
 from backend.campaigns.play.table import Table
-from backend.campaigns.rules.attributes import (
-    check_number,
-    check_numbers,
-    check_texts,
-    get_attributes,
-    get_number,
-    get_texts,
-    read_list,
-    read_mapping,
-)
+from backend.campaigns.rules.state import check_number, check_numbers, check_texts, get_attributes, get_number, get_texts, read_list, read_mapping
 from backend.campaigns.rules.protocol import (
     AttributeType,
     Mood,

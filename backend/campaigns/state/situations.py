@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import CampaignContextView, CampaignFields, StateView
-from backend.campaigns.glossary.terms import most_terms
+from backend.campaigns.glossary.terms import get_max_terms
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger.items import Chapter, Entity, Scene, Term, World
 from backend.campaigns.ledger.records import (
@@ -233,7 +233,7 @@ class SituationService:
             campaign_id=reader.campaign.id,
             fields=fields,
             terms=await reader.load_terms(
-                most_terms(settings.glossary_tokens) if "term" in past else 0
+                get_max_terms(settings.glossary_tokens) if "term" in past else 0
             ),
             chapters={one: _mark_title(each, now.marks) for one, each in chapters.items()},
             scenes={one: _mark_title(each, now.marks) for one, each in scenes.items()},
@@ -272,7 +272,7 @@ async def _find_moment(
 ) -> tuple[StateBlock, Situation]:
     session, sealer, campaign = reader.session, reader.sealer, reader.campaign
     last = await _load_last_injected(session, sealer, leaf) if leaf else None
-    is_first = last is None and not (leaf and await chats.has_said(session, leaf, "user"))
+    is_first = last is None and not (leaf and await chats.has_message(session, leaf, "user"))
     now = await reader.load_situation(names, line=line, recent=recent[-RECENT_LINES:])
     shown, last_shown = _build_summary(campaign, now), last.shown if last else None
     form, why = choose_form(line, last_shown, shown, first=is_first)
@@ -339,7 +339,7 @@ def _read_injected(sealer: Sealer, message_id: UUID, sealed: bytes) -> InjectedC
 async def _load_recent(
     session: AsyncSession, sealer: Sealer, leaf: Message, viewpoint: Viewpoint
 ) -> list[str]:
-    rows = await chats.active_page(
+    rows = await chats.list_active_page(
         session,
         leaf.chat_id,
         before=leaf.position + 1,

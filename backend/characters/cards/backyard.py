@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from backend.characters.cards.codec import Object, list_names, object_in, plain_text, without
+from backend.characters.cards.codec import Object, list_names, get_object, to_text, omit
 from backend.characters.cards.model import JSON_BYTES
 from backend.characters.cards.text import check_structure, parse_json
-from backend.characters.cards.translation import Translation, build_translation, says, take_fields
+from backend.characters.cards.translation import Translation, build_translation, is_set, take_fields
 from backend.characters.errors import CardError
 
 MANIFEST: Final = "manifest.json"
@@ -74,16 +74,16 @@ def translate_archive(files: Mapping[str, bytes]) -> tuple[Translation, dict[str
     assets: list[Object] = []
     for image in _objects(raw.get("images")):
         path = posixpath.normpath(
-            posixpath.join(posixpath.dirname(paths[0]), plain_text(image.get("path")))
+            posixpath.join(posixpath.dirname(paths[0]), to_text(image.get("path")))
         )
         if path in files and path not in pictures:
             pictures[path] = files[path]
-            name = "main" if not assets else plain_text(image.get("label")) or f"{len(assets)}"
+            name = "main" if not assets else to_text(image.get("label")) or f"{len(assets)}"
             kind = path.rpartition(".")[2].lower()
             assets.append({"type": "icon", "uri": f"embeded://{path}", "name": name, "ext": kind})
-    author = object_in(manifest, "author")
-    more: Object = {"assets": assets, "creator": plain_text(author.get("name"))}
-    more["creator_notes"] = plain_text(author.get("backyardURL"))
+    author = get_object(manifest, "author")
+    more: Object = {"assets": assets, "creator": to_text(author.get("name"))}
+    more["creator_notes"] = to_text(author.get("backyardURL"))
     return _build(raw, more | _scenario_fields(scenarios, warnings), warnings), pictures
 
 
@@ -100,7 +100,7 @@ def _scenario_fields(scenarios: list[Object], warnings: list[str]) -> Object:
         member
         for each in others
         for member in ("narrative", "formattingInstructions", "exampleMessages")
-        if says(each.get(member)) and each[member] != first.get(member)
+        if is_set(each.get(member)) and each[member] != first.get(member)
     }
     if unused:
         warnings.append(
@@ -108,7 +108,7 @@ def _scenario_fields(scenarios: list[Object], warnings: list[str]) -> Object:
         )
     used = {"exampleMessages", "firstMessages", "narrative", "formattingInstructions", "messages"}
     known = {"$schema", "schemaVersion", "title"}
-    if settings := [each for each in without(first, used | known) if says(first[each])]:
+    if settings := [each for each in omit(first, used | known) if is_set(first[each])]:
         warnings.append(f"Of its scenario, not used here: {list_names(settings)}.")
     return {
         "scenario": _replace_macros(first.get("narrative")),
@@ -117,7 +117,7 @@ def _scenario_fields(scenarios: list[Object], warnings: list[str]) -> Object:
         "system_prompt": _replace_macros(first.get("formattingInstructions")),
         "alternate_greetings": [each for each in greetings if each],
         "extensions": {
-            "backyard": {"scenarios": [without(each, {"messages"}) for each in scenarios]}
+            "backyard": {"scenarios": [omit(each, {"messages"}) for each in scenarios]}
         },
     }
 
@@ -126,7 +126,7 @@ def _build(raw: Object, more: Object, warnings: list[str]) -> Translation:
     data, rest = take_fields(raw, _NAMES)
     for name in data.keys() - {"name", "nickname"}:
         data[name] = _replace_macros(data[name])
-    if plain_text(data.get("nickname")).casefold() == plain_text(data.get("name")).casefold():
+    if to_text(data.get("nickname")).casefold() == to_text(data.get("name")).casefold():
         data.pop("nickname", None)
     lore: list[Object] = [
         {
@@ -142,7 +142,7 @@ def _build(raw: Object, more: Object, warnings: list[str]) -> Translation:
     ]
     if lore:
         data["character_book"] = {"entries": lore}
-    data |= {name: value for name, value in more.items() if says(value)}
+    data |= {name: value for name, value in more.items() if is_set(value)}
     return build_translation("Backyard AI", "backyard", data, rest, known=_KNOWN, warnings=warnings)
 
 
@@ -157,7 +157,7 @@ def _replace_macros(value: Any) -> str:
     def macro(found: re.Match[str]) -> str:
         return _MACROS[found[1].lower()]
 
-    text = _SPEAKER.sub(lambda found: f"{macro(found)}:", plain_text(value))
+    text = _SPEAKER.sub(lambda found: f"{macro(found)}:", to_text(value))
     return _NAME.sub(macro, text)
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from backend.characters.cards.backyard import translate_backyard
-from backend.characters.cards.codec import Object, list_names, object_in, plain_text, without
+from backend.characters.cards.translation import translate_backyard
+from backend.characters.cards.codec import Object, list_names, get_object, to_text, omit
 from backend.characters.cards.fields import FLAT_FIELDS
-from backend.characters.cards.translation import Translation, build_translation, says, take_fields
+from backend.characters.cards.translation import Translation, build_translation, is_set, take_fields
 
 _WRAPPERS: Final = ("character", "char", "card")
 """Members that some programs put a whole character into."""
@@ -87,7 +87,7 @@ def translate(raw: Object) -> Translation | None:
         inner = raw.get(wrapper)
         if isinstance(inner, dict) and FLAT_FIELDS.members.isdisjoint(raw):
             found = _translate(cast("Object", inner)) or Translation(cast("Object", inner))
-            if beside := without(raw, {wrapper, "version"}):
+            if beside := omit(raw, {wrapper, "version"}):
                 found.warnings.append(
                     f"Left out, because it is beside the character: {list_names(beside)}."
                 )
@@ -105,18 +105,18 @@ def _translate(raw: Object) -> Translation | None:
 def _translate_agnai(raw: Object) -> Translation | None:
     persona: Any = raw.get("persona")
     is_own = raw.get("kind") in ("character", "library-character")
-    if not object_in(raw, "persona") and not (is_own and "greeting" in raw):
+    if not get_object(raw, "persona") and not (is_own and "greeting" in raw):
         return None
     data, rest = take_fields(raw, _AGNAI)
     text = _persona_text(cast("Object", persona)) if isinstance(persona, dict) else persona
-    if says(text):
+    if is_set(text):
         data["description"] = text
-    elif says(raw.get("description")):
+    elif is_set(raw.get("description")):
         data["description"] = data.pop("creator_notes")
-    insert = object_in(rest, "insert")
-    if says(insert.get("prompt")):
+    insert = get_object(rest, "insert")
+    if is_set(insert.get("prompt")):
         prompt = {"prompt": insert["prompt"], "depth": insert.get("depth", 4), "role": "system"}
-        data["extensions"] = {**object_in(data, "extensions"), "depth_prompt": prompt}
+        data["extensions"] = {**get_object(data, "extensions"), "depth_prompt": prompt}
         rest.pop("insert")
     avatar = rest.get("avatar")
     if isinstance(avatar, str) and avatar.startswith("data:"):
@@ -127,7 +127,7 @@ def _translate_agnai(raw: Object) -> Translation | None:
 
 def _persona_text(persona: Object) -> str:
     """Return an Agnai persona as lines: free text first, then `attribute: value, value`."""
-    attributes = object_in(persona, "attributes")
+    attributes = get_object(persona, "attributes")
     lines = _texts(persona.get("text")) + _texts(attributes.get("text"))
     for name, value in attributes.items():
         if name != "text" and (said := ", ".join(_texts(value))):
@@ -137,12 +137,12 @@ def _persona_text(persona: Object) -> str:
 
 def _texts(value: object) -> list[str]:
     items = cast("list[object]", value) if isinstance(value, list) else [value]
-    return [text for each in items if (text := plain_text(each).strip())]
+    return [text for each in items if (text := to_text(each).strip())]
 
 
 def _translate_chub(raw: Object) -> Translation | None:
-    node = object_in(raw, "node") or raw
-    definition = object_in(node, "definition")
+    node = get_object(raw, "node") or raw
+    definition = get_object(node, "definition")
     if not definition:
         return None
     data, rest = take_fields(definition, _CHUB)

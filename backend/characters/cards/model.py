@@ -155,12 +155,12 @@ class Card(msgspec.Struct, kw_only=True):
         role = settings.get("role")
         return DepthPrompt(
             prompt,
-            depth=_depth(settings.get("depth")),
+            depth=_parse_depth(settings.get("depth")),
             role=role if role in _ROLES else "system",
         )
 
 
-def _depth(value: object) -> int:
+def _parse_depth(value: object) -> int:
     """`value` as a depth: SillyTavern writes numbers, some editors write them as text."""
     if not isinstance(value, int | float | str) or isinstance(value, bool):
         return DEFAULT_DEPTH
@@ -185,7 +185,7 @@ class Asset:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedCard:
+class CardImport:
     """A card and everything else that was read from a file.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Any file into an `ImportedCard`: what it is shows in its first bytes, not in its name."""
+"""Any file into an `CardImport`: what it is shows in its first bytes, not in its name."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from dataclasses import replace
 from typing import Final
 
 from backend.characters.cards import charx, png
-from backend.characters.cards.backyard import MANIFEST, translate_archive
-from backend.characters.cards.charx import RISU_SCHEME, main_icon, media_type, missing
+from backend.characters.cards.translation import MANIFEST, translate_archive
+from backend.characters.cards.charx import RISU_SCHEME, find_main_icon, guess_media_type, describe_missing
 from backend.characters.cards.kinds import CARD, find_kind
-from backend.characters.cards.model import Asset, ImportedCard, check_file_size
+from backend.characters.cards.model import Asset, CardImport, check_file_size
 from backend.characters.cards.text import parse_json, parse_text
-from backend.characters.cards.versions import normalise
 from backend.characters.errors import CardError, CardLimitError, NoCardError
 
 _OTHER_IMAGES = (b"\xff\xd8\xff", b"GIF8", b"RIFF")
 """JPEG, GIF, WebP."""
 
-_RISU_MODULE: Final = b"o\0"
-MODULE: Final = "module.risum"
-_MODULE: Final = f"The module of RisuAI in it (`{MODULE}`) is kept for the export, but not read."
+_RISU_MODULE_SIGNATURE: Final = b"o\0"
+RISU_MODULE: Final = "module.risum"
+_RISU_MODULE_WARNING: Final = f"The module of RisuAI in it (`{RISU_MODULE}`) is kept for the export, but not read."
 
 
-def read_card(data: bytes) -> ImportedCard:
+def read_card(data: bytes) -> CardImport:
     """Read a character card: PNG, CHARX, JSON or YAML, of version 1, 2, 3 or newer.
 
     CPU-bound: up to some seconds for 20 MB. Call it in a thread.
@@ -45,7 +44,7 @@ def read_card(data: bytes) -> ImportedCard:
         return _read_charx(data)
     if data.startswith(_OTHER_IMAGES):
         raise NoCardError("This picture is not a PNG. Only PNG pictures can contain cards.")
-    if data.startswith(_RISU_MODULE):
+    if data.startswith(_RISU_MODULE_SIGNATURE):
         raise CardError(
             "This is a packed RisuAI module (.risum), not a character card. It cannot be imported."
         )
@@ -56,7 +55,7 @@ def read_card(data: bytes) -> ImportedCard:
     except CardError:
         _refuse_lines(data)
         raise
-    return _with_files(normalise(value), {})
+    return _add_files(normalise(value), {})
 
 
 def _refuse_lines(data: bytes) -> None:
@@ -73,34 +72,34 @@ def _refuse_lines(data: bytes) -> None:
     raise CardError("This file contains several JSON objects. Import each one as a separate file.")
 
 
-def _with_warning(found: ImportedCard, warning: str) -> ImportedCard:
+def _add_warning(found: CardImport, warning: str) -> CardImport:
     return replace(found, warnings=[*found.warnings, warning])
 
 
-def _with_files(
-    found: ImportedCard, files: Mapping[str, bytes], *, inside: Collection[str] = ()
-) -> ImportedCard:
+def _add_files(
+    found: CardImport, files: Mapping[str, bytes], *, inside: Collection[str] = ()
+) -> CardImport:
     """The card with what its file holds beside it, and a warning about what it does not hold."""
     assets = found.card.assets
     return replace(
         found,
-        avatar=found.avatar or main_icon(assets, files),
-        assets=[Asset(path, media_type(path), data) for path, data in files.items()],
-        warnings=[*found.warnings, *missing(assets, files, inside)],
+        avatar=found.avatar or find_main_icon(assets, files),
+        assets=[Asset(path, guess_media_type(path), data) for path, data in files.items()],
+        warnings=[*found.warnings, *describe_missing(assets, files, inside)],
     )
 
 
-def _read_charx(data: bytes) -> ImportedCard:
+def _read_charx(data: bytes) -> CardImport:
     files = charx.unpack(data)
     text = files.pop(charx.CARD_NAME, None)
     if text is not None:
-        found = _with_files(normalise(parse_json(text)), files)
-        return _with_warning(found, _MODULE) if MODULE in files else found
+        found = _add_files(normalise(parse_json(text)), files)
+        return _add_warning(found, _RISU_MODULE_WARNING) if RISU_MODULE in files else found
     if MANIFEST in files:
         translation, pictures = translate_archive(files)
         found = normalise(translation.card)
         found = replace(found, warnings=[*translation.warnings, *found.warnings])
-        return _with_files(found, pictures)
+        return _add_files(found, pictures)
     raise CardError(_describe_archive(files))
 
 
@@ -115,30 +114,30 @@ def _describe_archive(files: Mapping[str, bytes]) -> str:
     return missing_card
 
 
-def _read_png(data: bytes) -> ImportedCard:
+def _read_png(data: bytes) -> CardImport:
     texts = png.find_texts(data)
     if not texts.cards:
         raise NoCardError("The PNG is valid, but contains no character card.")
-    found = replace(_first_sound(texts.cards), is_png=True, avatar=data)
+    found = replace(_read_first_card(texts.cards), is_png=True, avatar=data)
     if texts.assets:
         found.warnings.append(
             f"{len(texts.assets):,} more files inside the PNG are kept for its export, "
             "but not shown."
         )
-    return _with_files(found, {}, inside={RISU_SCHEME + name for name in texts.assets})
+    return _add_files(found, {}, inside={RISU_SCHEME + name for name in texts.assets})
 
 
-def read_texts(data: bytes) -> dict[bytes, ImportedCard]:
+def read_texts(data: bytes) -> dict[bytes, CardImport]:
     """The card as each text of a PNG has it, by keyword: those that can be read."""
     reader = png.TextReader()
-    cards: dict[bytes, ImportedCard] = {}
+    cards: dict[bytes, CardImport] = {}
     for chunk in png.find_texts(data).cards:
         with suppress(CardError):
             cards.setdefault(chunk.keyword(), _read_text(chunk, reader))
     return cards
 
 
-def _first_sound(candidates: list[png.Chunk]) -> ImportedCard:
+def _read_first_card(candidates: list[png.Chunk]) -> CardImport:
     """The most trusted text that can be read; the fault of the first, where none can.
 
     A limit is no fault to pass over: the file as a whole is refused.
@@ -162,7 +161,7 @@ def _first_sound(candidates: list[png.Chunk]) -> ImportedCard:
     raise faults[0][1]
 
 
-def _read_text(chunk: png.Chunk, reader: png.TextReader) -> ImportedCard:
+def _read_text(chunk: png.Chunk, reader: png.TextReader) -> CardImport:
     keyword = chunk.keyword().decode("latin-1")
     warnings: list[str] = []
     if not chunk.crc_matches():

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from backend.characters.cards.codec import Object, list_names, object_in, without
+from backend.characters.cards.codec import Object, list_names, get_object, omit
 
-CHATS: Final = frozenset({"chats", "Chat", "chatPage", "messages"})
+CHAT_MEMBERS: Final = frozenset({"chats", "Chat", "chatPage", "messages"})
 """Members that hold whole chats. They are left out, because they can be larger than a card."""
 
 
@@ -23,7 +23,7 @@ class Translation:
     warnings: list[str] = field(default_factory=list[str])
 
 
-def says(value: Any) -> bool:
+def is_set(value: Any) -> bool:
     """True unless a value is null, false or empty."""
     return value not in (None, "", False, [], {})
 
@@ -39,11 +39,11 @@ def take_fields(raw: Mapping[str, Any], names: Mapping[str, str]) -> tuple[Objec
     data: Object = {}
     used: set[str] = set()
     for name, members in names.items():
-        said = next((each for each in members.split() if says(raw.get(each))), None)
+        said = next((each for each in members.split() if is_set(raw.get(each))), None)
         if said is not None:
             data[name] = raw[said]
             used.add(said)
-    rest = {member: value for member, value in raw.items() if member not in used and says(value)}
+    rest = {member: value for member, value in raw.items() if member not in used and is_set(value)}
     return data, rest
 
 
@@ -66,15 +66,15 @@ def build_translation(
         known: Those of `rest` that need no warning, such as ids and dates.
         warnings: More sentences.
     """
-    kept = without(rest, CHATS)
+    kept = omit(rest, CHAT_MEMBERS)
     found = [f"It was translated from {program}."]
     if unknown := [member for member in kept if member not in known]:
         found.append(f"Not used here, and kept for the export: {list_names(unknown)}.")
-    if chats := rest.keys() & CHATS:
+    if chats := rest.keys() & CHAT_MEMBERS:
         found.append(f"Its chats are left out: {list_names(sorted(chats))}.")
     if kept:
-        extensions = object_in(data, "extensions")
-        own = {**kept, **object_in(extensions, key)}
+        extensions = get_object(data, "extensions")
+        own = {**kept, **get_object(extensions, key)}
         data = {**data, "extensions": {**extensions, key: own}}
     card = {"spec": "chara_card_v3", "spec_version": "3.0", "data": data}
     return Translation(card, [*found, *warnings])

@@ -17,16 +17,16 @@ from backend.characters.cards.codec import (
     Codec,
     Notes,
     Object,
-    Unusable,
-    finite,
+    UnusableError,
+    read_number,
     list_names,
-    without,
+    omit,
 )
 from backend.characters.cards.fields import CARD_FIELDS, FLAT_FIELDS, V1_FIELDS, V3_FIELDS
-from backend.characters.cards.foreign import translate
+from backend.characters.cards.translation import translate
 from backend.characters.cards.kinds import CARD, find_kind, is_card
-from backend.characters.cards.model import CARD_BYTES, Card, ImportedCard, Spec
-from backend.characters.cards.translation import says
+from backend.characters.cards.model import CARD_BYTES, Card, CardImport, Spec
+from backend.characters.cards.translation import is_set
 from backend.characters.errors import CardError
 
 NEWEST_VERSION = 3.0
@@ -44,7 +44,7 @@ _UNSAID: Final = frozenset(
 """Members that need no warning: SillyTavern and card editors write them about the file."""
 
 
-def normalise(raw: object) -> ImportedCard:
+def normalise(raw: object) -> CardImport:
     """Read a parsed JSON value as a character card: of the card format, or of another program.
 
     Raises:
@@ -66,9 +66,9 @@ def normalise(raw: object) -> ImportedCard:
         raise CardError("This is not a character card: it has none of a card's fields.")
     found = _read_card(translation.card if translation else source)
     more = list(translation.warnings) if translation else []
-    unknown = [each for each in source if each not in FLAT_FIELDS.members and says(source[each])]
+    unknown = [each for each in source if each not in FLAT_FIELDS.members and is_set(source[each])]
     if unknown and not _says_something(found.card):
-        if translation is None and not any(says(source.get(each)) for each in _BEYOND_NAME):
+        if translation is None and not any(is_set(source.get(each)) for each in _BEYOND_NAME):
             raise CardError(
                 "This is not a known kind of character card: it has a name, but no "
                 f"description, greeting or examples. Unknown fields: {list_names(unknown)}."
@@ -107,7 +107,7 @@ def _has_words(value: object) -> bool:
             return False
 
 
-def _read_card(source: Object) -> ImportedCard:
+def _read_card(source: Object) -> CardImport:
     notes = Notes()
     spec, found = _read(source, notes)
     if not found.get("name", "").strip():
@@ -115,7 +115,7 @@ def _read_card(source: Object) -> ImportedCard:
     card = Card(**found)
     bookless = msgspec.structs.replace(card, character_book=None)
     CARD_BYTES.check(len(msgspec.json.encode(bookless)), "The card")
-    return ImportedCard(card, source, spec, warnings=notes.sentences)
+    return CardImport(card, source, spec, warnings=notes.sentences)
 
 
 def _read(raw: Object, notes: Notes) -> tuple[Spec, Object]:
@@ -129,7 +129,7 @@ def _read(raw: Object, notes: Notes) -> tuple[Spec, Object]:
         spec = _nested_spec(raw, nested, notes)
         flat = {each.name: raw[each.name] for each in V1_FIELDS if raw.get(each.name) is not None}
         fields = flat | nested
-        beside = without(raw, CARD_FIELDS.members)
+        beside = omit(raw, CARD_FIELDS.members)
         _note_unused({**beside, **nested}, fields, CARD_FIELDS, notes)
         return spec, CARD_FIELDS.read(fields, notes)
     if "spec" in raw:
@@ -166,8 +166,8 @@ def _nested_spec(raw: Object, data: Object, notes: Notes) -> Spec:
     if number < math.floor(NEWEST_VERSION):
         return "v2"
     try:
-        version = max(finite(raw.get("spec_version"), notes), number)
-    except Unusable:
+        version = max(read_number(raw.get("spec_version"), notes), number)
+    except UnusableError:
         notes.add("`spec_version` is no number; the card was read as 3.0")
     else:
         if version > NEWEST_VERSION:

@@ -9,7 +9,7 @@ import msgspec
 from backend.accounts.profile.settings import BudgetSettings
 from backend.chats.schemas import MessageView
 from backend.context.blocks import PresetFields
-from backend.context.layout import LeftOut
+from backend.context.assembly import LeftOut
 from backend.context.record import (
     RecordedBudget,
     RecordedItem,

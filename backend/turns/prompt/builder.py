@@ -19,13 +19,13 @@ from backend.accounts.profile.settings import (
 )
 from backend.accounts.service import AccountService
 from backend.campaigns.errors import StaleCampaignError
-from backend.campaigns.scenes.consequences import find_consequences
+from backend.campaigns.scenes.scenes import find_consequences
 from backend.campaigns.state.index_source import CampaignSource
 from backend.campaigns.state.situations import SituationService
 from backend.campaigns.state.story_clock import StoryClock
 from backend.chats.errors import EmptyMessageError
 from backend.chats.messages import MessageService
-from backend.chats.model_choice import effective_model
+from backend.chats.service import choose_chat_model
 from backend.chats.models import Message
 from backend.chats.schemas import ChatSettings
 from backend.chats.token_counting import CountUnit
@@ -406,7 +406,7 @@ class PromptBuilder:
         """
         models = await self._user_models.of(session, identity.user, identity.sealer)
         preset = loaded.preset if loaded else None
-        spec, sampling = effective_model(
+        spec, sampling = choose_chat_model(
             models, identity, settings, beneath=preset.fields.sampling if preset else None
         )
         if is_quiet:

@@ -25,13 +25,13 @@ from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.state.situations import CampaignLayers
 from backend.characters.cards.model import Card
 from backend.chats.models import Chat, Message
-from backend.chats.repository import SealedHistory
+from backend.chats.repository import HistoryColumns
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.token_counting import CountUnit
 from backend.chronicles.repository import StoryEvent
 from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import Budget
-from backend.context.layout import History
+from backend.context.assembly import History
 from backend.context.macros import Variables
 from backend.core.audience import GM, NAMELESS_MARKS, PUBLIC, AudienceMarks, Viewpoint
 from backend.core.reasons import ReasonKind
@@ -450,7 +450,7 @@ class LoadedPrompt:
 
     loaded: LoadedChat
     window: PromptWindow
-    lines: SealedHistory
+    lines: HistoryColumns
     thoughts: SealedThoughts = field(default_factory=dict[int, tuple[UUID, bytes]])
 
 

@@ -10,12 +10,12 @@ from uuid import UUID
 from msgspec import structs
 
 from backend.accounts.auth.identity import Identity
-from backend.campaigns.glossary.terms import glossary_lines
+from backend.campaigns.glossary.terms import render_glossary
 from backend.campaigns.play.guidance import render_guidance
 from backend.campaigns.scenes.chapters import select_fitting_chapters
 from backend.campaigns.state.situations import CampaignLayers
 from backend.chats.schemas import ChatSettings
-from backend.chats.token_counting import line_text
+from backend.chats.token_counting import format_line
 from backend.context.assembly import Counter
 from backend.context.blocks import (
     DEFAULT_BLOCKS,
@@ -23,7 +23,7 @@ from backend.context.blocks import (
     Block,
     Marker,
 )
-from backend.context.layout import LeftOut, Place, PromptItem
+from backend.context.assembly import LeftOut, Place, PromptItem
 from backend.context.macros import MacroBudget, MacroContext, Variables, expand
 from backend.core.reasons import Reason, ReasonKind
 from backend.lorebooks.entries import Position, Trigger
@@ -170,7 +170,7 @@ class CampaignSections:
     def _build_glossary(self, count: Counter) -> list[PromptItem]:
         campaign = self._campaign
         budget = campaign.fields.settings.glossary_tokens
-        lines = glossary_lines(campaign.terms, count=count, budget=budget, marks=campaign.now.marks)
+        lines = render_glossary(campaign.terms, count=count, budget=budget, marks=campaign.now.marks)
         if not lines:
             return []
         text = self._used.render("sections/glossary", terms="\n".join(lines))
@@ -461,7 +461,7 @@ class SectionBuilder:
                 read_author(self._identity, target.line) if target.line else loaded.cast.user_name
             )
             names_sent = self._window.unit.names
-            text = line_text(author, loaded.said or "", names=names_sent)
+            text = format_line(author, loaded.said or "", names=names_sent)
             audience = target.line.audience if target.line else loaded.audience
             text = loaded.marks.mark(text, audience)
         return PromptItem(

@@ -19,7 +19,7 @@ from backend.quotas.ledgers import (
     fold_ledger,
     recount,
 )
-from backend.quotas.models import StorageLedger
+from backend.quotas.ledgers import StorageLedger
 from backend.vault.sealing import OVERHEAD
 from tests.integration.characters.pictures import picture
 from tests.integration.turns.seeding import seed

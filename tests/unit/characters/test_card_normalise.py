@@ -14,17 +14,17 @@ from backend.characters.cards.model import (
     TEXT,
     Card,
     DepthPrompt,
-    ImportedCard,
+    CardImport,
 )
-from backend.characters.cards.versions import normalise
+from backend.characters.cards.reader import normalise
 from backend.characters.errors import CardError, CardLimitError
 
 
-def v2(**data: Any) -> ImportedCard:
+def v2(**data: Any) -> CardImport:
     return normalise({"spec": "chara_card_v2", "spec_version": "2.0", "data": data})
 
 
-def v3(version: object = "3.0", **data: Any) -> ImportedCard:
+def v3(version: object = "3.0", **data: Any) -> CardImport:
     return normalise({"spec": "chara_card_v3", "spec_version": version, "data": data})
 
 

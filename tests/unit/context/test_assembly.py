@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from backend.context.assembly import AssembledPrompt, assemble, plan
 from backend.context.budget import Budget, ContextOverflowError
-from backend.context.layout import History, PromptItem
+from backend.context.assembly import History, PromptItem
 from backend.context.record import hash_prompt
 from backend.core.reasons import Reason
 from backend.generation.model import PromptMessage

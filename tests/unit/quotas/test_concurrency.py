@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from backend.quotas.definitions import UPLOAD_BYTES, UPLOADS, QuotaExceededError
+from backend.quotas.limits import UPLOAD_BYTES, UPLOADS, QuotaExceededError
 from backend.quotas.limits import ConcurrencyLimit
 
 pytestmark = pytest.mark.anyio

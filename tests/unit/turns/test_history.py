@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.chats.repository import SealedHistory
+from backend.chats.repository import HistoryColumns
 from backend.context.assembly import Plan, assemble
 from backend.context.budget import (
     Budget,
@@ -20,7 +20,7 @@ from backend.context.budget import (
     find_eviction_point,
     find_joined_start,
 )
-from backend.context.layout import History, PromptItem
+from backend.context.assembly import History, PromptItem
 from backend.core.reasons import Reason
 from backend.generation.model import PromptMessage
 from backend.turns.prompt.context import RetrievedPrompt
@@ -93,7 +93,7 @@ def read(scene: Scene) -> RetrievedPrompt:
     return RetrievedPrompt(
         loaded=loaded,
         window=window,
-        lines=SealedHistory(positions=positions, tokens=[line.tokens for line in lines]),
+        lines=HistoryColumns(positions=positions, tokens=[line.tokens for line in lines]),
         history=History(messages, counted, positions),
     )
 

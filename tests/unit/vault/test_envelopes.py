@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from backend.vault import envelopes
-from backend.vault.envelopes import EnvelopePlace, readdress, rewrap, unwrap, wrap
+from backend.vault import slots as envelopes
+from backend.vault.slots import EnvelopePlace, readdress, rewrap, unwrap, wrap
 from backend.vault.root import RootKeyError, RootKeys, Wrapped
 from backend.vault.sealing import SealBrokenError, derive, unseal_under
 from backend.vault.slots import SlotKind, WrongSecretError
