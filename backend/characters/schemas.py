@@ -9,7 +9,6 @@ from uuid import UUID
 import msgspec
 
 from backend.accounts.profile.settings import LoreMode
-from backend.characters.card_books import CardLorebook
 from backend.characters.cards.model import NAME, TEXT, Card
 
 AvatarSize = Literal["full", "thumbnail"]
@@ -56,6 +55,15 @@ class ScriptConsent(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Whether a card's regex scripts may run."""
 
     allowed: bool
+
+
+class CardLorebook(msgspec.Struct, kw_only=True):
+    """The lorebook that a card's book became."""
+
+    id: UUID
+    name: str
+    entry_count: int
+    mode: LoreMode | None = None
 
 
 class ImportedCharacter(msgspec.Struct, kw_only=True):

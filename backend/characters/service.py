@@ -14,23 +14,26 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import DEFAULT_LORE_MODE
 from backend.characters import repository
 from backend.characters.avatars import AvatarService
-from backend.characters.card_books import CardBooks, CardLorebook, StoredBook
-from backend.characters.cards.model import Card
-from backend.characters.cards.writer import ExportSpec
-from backend.characters.exporting import ExportedFile, StoredCharacter, exported
-from backend.characters.greetings import check_greetings, greeting_warnings
-from backend.characters.importing import (
+from backend.characters.card_rows import (
+    CardBooks,
+    ExportedFile,
     ImportedRows,
     ShownBook,
+    StoredBook,
+    StoredCharacter,
+    exported,
     import_rows,
     new_rows,
     patched,
     shown_ready,
     shown_stored,
 )
+from backend.characters.cards.model import Card, check_greetings, greeting_warnings
+from backend.characters.cards.writer import ExportSpec
 from backend.characters.models import Avatar, Character, Summary, open_card, open_summary, seal_card
 from backend.characters.repository import StoredCharacterSummary
 from backend.characters.schemas import (
+    CardLorebook,
     CharacterItem,
     CharacterView,
     ExportFormat,

@@ -30,8 +30,8 @@ from multipart import (
 )
 
 from backend.characters.avatars import Picture
+from backend.characters.card_rows import ExportedFile
 from backend.characters.cards.model import MAX_FILE_BYTES, MEGABYTE
-from backend.characters.exporting import ExportedFile
 from backend.errors import BadRequestError, UnsupportedMediaTypeError, ValidationError
 
 FIELD = "file"

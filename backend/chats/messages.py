@@ -29,8 +29,8 @@ from backend.chats.models import (
     MESSAGE_TYPED,
     Chat,
     Message,
+    decode_notices,
 )
-from backend.chats.notices import decode_notices
 from backend.chats.schemas import Deleted, MessagePage, MessageView
 from backend.chats.speaker_labels import without_label
 from backend.chats.token_counting import CountUnit

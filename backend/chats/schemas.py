@@ -16,8 +16,7 @@ from backend.accounts.profile.settings import (
     ReasoningSent,
     TaskModels,
 )
-from backend.chats.models import MessageStatus
-from backend.chats.notices import Notice
+from backend.chats.models import MessageStatus, Notice
 from backend.core.audience import Audience, ViewpointText
 from backend.generation.model import Role
 from backend.generation.sampling import Sampling

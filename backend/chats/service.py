@@ -26,7 +26,6 @@ from backend.chats.events import (
     WorldShared,
     check_audience,
 )
-from backend.chats.model_choice import counting_spec, effective_model
 from backend.chats.models import (
     CHAT_SETTINGS,
     CHAT_TITLE,
@@ -43,6 +42,9 @@ from backend.core.events import Participants
 from backend.database.base import new_id, now, split_chunks
 from backend.database.engine import Database
 from backend.errors import ValidationError
+from backend.generation.model import ModelSpec
+from backend.generation.registry import ModelRegistry, UnknownModelError
+from backend.generation.sampling import Sampling
 from backend.generation.tokens import best_tokenizer
 from backend.http.schemas import Page, check_revision, make_page, make_struct, merge_patch
 from backend.llm.user_models import UserModels
@@ -50,6 +52,43 @@ from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded, check_nothing
 from backend.settings import Settings
 from backend.vault.sealing import Sealer
+
+
+def effective_model(
+    models: ModelRegistry,
+    identity: Identity,
+    settings: ChatSettings,
+    *,
+    beneath: Sampling | None = None,
+) -> tuple[ModelSpec, Sampling]:
+    """The model of the user's that a chat's next turn asks, and with which sampling.
+
+    The account's sampling goes with the account's model; a chat's own settings come on top.
+    What a preset says is `beneath` both, as far as the model takes it.
+    Raises `UnknownModelError`, `SettingNotTakenError`.
+    """
+    account = identity.settings
+    spec = models.spec(settings.model or account.model or models.default_id)
+    sampling = settings.sampling
+    if settings.model is None:
+        sampling = merge_patch(account.sampling, msgspec.to_builtins(settings.sampling))
+    spec.check_sampling(sampling)
+    if beneath is not None:
+        names = [name for name in beneath.set_fields() if name in spec.accepts]
+        usual = Sampling(**{name: getattr(beneath, name) for name in names})
+        sampling = merge_patch(usual, msgspec.to_builtins(sampling))
+    return spec, sampling
+
+
+def counting_spec(models: ModelRegistry, identity: Identity) -> ModelSpec:
+    """The model whose tokens a new chat is counted in: the account's, or any where that is gone.
+
+    No model is asked for it, so that chats can be opened while none is there.
+    """
+    try:
+        return models.spec(identity.settings.model or models.default_id)
+    except UnknownModelError:
+        return models.specs()[0]
 
 
 def read_settings(sealer: Sealer, chat: Chat) -> ChatSettings:

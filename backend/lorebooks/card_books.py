@@ -13,8 +13,9 @@ from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.characters.card_books import CardLorebook, ReadyBook, StoredBook
+from backend.characters.card_rows import ReadyBook, StoredBook
 from backend.characters.errors import CardError, CardLimitError
+from backend.characters.schemas import CardLorebook
 from backend.errors import ConflictError
 from backend.lorebooks import repository
 from backend.lorebooks.errors import LoreFileError, LoreLimitError

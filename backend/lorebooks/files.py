@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.characters.exporting import ExportedFile
+from backend.characters.card_rows import ExportedFile
 from backend.database.base import new_id, now
 from backend.lorebooks.entries import BookFields, LoreEntry
 from backend.lorebooks.errors import LoreFileError

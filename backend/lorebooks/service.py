@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.idempotency import find_made_id, record_made
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import DEFAULT_LORE_MODE
-from backend.characters.exporting import ExportedFile
+from backend.characters.card_rows import ExportedFile
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database

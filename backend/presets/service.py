@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.characters.exporting import ExportedFile
+from backend.characters.card_rows import ExportedFile
 from backend.characters.repository import get_character
 from backend.context.blocks import PresetFields, check_blocks
 from backend.core.cpu_pool import CpuPool

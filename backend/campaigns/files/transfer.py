@@ -37,12 +37,12 @@ from backend.campaigns.ledger.records import build_campaign_views, open_campaign
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.state.viewpoints import check_viewpoint, filter_known_items
+from backend.characters.card_rows import ExportedFile
 from backend.characters.cards.charx import pack
-from backend.characters.exporting import ExportedFile
 from backend.characters.models import Character, Persona
-from backend.chats.model_choice import counting_spec
 from backend.chats.models import Chat, ChatCharacter, Message
 from backend.chats.repository import character_ids
+from backend.chats.service import counting_spec
 from backend.chats.token_counting import CountUnit
 from backend.chats.transfer import write_log
 from backend.chronicles.event_search import load_all_events

@@ -15,9 +15,8 @@ from backend.accounts.service import AccountService
 from backend.campaigns.errors import CampaignNotFoundError
 from backend.campaigns.state.viewpoints import find_player_name
 from backend.characters import repository as characters
-from backend.characters.cards.model import Card
+from backend.characters.cards.model import MAX_OPENING, Card, greetings_of
 from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
-from backend.characters.greetings import MAX_OPENING, greetings_of
 from backend.chats import repository as chats
 from backend.chats.drafts import MessageDraft
 from backend.chats.errors import ChatNotFoundError, MessageTooLongError

@@ -20,8 +20,12 @@ from backend.campaigns.play.table import Table
 from backend.campaigns.scenes.scenes import count_beat, end_left_scenes, find_ended_scenes
 from backend.chats import tree
 from backend.chats.drafts import opens_scene
-from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message, MessageStatus
-from backend.chats.notices import (
+from backend.chats.models import (
+    MESSAGE_CONTENT,
+    MESSAGE_THINKING,
+    Chat,
+    Message,
+    MessageStatus,
     Notice,
     PromptCutNotice,
     ReplyCutNotice,

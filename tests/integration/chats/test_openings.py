@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backend.characters.greetings import MAX_OPENING
+from backend.characters.cards.model import MAX_OPENING
 from tests.support.memory import API
 from tests.support.server import Account, ok, problem
 

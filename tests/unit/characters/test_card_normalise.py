@@ -16,7 +16,7 @@ from backend.characters.cards.model import (
     DepthPrompt,
     ImportedCard,
 )
-from backend.characters.cards.versions import normalise
+from backend.characters.cards.reader import normalise
 from backend.characters.errors import CardError, CardLimitError
 
 

@@ -5,24 +5,38 @@ Everything that can be refused is refused here, before a transaction begins.
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
+from urllib.parse import quote
 from uuid import UUID
 
 import msgspec
+from sqlalchemy.ext.asyncio import AsyncSession
 
+from backend.accounts.auth.identity import Identity
 from backend.characters.avatars import sealed_avatar
-from backend.characters.card_books import CardBooks, ReadyBook, StoredBook
+from backend.characters.cards.charx import main_icon
 from backend.characters.cards.codec import without
-from backend.characters.cards.model import Asset, Card
-from backend.characters.cards.reader import read_card
+from backend.characters.cards.model import Asset, Card, check_greetings
+from backend.characters.cards.png import SIGNATURE, without_texts
+from backend.characters.cards.reader import normalise, read_card
 from backend.characters.cards.text import parse_json
-from backend.characters.cards.versions import normalise
+from backend.characters.cards.writer import (
+    ExportSpec,
+    png_assets,
+    to_changed_png,
+    to_charx,
+    to_json,
+    to_png,
+)
 from backend.characters.errors import ImageError
-from backend.characters.greetings import check_greetings
 from backend.characters.models import (
     ASSET_DATA,
     ASSET_DESCRIPTION,
+    AVATAR_IMAGE,
     CARD_FILE,
     CHARACTER_SOURCE,
     AssetDescription,
@@ -30,13 +44,88 @@ from backend.characters.models import (
     CardFile,
     Character,
     CharacterAsset,
+    open_asset,
     open_card,
+    open_source,
     seal_card,
 )
+from backend.characters.repository import StoredPicture
+from backend.characters.schemas import CardLorebook, ExportFormat
+from backend.core.files import file_stem
 from backend.database.base import Base, new_id
 from backend.errors import TooLargeError, ValidationError
 from backend.http.schemas import merge_patch
 from backend.vault.sealing import Sealer
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyBook:
+    """A card's book, read and sealed: all that is left is to store it.
+
+    Attributes:
+        summary: What it will be.
+        shown: The book as its card will show it.
+        warnings: Sentences about what had to be bent or left out.
+        store: Stores it for its character, in the place of the book that it may have.
+    """
+
+    summary: CardLorebook
+    shown: dict[str, Any]
+    warnings: Sequence[str]
+    store: Callable[[AsyncSession, Identity], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBook:
+    """A card's book as it is kept, still sealed.
+
+    `open` is CPU-bound and gives the book as its card shows it (`character_book`).
+    """
+
+    id: UUID
+    open: Callable[[], dict[str, Any]]
+
+
+class CardBooks(Protocol):
+    """Keeps the books of cards as lorebooks of their own, and gives them back."""
+
+    def prepare(
+        self,
+        sealer: Sealer,
+        book: dict[str, Any],
+        *,
+        character_id: UUID,
+        name: str,
+        replaced: UUID | None,
+    ) -> ReadyBook:
+        """Read a card's book. CPU-bound, no database.
+
+        Args:
+            sealer: The owner's.
+            book: The card's `character_book`, of any shape.
+            character_id: The character that it is for.
+            name: What it is called where it has no name: the character's.
+            replaced: The lorebook in whose place it comes, if there is one.
+
+        Raises:
+            CardLimitError: Too many entries, or one that is too long.
+        """
+        ...
+
+    def shown(self, book: dict[str, Any], *, name: str) -> dict[str, Any]:
+        """A card's book as it is shown once it is stored. CPU-bound; raises as `prepare` does."""
+        ...
+
+    async def find(
+        self, session: AsyncSession, identity: Identity, character_id: UUID
+    ) -> StoredBook | None:
+        """The book of a character's card."""
+        ...
+
+    async def drop(self, session: AsyncSession, identity: Identity, character_id: UUID) -> None:
+        """Delete the book of a character's card, if it has one."""
+        ...
+
 
 BOOK: Final = "character_book"
 
@@ -247,3 +336,104 @@ def patched(
     ready = prepared_book(sealer, books, changed, row.id, replaced=replaced)
     drops_book = ready is None and stored is not None
     return replace(result, shown=shown_ready(ready), ready=ready, drops_book=drops_book)
+
+
+_FALLBACK_STEM = "character"
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9 ._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedFile:
+    """A file to download. `stem` is its name without the extension, of the user's own words."""
+
+    data: bytes
+    media_type: str
+    stem: str
+    extension: str
+
+    @property
+    def disposition(self) -> str:
+        """The `Content-Disposition` header: the name in ASCII, and as it is (RFC 6266, 8187)."""
+        stem = file_stem(self.stem, fallback=_FALLBACK_STEM)
+        folded = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
+        plain = file_stem(_NOT_PLAIN.sub("", folded), fallback=_FALLBACK_STEM)
+        return (
+            f'attachment; filename="{plain}.{self.extension}"; '
+            f"filename*=UTF-8''{quote(stem, safe='')}.{self.extension}"
+        )
+
+
+@dataclass(slots=True)
+class StoredCharacter:
+    """What is stored of a character, still sealed. JSON needs neither file nor assets."""
+
+    row: Character
+    book: StoredBook | None
+    picture: StoredPicture | None
+    file: CardFile | None = None
+    assets: Sequence[CharacterAsset] = ()
+
+
+def exported(
+    sealer: Sealer,
+    stored: StoredCharacter,
+    books: CardBooks,
+    file_format: ExportFormat,
+    spec: ExportSpec,
+) -> ExportedFile:
+    """A card as a file.
+
+    JSON and PNG leave out the files of an archive. A PNG that was imported comes back byte for
+    byte, but for what has changed; a character without a picture gets a placeholder there.
+    """
+    row = stored.row
+    card = open_card(sealer, row.id, row.sealed_card)
+    shown = shown_stored(card, stored.book)
+    card = msgspec.structs.replace(card, character_book=shown.book if shown else None)
+    source = open_source(sealer, row.id, row.sealed_source)
+    if file_format == "json":
+        return ExportedFile(to_json(card, source, spec), "application/json", card.name, "json")
+    assets = [open_asset(sealer, asset) for asset in stored.assets]
+    file = (
+        sealer.open_bytes(CARD_FILE, stored.file.id, stored.file.sealed_data)
+        if stored.file
+        else None
+    )
+    icon = file or main_icon(card.assets, {asset.path: asset.data for asset in assets})
+    is_imported = stored.picture is not None and stored.picture.is_imported and icon is not None
+    picture = _picture(sealer, stored.picture, icon if is_imported else None)
+    if file_format == "charx":
+        if file is not None:
+            card, assets = png_assets(card, file)
+        is_inside = is_imported and file is None
+        data = to_charx(card, source, picture=None if is_inside else picture, assets=assets)
+        return ExportedFile(data, "application/zip", card.name, "charx")
+    from backend.characters.pictures import placeholder_png  # noqa: PLC0415  # imports Pillow
+
+    picture = picture or placeholder_png(card.name)
+    if file is None:
+        data = to_png(card, source, picture)
+    else:
+        before = _imported(file, books)
+        data = to_changed_png(card, before, file, None if is_imported else picture)
+    return ExportedFile(data, "image/png", card.name, "png")
+
+
+def _picture(sealer: Sealer, stored: StoredPicture | None, came: bytes | None) -> bytes | None:
+    """A picture as a PNG: just as it came, where it came in that format."""
+    if stored is None:
+        return None
+    from backend.characters.pictures import as_png  # noqa: PLC0415  # imports Pillow
+
+    if came is None:
+        return as_png(sealer.open_bytes(AVATAR_IMAGE, stored.id, stored.sealed))
+    return without_texts(came) if came.startswith(SIGNATURE) else as_png(came)
+
+
+def _imported(file: bytes, books: CardBooks) -> Card:
+    """The card of a PNG as it was shown when it had been imported."""
+    card = read_card(file).card
+    if card.character_book is None:
+        return card
+    shown = books.shown(card.character_book, name=card.nickname or card.name)
+    return msgspec.structs.replace(card, character_book=shown)
