@@ -92,7 +92,7 @@ class AvatarService:
         async with self._database.read() as session:
             await self._get_holder(session, holder_id, owner_id=owner_id)
         avatar = await self._pool.run(
-            owner_id, partial(sealed_avatar, identity.sealer, self._link, holder_id, data)
+            owner_id, partial(seal_avatar, identity.sealer, self._link, holder_id, data)
         )
         async with self._database.write() as session:
             await self._get_holder(session, holder_id, owner_id=owner_id, lock=True)
@@ -110,7 +110,7 @@ class AvatarService:
                 raise AvatarNotFoundError
 
 
-def sealed_avatar(
+def seal_avatar(
     sealer: Sealer, link: HolderLink, holder_id: UUID, data: bytes, *, is_imported: bool = False
 ) -> Avatar:
     """The row of a picture, encoded anew. CPU-bound.

@@ -17,16 +17,16 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.characters.avatars import sealed_avatar
-from backend.characters.cards.charx import main_icon
-from backend.characters.cards.codec import without
+from backend.characters.avatars import seal_avatar
+from backend.characters.cards.charx import find_main_icon
+from backend.characters.cards.codec import omit
 from backend.characters.cards.model import Asset, Card, check_greetings
-from backend.characters.cards.png import SIGNATURE, without_texts
+from backend.characters.cards.png import SIGNATURE, remove_texts
 from backend.characters.cards.reader import normalise, read_card
 from backend.characters.cards.text import parse_json
 from backend.characters.cards.writer import (
     ExportSpec,
-    png_assets,
+    extract_png_assets,
     to_changed_png,
     to_charx,
     to_json,
@@ -49,7 +49,7 @@ from backend.characters.models import (
     open_source,
     seal_card,
 )
-from backend.characters.repository import StoredPicture
+from backend.characters.repository import AvatarRow
 from backend.characters.schemas import CardLorebook, ExportFormat
 from backend.core.files import file_stem
 from backend.database.base import Base, new_id
@@ -59,7 +59,7 @@ from backend.vault.sealing import Sealer
 
 
 @dataclass(frozen=True, slots=True)
-class ReadyBook:
+class PreparedBook:
     """A card's book, read and sealed: all that is left is to store it.
 
     Attributes:
@@ -76,7 +76,7 @@ class ReadyBook:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredBook:
+class LazyBook:
     """A card's book as it is kept, still sealed.
 
     `open` is CPU-bound and gives the book as its card shows it (`character_book`).
@@ -97,7 +97,7 @@ class CardBooks(Protocol):
         character_id: UUID,
         name: str,
         replaced: UUID | None,
-    ) -> ReadyBook:
+    ) -> PreparedBook:
         """Read a card's book. CPU-bound, no database.
 
         Args:
@@ -118,7 +118,7 @@ class CardBooks(Protocol):
 
     async def find(
         self, session: AsyncSession, identity: Identity, character_id: UUID
-    ) -> StoredBook | None:
+    ) -> LazyBook | None:
         """The book of a character's card."""
         ...
 
@@ -131,7 +131,7 @@ BOOK: Final = "character_book"
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedRows:
+class CardRows:
     """A character as it will be stored, and what to tell the person who imports.
 
     `card` is without its book, which is kept apart. `files` are the rows of the PNG that it came
@@ -142,11 +142,11 @@ class ImportedRows:
     character: Character
     avatar: Avatar | None
     files: list[Base]
-    book: ReadyBook | None
+    book: PreparedBook | None
     warnings: list[str]
 
 
-def import_rows(sealer: Sealer, data: bytes, books: CardBooks) -> ImportedRows:
+def import_rows(sealer: Sealer, data: bytes, books: CardBooks) -> CardRows:
     """Read a card file for the owner of `sealer`.
 
     A card is worth having without its picture: one that can't be read costs a warning.
@@ -156,37 +156,37 @@ def import_rows(sealer: Sealer, data: bytes, books: CardBooks) -> ImportedRows:
         TooLargeError: A file of more than `MAX_FILE_BYTES`.
     """
     imported = read_card(data)
-    card = without_book(imported.card)
-    character = new_character(sealer, card, source=_bookless(imported.raw))
-    book = prepared_book(sealer, books, imported.card, character.id)
+    card = remove_book(imported.card)
+    character = make_character(sealer, card, source=_remove_source_book(imported.raw))
+    book = prepare_book(sealer, books, imported.card, character.id)
     warnings = [*imported.warnings, *(book.warnings if book else ())]
     avatar = None
     if imported.avatar is not None:
         try:
-            avatar = sealed_avatar(
+            avatar = seal_avatar(
                 sealer, Avatar.character_id, character.id, imported.avatar, is_imported=True
             )
         except (ImageError, TooLargeError) as error:
             warnings.append(f"The card came without its picture: {error.detail}")
-    files: list[Base] = [_asset(sealer, character.id, asset) for asset in imported.assets]
+    files: list[Base] = [_seal_asset(sealer, character.id, asset) for asset in imported.assets]
     if imported.is_png:
-        files.append(_card_file(sealer, character.id, data))
-    return ImportedRows(card, character, avatar, files, book, warnings)
+        files.append(_seal_card_file(sealer, character.id, data))
+    return CardRows(card, character, avatar, files, book, warnings)
 
 
-def without_book(card: Card) -> Card:
+def remove_book(card: Card) -> Card:
     """A card as it is stored."""
     return msgspec.structs.replace(card, character_book=None)
 
 
-def prepared_book(
+def prepare_book(
     sealer: Sealer,
     books: CardBooks,
     card: Card,
     character_id: UUID,
     *,
     replaced: UUID | None = None,
-) -> ReadyBook | None:
+) -> PreparedBook | None:
     """A card's book, ready to be stored; None where it has none. Raises `CardLimitError`."""
     if card.character_book is None:
         return None
@@ -199,27 +199,29 @@ def prepared_book(
     )
 
 
-def _bookless(raw: dict[str, Any]) -> dict[str, Any]:
+def _remove_source_book(raw: dict[str, Any]) -> dict[str, Any]:
     """A card's source without its book, which has a source of its own."""
-    kept = without(raw, {BOOK})
+    kept = omit(raw, {BOOK})
     if isinstance(kept.get("data"), dict):
-        kept["data"] = without(kept["data"], {BOOK})
+        kept["data"] = omit(kept["data"], {BOOK})
     return kept
 
 
-def new_rows(sealer: Sealer, card: Card, books: CardBooks) -> ImportedRows:
+def make_rows(sealer: Sealer, card: Card, books: CardBooks) -> CardRows:
     """The rows of a character that is made here. CPU-bound.
 
     Raises `CardError`, `ValidationError` (see `check_card`).
     """
     checked = check_card(card)
-    kept = without_book(checked)
-    character = new_character(sealer, kept)
-    book = prepared_book(sealer, books, checked, character.id)
-    return ImportedRows(kept, character, None, [], book, [])
+    kept = remove_book(checked)
+    character = make_character(sealer, kept)
+    book = prepare_book(sealer, books, checked, character.id)
+    return CardRows(kept, character, None, [], book, [])
 
 
-def new_character(sealer: Sealer, card: Card, *, source: dict[str, Any] | None = None) -> Character:
+def make_character(
+    sealer: Sealer, card: Card, *, source: dict[str, Any] | None = None
+) -> Character:
     """A character's row, sealed."""
     character_id = new_id()
     character = Character(
@@ -250,7 +252,7 @@ def check_card(card: Card) -> Card:
     return found.card
 
 
-def _card_file(sealer: Sealer, character_id: UUID, data: bytes) -> CardFile:
+def _seal_card_file(sealer: Sealer, character_id: UUID, data: bytes) -> CardFile:
     file_id = new_id()
     return CardFile(
         id=file_id,
@@ -260,7 +262,7 @@ def _card_file(sealer: Sealer, character_id: UUID, data: bytes) -> CardFile:
     )
 
 
-def _asset(sealer: Sealer, character_id: UUID, asset: Asset) -> CharacterAsset:
+def _seal_asset(sealer: Sealer, character_id: UUID, asset: Asset) -> CharacterAsset:
     asset_id = new_id()
     description = AssetDescription(path=asset.path, media_type=asset.media_type)
     return CharacterAsset(
@@ -275,7 +277,7 @@ def _asset(sealer: Sealer, character_id: UUID, asset: Asset) -> CharacterAsset:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownBook:
+class BookView:
     """A card's book as it is shown: its lorebook (None while it is in the card), its members."""
 
     lorebook_id: UUID | None
@@ -283,7 +285,7 @@ class ShownBook:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedCard:
+class CardChange:
     """A card with a patch merged into it, as it is stored, and what becomes of its book.
 
     `ready` is a book to be stored; `drops_book` says that the one that is there goes.
@@ -291,51 +293,51 @@ class ChangedCard:
     """
 
     card: Card
-    shown: ShownBook | None
-    ready: ReadyBook | None = None
+    shown: BookView | None
+    ready: PreparedBook | None = None
     drops_book: bool = False
     new_scripts: bool = False
 
 
-def shown_ready(ready: ReadyBook | None) -> ShownBook | None:
+def view_prepared(ready: PreparedBook | None) -> BookView | None:
     """A book that is about to be stored, as it is shown then."""
-    return ShownBook(ready.summary.id, ready.shown) if ready else None
+    return BookView(ready.summary.id, ready.shown) if ready else None
 
 
-def shown_stored(card: Card, stored: StoredBook | None) -> ShownBook | None:
+def view_stored(card: Card, stored: LazyBook | None) -> BookView | None:
     """The book of a stored card. Those of older versions may have it in the card itself."""
     if stored is not None:
-        return ShownBook(stored.id, stored.open())
-    return None if card.character_book is None else ShownBook(None, card.character_book)
+        return BookView(stored.id, stored.open())
+    return None if card.character_book is None else BookView(None, card.character_book)
 
 
-def patched(
+def patch_card(
     sealer: Sealer,
     row: Character,
-    stored: StoredBook | None,
+    stored: LazyBook | None,
     patch: dict[str, Any],
     books: CardBooks,
     *,
     longest_greeting: int,
-) -> ChangedCard:
+) -> CardChange:
     """Merge into a card; a patch of `character_book` merges into what is shown of its lorebook.
 
     Raises `CardError`, `ValidationError` (see `check_card`, `check_greetings`).
     """
     card = open_card(sealer, row.id, row.sealed_card)
-    before = shown_stored(card, stored)
+    before = view_stored(card, stored)
     keeps_book = stored is not None and BOOK not in patch
     book = before.book if before is not None and not keeps_book else None
     changed = check_card(merge_patch(msgspec.structs.replace(card, character_book=book), patch))
     check_greetings(changed, known=card, longest=longest_greeting)
     then, new = (each.extensions.get("regex_scripts") for each in (card, changed))
-    result = ChangedCard(without_book(changed), before, new_scripts=new != then)
+    result = CardChange(remove_book(changed), before, new_scripts=new != then)
     if keeps_book or (stored is not None and book is not None and changed.character_book == book):
         return result
     replaced = stored.id if stored else None
-    ready = prepared_book(sealer, books, changed, row.id, replaced=replaced)
+    ready = prepare_book(sealer, books, changed, row.id, replaced=replaced)
     drops_book = ready is None and stored is not None
-    return replace(result, shown=shown_ready(ready), ready=ready, drops_book=drops_book)
+    return replace(result, shown=view_prepared(ready), ready=ready, drops_book=drops_book)
 
 
 _FALLBACK_STEM = "character"
@@ -343,7 +345,7 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9 ._-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class ExportedFile:
+class FileDownload:
     """A file to download. `stem` is its name without the extension, of the user's own words."""
 
     data: bytes
@@ -364,23 +366,23 @@ class ExportedFile:
 
 
 @dataclass(slots=True)
-class StoredCharacter:
+class ExportRows:
     """What is stored of a character, still sealed. JSON needs neither file nor assets."""
 
     row: Character
-    book: StoredBook | None
-    picture: StoredPicture | None
+    book: LazyBook | None
+    picture: AvatarRow | None
     file: CardFile | None = None
     assets: Sequence[CharacterAsset] = ()
 
 
-def exported(
+def export_card(
     sealer: Sealer,
-    stored: StoredCharacter,
+    stored: ExportRows,
     books: CardBooks,
     file_format: ExportFormat,
     spec: ExportSpec,
-) -> ExportedFile:
+) -> FileDownload:
     """A card as a file.
 
     JSON and PNG leave out the files of an archive. A PNG that was imported comes back byte for
@@ -388,49 +390,49 @@ def exported(
     """
     row = stored.row
     card = open_card(sealer, row.id, row.sealed_card)
-    shown = shown_stored(card, stored.book)
+    shown = view_stored(card, stored.book)
     card = msgspec.structs.replace(card, character_book=shown.book if shown else None)
     source = open_source(sealer, row.id, row.sealed_source)
     if file_format == "json":
-        return ExportedFile(to_json(card, source, spec), "application/json", card.name, "json")
+        return FileDownload(to_json(card, source, spec), "application/json", card.name, "json")
     assets = [open_asset(sealer, asset) for asset in stored.assets]
     file = (
         sealer.open_bytes(CARD_FILE, stored.file.id, stored.file.sealed_data)
         if stored.file
         else None
     )
-    icon = file or main_icon(card.assets, {asset.path: asset.data for asset in assets})
+    icon = file or find_main_icon(card.assets, {asset.path: asset.data for asset in assets})
     is_imported = stored.picture is not None and stored.picture.is_imported and icon is not None
-    picture = _picture(sealer, stored.picture, icon if is_imported else None)
+    picture = _open_picture(sealer, stored.picture, icon if is_imported else None)
     if file_format == "charx":
         if file is not None:
-            card, assets = png_assets(card, file)
+            card, assets = extract_png_assets(card, file)
         is_inside = is_imported and file is None
         data = to_charx(card, source, picture=None if is_inside else picture, assets=assets)
-        return ExportedFile(data, "application/zip", card.name, "charx")
-    from backend.characters.pictures import placeholder_png  # noqa: PLC0415  # imports Pillow
+        return FileDownload(data, "application/zip", card.name, "charx")
+    from backend.characters.pictures import draw_placeholder  # noqa: PLC0415  # imports Pillow
 
-    picture = picture or placeholder_png(card.name)
+    picture = picture or draw_placeholder(card.name)
     if file is None:
         data = to_png(card, source, picture)
     else:
-        before = _imported(file, books)
+        before = _read_imported_card(file, books)
         data = to_changed_png(card, before, file, None if is_imported else picture)
-    return ExportedFile(data, "image/png", card.name, "png")
+    return FileDownload(data, "image/png", card.name, "png")
 
 
-def _picture(sealer: Sealer, stored: StoredPicture | None, came: bytes | None) -> bytes | None:
+def _open_picture(sealer: Sealer, stored: AvatarRow | None, came: bytes | None) -> bytes | None:
     """A picture as a PNG: just as it came, where it came in that format."""
     if stored is None:
         return None
-    from backend.characters.pictures import as_png  # noqa: PLC0415  # imports Pillow
+    from backend.characters.pictures import convert_to_png  # noqa: PLC0415  # imports Pillow
 
     if came is None:
-        return as_png(sealer.open_bytes(AVATAR_IMAGE, stored.id, stored.sealed))
-    return without_texts(came) if came.startswith(SIGNATURE) else as_png(came)
+        return convert_to_png(sealer.open_bytes(AVATAR_IMAGE, stored.id, stored.sealed))
+    return remove_texts(came) if came.startswith(SIGNATURE) else convert_to_png(came)
 
 
-def _imported(file: bytes, books: CardBooks) -> Card:
+def _read_imported_card(file: bytes, books: CardBooks) -> Card:
     """The card of a PNG as it was shown when it had been imported."""
     card = read_card(file).card
     if card.character_book is None:

@@ -33,8 +33,8 @@ from backend.characters.uploads import (
     MAX_UPLOAD_BYTES,
     FileOperation,
     ImageOperation,
-    file_answer,
-    picture_answer,
+    make_file_response,
+    make_picture_response,
     read_file,
     read_image,
 )
@@ -201,7 +201,7 @@ class CharacterController(Controller):
         """
         file = await characters.export(identity, character_id, file_format=file_format, spec=spec)
         await activity.note(request, "exported", detail="character")
-        return file_answer(file)
+        return make_file_response(file)
 
     @get(
         "/{character_id:uuid}/avatar",
@@ -219,7 +219,9 @@ class CharacterController(Controller):
         size: FromQuery[AvatarSize] = "full",
     ) -> Response[bytes]:
         """The picture, at most 1,024 pixels a side, or its thumbnail, at most 256."""
-        return picture_answer(request, await characters.avatars.read(identity, character_id, size))
+        return make_picture_response(
+            request, await characters.avatars.read(identity, character_id, size)
+        )
 
     @put(
         "/{character_id:uuid}/avatar",

@@ -13,7 +13,12 @@ from backend.characters.avatars import AvatarService
 from backend.characters.errors import AvatarNotFoundError, ImageError, PersonaNotFoundError
 from backend.characters.models import Avatar, Persona, open_persona, seal_persona
 from backend.characters.schemas import AvatarSize, PersonaFields, PersonaView
-from backend.characters.uploads import MAX_UPLOAD_BYTES, ImageOperation, picture_answer, read_image
+from backend.characters.uploads import (
+    MAX_UPLOAD_BYTES,
+    ImageOperation,
+    make_picture_response,
+    read_image,
+)
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import new_id, now
 from backend.database.engine import Database
@@ -53,7 +58,7 @@ class PersonaService:
                 session, owner_id=identity.user_id, limit=limit + 1, after=after
             )
         items = [
-            _view(identity.sealer, persona, has_avatar=has_avatar)
+            _make_view(identity.sealer, persona, has_avatar=has_avatar)
             for persona, has_avatar in rows[:limit]
         ]
         return Page(items=items, next=str(items[-1].id) if len(rows) > limit else None)
@@ -64,14 +69,14 @@ class PersonaService:
         seal_persona(identity.sealer, persona, fields)
         async with self._database.write() as session:
             session.add(persona)
-        return _view(identity.sealer, persona, has_avatar=False)
+        return _make_view(identity.sealer, persona, has_avatar=False)
 
     async def get(self, identity: Identity, persona_id: UUID) -> PersonaView:
         """Raises `PersonaNotFoundError`."""
         async with self._database.read() as session:
             persona = await repository.get_persona(session, persona_id, owner_id=identity.user_id)
             has_avatar = await repository.has_avatar(session, persona)
-        return _view(identity.sealer, persona, has_avatar=has_avatar)
+        return _make_view(identity.sealer, persona, has_avatar=has_avatar)
 
     async def patch(
         self, identity: Identity, persona_id: UUID, patch: dict[str, Any], *, if_match: str | None
@@ -92,7 +97,7 @@ class PersonaService:
             persona.revision += 1
             persona.updated_at = now()
             has_avatar = await repository.has_avatar(session, persona)
-        return _view(sealer, persona, has_avatar=has_avatar)
+        return _make_view(sealer, persona, has_avatar=has_avatar)
 
     async def delete(self, identity: Identity, persona_id: UUID, *, if_match: str | None) -> None:
         """Delete a persona with its picture; its chats stay, and go on without one.
@@ -107,7 +112,7 @@ class PersonaService:
             await session.delete(persona)
 
 
-def _view(sealer: Sealer, persona: Persona, *, has_avatar: bool) -> PersonaView:
+def _make_view(sealer: Sealer, persona: Persona, *, has_avatar: bool) -> PersonaView:
     fields = open_persona(sealer, persona.id, persona.sealed_persona)
     return PersonaView(
         id=persona.id,
@@ -210,7 +215,9 @@ class PersonaController(Controller):
         size: FromQuery[AvatarSize] = "full",
     ) -> Response[bytes]:
         """The picture, at most 1,024 pixels a side, or its thumbnail, at most 256."""
-        return picture_answer(request, await personas.avatars.read(identity, persona_id, size))
+        return make_picture_response(
+            request, await personas.avatars.read(identity, persona_id, size)
+        )
 
     @put(
         "/{persona_id:uuid}/avatar",

@@ -19,7 +19,7 @@ from backend.characters.cards import png
 from backend.characters.cards.model import check_file_size
 from backend.characters.errors import CardError, ImageError
 
-MAX_PIXELS = 25_000_000
+MAX_PICTURE_PIXELS = 25_000_000
 AVATAR_SIDE = 1024
 THUMBNAIL_SIDE = 256
 PLACEHOLDER_SIDE = 512
@@ -28,7 +28,7 @@ PLACEHOLDER_SIDE = 512
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-_IN_NO_FONT = "\U0010ffff"
+_UNASSIGNED_CHARACTER = "\U0010ffff"
 _AVATAR_QUALITY = 90
 _THUMBNAIL_QUALITY = 80
 
@@ -54,7 +54,7 @@ def reencode_avatar(data: bytes) -> EncodedAvatar:
     Turned upright as its EXIF says, scaled down where it is larger, stripped of all metadata.
 
     Raises:
-        ImageError: Corrupt, cut short, of another format, or of more than `MAX_PIXELS`.
+        ImageError: Corrupt, cut short, of another format, or of more than `MAX_PICTURE_PIXELS`.
         TooLargeError: A file over the size limit.
     """
     image = _decode(data)
@@ -71,7 +71,7 @@ def reencode_avatar(data: bytes) -> EncodedAvatar:
     )
 
 
-def as_png(data: bytes) -> bytes:
+def convert_to_png(data: bytes) -> bytes:
     """The same picture as a PNG of its own size, upright and without metadata.
 
     Raises:
@@ -81,7 +81,7 @@ def as_png(data: bytes) -> bytes:
     return _encode(_decode(data), "PNG")
 
 
-def placeholder_png(name: str) -> bytes:
+def draw_placeholder(name: str) -> bytes:
     """A PNG for a character without a picture: the initial on a colour of the name's own.
 
     The same name gives the same picture. Plain colour where the font lacks the initial.
@@ -89,19 +89,19 @@ def placeholder_png(name: str) -> bytes:
     hue = hashlib.sha256(name.encode()).digest()[0] / 256
     red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, 0.4, 0.45))
     image = Image.new("RGB", (PLACEHOLDER_SIDE, PLACEHOLDER_SIDE), (red, green, blue))
-    initial = _initial(name)
-    if _letter(initial).tobytes() != _letter(_IN_NO_FONT).tobytes():
-        image.paste("white", mask=_letter(initial))
+    initial = _find_initial(name)
+    if _draw_letter(initial).tobytes() != _draw_letter(_UNASSIGNED_CHARACTER).tobytes():
+        image.paste("white", mask=_draw_letter(initial))
     return _encode(image, "PNG")
 
 
-def _initial(name: str) -> str:
+def _find_initial(name: str) -> str:
     """The first letter or digit, without its accent (the font has few), in upper case."""
     letters = (char for char in unicodedata.normalize("NFKD", name) if char.isalnum())
-    return next(letters, _IN_NO_FONT).upper()[0]
+    return next(letters, _UNASSIGNED_CHARACTER).upper()[0]
 
 
-def _letter(char: str) -> Image.Image:
+def _draw_letter(char: str) -> Image.Image:
     """A mask of the letter in the middle; a box where the font lacks it."""
     mask = Image.new("L", (PLACEHOLDER_SIDE, PLACEHOLDER_SIDE))
     font = ImageFont.load_default(size=PLACEHOLDER_SIDE / 2)
@@ -114,48 +114,48 @@ def _decode(data: bytes) -> Image.Image:
     """The pixels as RGB or RGBA, upright; the size is checked before any are decoded."""
     check_file_size(len(data))
     if data.startswith(png.SIGNATURE):
-        data = _without_texts(data)
+        data = _remove_texts(data)
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             _check_pixels(image)
             image.load()
-            return _upright(_to_rgb(image))
+            return _rotate(_convert_to_rgb(image))
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError(
-            f"The picture has more than {MAX_PIXELS:,} pixels, which is the limit.",
-            extra={"limit": "pixels", "allowed": MAX_PIXELS},
+            f"The picture has more than {MAX_PICTURE_PIXELS:,} pixels, which is the limit.",
+            extra={"limit": "pixels", "allowed": MAX_PICTURE_PIXELS},
         ) from error
     except Exception as error:  # Pillow's decoders let through whatever their parsing trips over
         raise ImageError("The picture is damaged, or is not a PNG, JPEG, WebP or GIF.") from error
 
 
-def _without_texts(data: bytes) -> bytes:
+def _remove_texts(data: bytes) -> bytes:
     """Pillow refuses a picture over a fault in its text: a card's text is none of its business."""
     try:
-        return png.without_texts(data)
+        return png.remove_texts(data)
     except CardError as error:
         raise ImageError(error.detail, extra=error.extra) from error
 
 
 def _check_pixels(image: Image.Image) -> None:
     pixels = image.width * image.height
-    if pixels > MAX_PIXELS:
+    if pixels > MAX_PICTURE_PIXELS:
         raise ImageError(
-            f"The picture has {pixels:,} pixels; {MAX_PIXELS:,} are allowed.",
-            extra={"limit": "pixels", "allowed": MAX_PIXELS, "found": pixels},
+            f"The picture has {pixels:,} pixels; {MAX_PICTURE_PIXELS:,} are allowed.",
+            extra={"limit": "pixels", "allowed": MAX_PICTURE_PIXELS, "found": pixels},
         )
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _convert_to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         # 16-bit grey: Pillow's own conversion cuts off instead of scaling.
         image = image.point(lambda value: value * (1 / 256)).convert("L")
     return image.convert("RGBA" if image.has_transparency_data else "RGB")
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _rotate(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
     except Exception:  # noqa: BLE001 - EXIF broken in whatever way leaves the pixels as they are

@@ -40,7 +40,7 @@ class PersonaData(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredCharacterSummary:
+class CharacterRow:
     """What a list needs of a character, still sealed."""
 
     id: UUID
@@ -52,7 +52,7 @@ class StoredCharacterSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPicture:
+class AvatarRow:
     """A picture in one of its two sizes, still sealed. A new picture has a new id.
 
     `is_imported` says that it came with the character's card.
@@ -88,7 +88,7 @@ async def get_character(
 
 async def list_characters(
     session: AsyncSession, *, owner_id: UUID, limit: int, after: UUID | None
-) -> list[StoredCharacterSummary]:
+) -> list[CharacterRow]:
     """Characters of a user, newest first, from behind `after`."""
     query = (
         select(
@@ -105,7 +105,7 @@ async def list_characters(
     )
     if after is not None:
         query = query.where(Character.id < after)
-    return [StoredCharacterSummary(*row) for row in (await session.execute(query)).all()]
+    return [CharacterRow(*row) for row in (await session.execute(query)).all()]
 
 
 async def get_card(
@@ -216,7 +216,7 @@ async def has_avatar(session: AsyncSession, holder: Character | Persona) -> bool
 
 async def find_avatar(
     session: AsyncSession, link: HolderLink, holder_id: UUID, *, owner_id: UUID, size: AvatarSize
-) -> StoredPicture | None:
+) -> AvatarRow | None:
     """The picture of a character or persona, in one size."""
     columns = (
         (Avatar.id, Avatar.media_type, Avatar.is_imported, Avatar.sealed_image)
@@ -230,7 +230,7 @@ async def find_avatar(
     )
     query = select(*columns).where(link == holder_id, Avatar.user_id == owner_id)
     row = (await session.execute(query)).one_or_none()
-    return None if row is None else StoredPicture(*row)
+    return None if row is None else AvatarRow(*row)
 
 
 async def delete_avatar(

@@ -15,23 +15,23 @@ from backend.accounts.profile.settings import DEFAULT_LORE_MODE
 from backend.characters import repository
 from backend.characters.avatars import AvatarService
 from backend.characters.card_rows import (
+    BookView,
     CardBooks,
-    ExportedFile,
-    ImportedRows,
-    ShownBook,
-    StoredBook,
-    StoredCharacter,
-    exported,
+    CardRows,
+    ExportRows,
+    FileDownload,
+    LazyBook,
+    export_card,
     import_rows,
-    new_rows,
-    patched,
-    shown_ready,
-    shown_stored,
+    make_rows,
+    patch_card,
+    view_prepared,
+    view_stored,
 )
-from backend.characters.cards.model import Card, check_greetings, greeting_warnings
+from backend.characters.cards.model import Card, check_greetings, describe_long_greetings
 from backend.characters.cards.writer import ExportSpec
 from backend.characters.models import Avatar, Character, Summary, open_card, open_summary, seal_card
-from backend.characters.repository import StoredCharacterSummary
+from backend.characters.repository import CharacterRow
 from backend.characters.schemas import (
     CardLorebook,
     CharacterItem,
@@ -46,10 +46,10 @@ from backend.errors import ConflictError
 from backend.http.schemas import Page, check_revision, reject_unknown
 from backend.vault.sealing import Sealer
 
-SEARCHED_AT_ONCE = 5000
+MAX_SEARCH_ROWS = 5000
 """Characters that one request looks through: their names are sealed, so no index finds them."""
 
-ATTEMPTS = 20
+MAX_ATTEMPTS = 20
 """How often a change is made anew because others changed the same card meanwhile."""
 
 
@@ -76,17 +76,17 @@ class CharacterService:
         """Characters, newest first.
 
         With a `search`, those in whose name, nickname, creator or tags each of its words occurs; a
-        page ends after `SEARCHED_AT_ONCE` characters, however few were found among them.
+        page ends after `MAX_SEARCH_ROWS` characters, however few were found among them.
         """
         words = search.casefold().split()
-        bound = SEARCHED_AT_ONCE if words else limit
+        bound = MAX_SEARCH_ROWS if words else limit
         async with self._database.read() as session:
             rows = await repository.list_characters(
                 session, owner_id=identity.user_id, limit=bound + 1, after=after
             )
         return await self._pool.run(
             identity.user_id,
-            partial(_page, identity.sealer, rows, words, limit=limit, bound=bound),
+            partial(_make_page, identity.sealer, rows, words, limit=limit, bound=bound),
             size=sum(len(row.sealed_summary) for row in rows) // 2,
         )
 
@@ -98,14 +98,14 @@ class CharacterService:
         """
         check_greetings(card, longest=self._longest_message)
         rows = await self._pool.run(
-            identity.user_id, partial(new_rows, identity.sealer, card, self._books)
+            identity.user_id, partial(make_rows, identity.sealer, card, self._books)
         )
         async with self._database.write() as session:
             session.add(rows.character)
             if rows.book is not None:
                 await session.flush()
                 await rows.book.store(session, identity)
-        return _view(rows.character, rows.card, shown_ready(rows.book), has_avatar=False)
+        return _make_view(rows.character, rows.card, view_prepared(rows.book), has_avatar=False)
 
     async def get(self, identity: Identity, character_id: UUID) -> CharacterView:
         """Raises `CharacterNotFoundError`."""
@@ -117,7 +117,7 @@ class CharacterService:
             stored = await self._books.find(session, identity, character_id)
         card = open_card(identity.sealer, character.id, character.sealed_card)
         shown = await self._shown(identity, card, stored)
-        return _view(character, card, shown, has_avatar=has_avatar)
+        return _make_view(character, card, shown, has_avatar=has_avatar)
 
     async def patch(
         self,
@@ -133,7 +133,7 @@ class CharacterService:
         """
         reject_unknown(patch, Card)
         owner_id, sealer = identity.user_id, identity.sealer
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             async with self._database.read() as session:
                 before = await repository.get_character(session, character_id, owner_id=owner_id)
                 stored = await self._books.find(session, identity, character_id)
@@ -143,7 +143,7 @@ class CharacterService:
             changed = await self._pool.run(
                 owner_id,
                 partial(
-                    patched,
+                    patch_card,
                     sealer,
                     before,
                     stored,
@@ -168,7 +168,7 @@ class CharacterService:
                 if changed.ready is not None:
                     await changed.ready.store(session, identity)
                 has_avatar = await repository.has_avatar(session, character)
-            return _view(character, changed.card, changed.shown, has_avatar=has_avatar)
+            return _make_view(character, changed.card, changed.shown, has_avatar=has_avatar)
         raise ConflictError("Another request is changing it. Send the change again.")
 
     async def allow_scripts(self, identity: Identity, character_id: UUID, *, allowed: bool) -> None:
@@ -213,13 +213,13 @@ class CharacterService:
                 session.add(rows.avatar)
             if rows.book is not None:
                 await rows.book.store(session, identity)
-        made = _view(
-            rows.character, rows.card, shown_ready(rows.book), has_avatar=rows.avatar is not None
+        made = _make_view(
+            rows.character, rows.card, view_prepared(rows.book), has_avatar=rows.avatar is not None
         )
         return self._imported(identity, made, rows, rows.book.summary if rows.book else None)
 
     async def _imported_before(
-        self, identity: Identity, character_id: UUID, rows: ImportedRows
+        self, identity: Identity, character_id: UUID, rows: CardRows
     ) -> ImportedCharacter:
         """What the same request made, and was not answered with. Raises as `get` does."""
         made = await self.get(identity, character_id)
@@ -234,10 +234,13 @@ class CharacterService:
         self,
         identity: Identity,
         made: CharacterView,
-        rows: ImportedRows,
+        rows: CardRows,
         lorebook: CardLorebook | None,
     ) -> ImportedCharacter:
-        warnings = [*rows.warnings, *greeting_warnings(rows.card, longest=self._longest_message)]
+        warnings = [
+            *rows.warnings,
+            *describe_long_greetings(rows.card, longest=self._longest_message),
+        ]
         found_by = None
         if lorebook is not None:
             found_by = lorebook.mode or identity.settings.lore.mode or DEFAULT_LORE_MODE
@@ -252,7 +255,7 @@ class CharacterService:
         *,
         file_format: ExportFormat,
         spec: ExportSpec,
-    ) -> ExportedFile:
+    ) -> FileDownload:
         """A file that imports back to the same card. `spec` chooses the version of JSON alone.
 
         What came in comes back as it was, but for what has changed since.
@@ -267,7 +270,7 @@ class CharacterService:
             picture = await repository.find_avatar(
                 session, Avatar.character_id, character_id, owner_id=owner_id, size="full"
             )
-            stored = StoredCharacter(
+            stored = ExportRows(
                 character, await self._books.find(session, identity, character_id), picture
             )
             if file_format != "json":
@@ -278,21 +281,21 @@ class CharacterService:
                     session, character_id, owner_id=owner_id
                 )
         return await self._pool.run(
-            owner_id, partial(exported, sealer, stored, self._books, file_format, spec)
+            owner_id, partial(export_card, sealer, stored, self._books, file_format, spec)
         )
 
     async def _shown(
-        self, identity: Identity, card: Card, stored: StoredBook | None
-    ) -> ShownBook | None:
+        self, identity: Identity, card: Card, stored: LazyBook | None
+    ) -> BookView | None:
         """A stored card's book; opened in a thread, for it may have thousands of entries."""
         if stored is None:
-            return shown_stored(card, None)
-        return await self._pool.run(identity.user_id, partial(shown_stored, card, stored))
+            return view_stored(card, None)
+        return await self._pool.run(identity.user_id, partial(view_stored, card, stored))
 
 
-def _page(
+def _make_page(
     sealer: Sealer,
-    rows: Sequence[StoredCharacterSummary],
+    rows: Sequence[CharacterRow],
     words: Sequence[str],
     *,
     limit: int,
@@ -305,7 +308,7 @@ def _page(
             return Page(items=items, next=str(rows[looked_at - 1].id))
         summary = open_summary(sealer, row.id, row.sealed_summary)
         if _matches(summary, words):
-            items.append(_item(row, summary))
+            items.append(_make_item(row, summary))
     return Page(items=items)
 
 
@@ -317,7 +320,7 @@ def _matches(summary: Summary, words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
-def _item(row: StoredCharacterSummary, summary: Summary) -> CharacterItem:
+def _make_item(row: CharacterRow, summary: Summary) -> CharacterItem:
     return CharacterItem(
         **msgspec.structs.asdict(summary),
         id=row.id,
@@ -328,8 +331,8 @@ def _item(row: StoredCharacterSummary, summary: Summary) -> CharacterItem:
     )
 
 
-def _view(
-    character: Character, card: Card, shown: ShownBook | None, *, has_avatar: bool
+def _make_view(
+    character: Character, card: Card, shown: BookView | None, *, has_avatar: bool
 ) -> CharacterView:
     whole = msgspec.structs.replace(card, character_book=shown.book if shown else None)
     return CharacterView(

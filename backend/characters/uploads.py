@@ -30,7 +30,7 @@ from multipart import (
 )
 
 from backend.characters.avatars import Picture
-from backend.characters.card_rows import ExportedFile
+from backend.characters.card_rows import FileDownload
 from backend.characters.cards.model import MAX_FILE_BYTES, MEGABYTE
 from backend.errors import BadRequestError, UnsupportedMediaTypeError, ValidationError
 
@@ -73,7 +73,7 @@ async def read_upload(request: AnyRequest) -> Upload:
     if media_type != MULTIPART:
         raise UnsupportedMediaTypeError(f"Send a form ({MULTIPART}) with a part named `{FIELD}`.")
     try:
-        parts = await _parts(request.stream(), options.get("boundary", ""))
+        parts = await _read_parts(request.stream(), options.get("boundary", ""))
     except MultipartError as error:
         raise BadRequestError("The form is malformed or truncated.") from error
     files = [part for part in parts if part.name == FIELD]
@@ -103,7 +103,7 @@ async def read_image(request: AnyRequest) -> bytes:
     return await read_file(request)
 
 
-async def _parts(stream: AsyncIterator[bytes], boundary: str) -> list[Upload]:
+async def _read_parts(stream: AsyncIterator[bytes], boundary: str) -> list[Upload]:
     """Every part named `file` or `name`, in order; their own names are in `name`."""
     found: list[Upload] = []
     pieces: list[bytes] = []
@@ -129,7 +129,7 @@ class FileOperation(Operation):
 
     def __post_init__(self) -> None:
         """Set the request's body."""
-        self.request_body = RequestBody(content={MULTIPART: _form()}, required=True)
+        self.request_body = RequestBody(content={MULTIPART: _make_form_type()}, required=True)
 
 
 @dataclass
@@ -138,7 +138,9 @@ class NamedFileOperation(Operation):
 
     def __post_init__(self) -> None:
         """Set the request's body."""
-        self.request_body = RequestBody(content={MULTIPART: _form(named=True)}, required=True)
+        self.request_body = RequestBody(
+            content={MULTIPART: _make_form_type(named=True)}, required=True
+        )
 
 
 @dataclass
@@ -147,41 +149,45 @@ class ImageOperation(Operation):
 
     def __post_init__(self) -> None:
         """Set the request's body."""
-        images = {kind: OpenAPIMediaType(schema=_binary()) for kind in IMAGE_TYPES}
-        self.request_body = RequestBody(content={MULTIPART: _form(), **images}, required=True)
+        images = {kind: OpenAPIMediaType(schema=_make_binary_schema()) for kind in IMAGE_TYPES}
+        self.request_body = RequestBody(
+            content={MULTIPART: _make_form_type(), **images}, required=True
+        )
 
 
-def _form(*, named: bool = False) -> OpenAPIMediaType:
+def _make_form_type(*, named: bool = False) -> OpenAPIMediaType:
     name = {NAME_FIELD: Schema(type=OpenAPIType.STRING)} if named else {}
     return OpenAPIMediaType(
         schema=Schema(
-            type=OpenAPIType.OBJECT, properties={FIELD: _binary(), **name}, required=[FIELD]
+            type=OpenAPIType.OBJECT,
+            properties={FIELD: _make_binary_schema(), **name},
+            required=[FIELD],
         )
     )
 
 
-def _binary() -> Schema:
+def _make_binary_schema() -> Schema:
     return Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY)
 
 
 _NOSNIFF = {"X-Content-Type-Options": "nosniff"}
 
 
-def picture_answer(request: Request[Any, Any, Any], picture: Picture) -> Response[bytes]:
+def make_picture_response(request: Request[Any, Any, Any], picture: Picture) -> Response[bytes]:
     """A picture that a browser may keep, and asks about before it shows it again; else 304."""
     tag = f'"{picture.tag}"'
     headers = {"ETag": tag, "Cache-Control": "private, no-cache", **_NOSNIFF}
-    known = {part.strip().removeprefix("W/") for part in _known(request).split(",")}
+    known = {part.strip().removeprefix("W/") for part in _get_known_tags(request).split(",")}
     if tag in known or "*" in known:
         return Response(b"", status_code=HTTP_304_NOT_MODIFIED, headers=headers)
     return Response(picture.data, media_type=picture.media_type, headers=headers)
 
 
-def file_answer(file: ExportedFile) -> Response[bytes]:
+def make_file_response(file: FileDownload) -> Response[bytes]:
     """A file that a browser saves and does not show."""
     headers = {"Content-Disposition": file.disposition, **_NOSNIFF}
     return Response(file.data, media_type=file.media_type, headers=headers)
 
 
-def _known(request: Request[Any, Any, Any]) -> str:
+def _get_known_tags(request: Request[Any, Any, Any]) -> str:
     return request.headers.get("if-none-match", "")

@@ -1,6 +1,6 @@
-"""Rows of messages, made: from a draft, or as copies of others; and the scenes that they open.
+"""Build rows of messages, from drafts or as copies, and assign messages to scenes.
 
-A scene is a stretch of the story that belongs together, found without asking a model.
+A scene is a coherent section of the story. Scenes are found without a model.
 """
 
 from __future__ import annotations
@@ -27,29 +27,28 @@ from backend.database.base import new_id, now
 from backend.generation.model import Role
 from backend.vault.sealing import Column, Sealer
 
-SCENE_PAUSE = timedelta(hours=4)
-"""Who comes back after so long begins another session, and with it a scene."""
+MAX_SCENE_PAUSE = timedelta(hours=4)
+"""A message after a longer pause begins a new scene."""
 
-SCENE_LENGTH = 40
-"""Messages in a scene at most."""
+MAX_SCENE_MESSAGES = 40
 
-_SIGN = r"[*_~=\-–—#•·]"  # noqa: RUF001  # dashes of every length
+_SEPARATOR = r"[*_~=\-–—#•·]"  # noqa: RUF001  # dashes of every length
 _MARKER = re.compile(
-    rf"\s*+(?:(?:{_SIGN}\s*+){{2}}(?>(?:{_SIGN}[^\S\n]*+)+)(?:\n|\Z)"
+    rf"\s*+(?:(?:{_SEPARATOR}\s*+){{2}}(?>(?:{_SEPARATOR}[^\S\n]*+)+)(?:\n|\Z)"
     r"|#{0,6}+\s*+[*_]*+(?:chapter|scene|act|part)\s++\w)",
     re.IGNORECASE,
 )
-"""A line of stars or dashes, or a heading such as `Chapter 3`, at the head of a message.
+"""A line of stars or dashes, or a heading such as `Chapter 3`, at the start of a message.
 
-Nothing in it gives back what it took, so that a message of blanks costs no more than another.
+The quantifiers are possessive, so that a long run of white space is read once.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDraft:
-    """A message before it has a place in a tree.
+    """A message that has no place in a tree yet.
 
-    `typed` is the text before its macros were expanded; None if there were none.
+    `typed` is the text before macro expansion, or None if it had no macros.
     """
 
     role: Role
@@ -61,7 +60,7 @@ class MessageDraft:
     status: MessageStatus = "complete"
 
 
-COPIED_COLUMNS = (
+SEALED_COLUMNS = (
     MESSAGE_AUTHOR,
     MESSAGE_CONTENT,
     MESSAGE_TYPED,
@@ -70,10 +69,10 @@ COPIED_COLUMNS = (
 )
 
 
-def sealed_draft(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> dict[str, Any]:
-    """The columns of a message, sealed and counted; `tree.attach` gives it its place.
+def seal_draft(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> dict[str, Any]:
+    """Return the columns of a message, sealed and counted. `tree.attach_message` sets its place.
 
-    Some milliseconds where it is long. They are plain values, so that a thread may make them.
+    Takes some milliseconds if the text is long. The values are plain, so a thread may build them.
     """
     message_id, at = new_id(), now()
     tokens = unit.count(draft.author, draft.text)
@@ -96,21 +95,21 @@ def sealed_draft(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> dic
     }
 
 
-def draft_message(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> Message:
-    """A short message's row, sealed and counted."""
-    return Message(**sealed_draft(sealer, draft, unit=unit))
+def make_message(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> Message:
+    """Build the row of a short message, sealed and counted."""
+    return Message(**seal_draft(sealer, draft, unit=unit))
 
 
-def copied_row(sealer: Sealer, row: Any, chat_id: UUID, copied: dict[UUID, UUID]) -> dict[str, Any]:
-    """The columns of a message's copy for another chat: a new id, sealed anew, active.
+def copy_row(sealer: Sealer, row: Any, chat_id: UUID, copied: dict[UUID, UUID]) -> dict[str, Any]:
+    """Return the columns of a message's copy for another chat, with a new id and sealed again.
 
-    `row` has all columns. Messages come in the order of their path, from its root: `copied` leads
-    from each to its copy, so far.
+    `row` has all columns. Call it for each message of the path, from the root down. `copied` maps
+    messages to their copies and is extended.
     """
     copy_id = copied[row.id] = new_id()
     sealed = {
-        column.name: resealed(sealer, column, row.id, getattr(row, column.name), copy_id)
-        for column in COPIED_COLUMNS
+        column.name: reseal(sealer, column, row.id, getattr(row, column.name), copy_id)
+        for column in SEALED_COLUMNS
     }
     return {
         **row._asdict(),
@@ -125,32 +124,32 @@ def copied_row(sealer: Sealer, row: Any, chat_id: UUID, copied: dict[UUID, UUID]
     }
 
 
-def resealed(
+def reseal(
     sealer: Sealer, column: Column, row_id: UUID, blob: bytes | None, copy_id: UUID
 ) -> bytes | None:
-    """A sealed value of one row, sealed for its copy."""
+    """Seal a value again for a copy of its row."""
     if blob is None:
         return None
     return sealer.seal_bytes(column, copy_id, sealer.open_bytes(column, row_id, blob))
 
 
 def opens_scene(text: str) -> bool:
-    """Whether a message begins with the mark of a new scene."""
+    """True if a message begins with the mark of a new scene."""
     return _MARKER.match(text) is not None
 
 
 def place_in_scene(message: Message, parent: Message | None) -> None:
-    """Give a message its scene: its parent's, or one of its own.
+    """Assign a message to its parent's scene, or to a new one.
 
-    A scene begins with the first message, after a pause, after `SCENE_LENGTH` messages, and where
-    the text says so (`scene_id` is the message's own id then, as `sealed_draft` leaves it).
+    A new scene begins with the first message, after a pause, after `MAX_SCENE_MESSAGES` messages,
+    and at a mark in the text. For a mark, `seal_draft` has set `scene_id` to the message's own id.
     """
     goes_on = (
         message.scene_id != message.id
         and parent is not None
         and parent.scene_id is not None
-        and parent.scene_place + 1 < SCENE_LENGTH
-        and message.created_at - parent.created_at <= SCENE_PAUSE
+        and parent.scene_place + 1 < MAX_SCENE_MESSAGES
+        and message.created_at - parent.created_at <= MAX_SCENE_PAUSE
     )
     if goes_on and parent is not None:
         message.scene_id, message.scene_place = parent.scene_id, parent.scene_place + 1

@@ -118,7 +118,7 @@ class MessageSource(TableSource):
         return found
 
 
-async def windows_below(session: AsyncSession, message_id: UUID) -> list[UUID]:
+async def find_windows_below(session: AsyncSession, message_id: UUID) -> list[UUID]:
     """Return the messages below one, on all branches, whose windows contain its text."""
     found: list[UUID] = []
     level: Sequence[UUID] = [message_id]

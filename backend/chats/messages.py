@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.chats import repository, tree
-from backend.chats.drafts import MessageDraft, sealed_draft
+from backend.chats.drafts import MessageDraft, seal_draft
 from backend.chats.errors import (
     EmptyMessageError,
     MessageBusyError,
@@ -20,7 +20,7 @@ from backend.chats.errors import (
     NotOnlyThoughtsError,
 )
 from backend.chats.events import AudienceChanged, MessageShown, check_audience, notify_path_moved
-from backend.chats.index_source import windows_below
+from backend.chats.index_source import find_windows_below
 from backend.chats.models import (
     MESSAGE_AUTHOR,
     MESSAGE_CONTENT,
@@ -32,7 +32,7 @@ from backend.chats.models import (
     decode_notices,
 )
 from backend.chats.schemas import Deleted, MessagePage, MessageView
-from backend.chats.speaker_labels import without_label
+from backend.chats.speaker_labels import remove_label
 from backend.chats.token_counting import CountUnit
 from backend.core.audience import Audience, decode_audience, encode_audience
 from backend.core.cpu_pool import CpuPool
@@ -49,7 +49,7 @@ from backend.vault.sealing import OVERHEAD, Sealer
 MAX_POSITION = 2**31 - 1
 """What the column holds; a client may ask for anything."""
 
-ATTEMPTS = 5
+MAX_ATTEMPTS = 5
 """How often an edit is counted again because its chat's unit changed meanwhile."""
 
 
@@ -125,7 +125,7 @@ class MessageService:
             before = min(max(before, 0), MAX_POSITION)
         async with self._database.read() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
-            rows = await repository.active_page(session, chat.id, before=before, limit=limit)
+            rows = await repository.list_active_page(session, chat.id, before=before, limit=limit)
             items = await view_messages(session, identity.sealer, rows)
         await self._scripts.show(identity, items)
         more = bool(rows) and rows[0].position > 0
@@ -154,7 +154,7 @@ class MessageService:
     async def activate(self, identity: Identity, message_id: UUID, *, follow: bool) -> MessageView:
         """Lead the active path through a message. Raises `MessageNotFoundError`."""
         async with self._database.write() as session:
-            message, chat = await repository.locked_message(
+            message, chat = await repository.lock_message(
                 session, message_id, owner_id=identity.user_id
             )
             leaf = await tree.find_last_leaf(session, message.id) if follow else message.id
@@ -205,16 +205,16 @@ class MessageService:
             character_id=message.character_id,
             persona_id=message.persona_id,
         )
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             unit = chat.count_unit
             # Before the transaction: no one who writes waits for a thread.
             sealed = await self._pool.run(
                 owner_id,
-                partial(sealed_draft, sealer, draft, unit=CountUnit.parse(unit)),
+                partial(seal_draft, sealer, draft, unit=CountUnit.parse(unit)),
                 size=len(text),
             )
             async with self._database.write() as session:
-                message, chat = await repository.locked_message(
+                message, chat = await repository.lock_message(
                     session, message_id, owner_id=identity.user_id
                 )
                 if message.status == "streaming":
@@ -244,7 +244,7 @@ class MessageService:
         without text.
         """
         async with self._database.write() as session:
-            message, chat = await repository.locked_message(
+            message, chat = await repository.lock_message(
                 session, message_id, owner_id=identity.user_id
             )
             if message.hidden and not hidden and not _has_text(message):
@@ -266,27 +266,27 @@ class MessageService:
             message = await repository.get_message(session, message_id, owner_id=owner_id)
             chat = await repository.get_chat(session, message.chat_id, owner_id=owner_id)
         author = sealer.open(MESSAGE_AUTHOR, message.id, message.sealed_author)
-        thoughts = _only_thoughts(sealer, message)
+        thoughts = _get_thoughts(sealer, message)
         text = await self._scripts.run_stored(
             identity,
             chat.id,
             role=message.role,
             character_id=message.character_id,
-            text=without_label(thoughts, author) or thoughts,
+            text=remove_label(thoughts, author) or thoughts,
             is_edit=False,
         )
         text = text if text.strip() else thoughts
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             unit = chat.count_unit
             # Before the transaction: no one who writes waits for a thread.
             tokens = await self._pool.run(
                 owner_id, partial(CountUnit.parse(unit).count, author, text), size=len(text)
             )
             async with self._database.write() as session:
-                message, chat = await repository.locked_message(
+                message, chat = await repository.lock_message(
                     session, message_id, owner_id=owner_id
                 )
-                if _only_thoughts(sealer, message) != thoughts:
+                if _get_thoughts(sealer, message) != thoughts:
                     raise ConflictError("The reply's thoughts have changed. Read it again.")
                 if chat.count_unit != unit:
                     continue
@@ -296,7 +296,7 @@ class MessageService:
                 message.updated_at = now()
                 await tree.set_tokens(session, message, tokens)
                 await self._set_hidden(session, identity, chat, message, hidden=False)
-                below = await windows_below(session, message.id)
+                below = await find_windows_below(session, message.id)
                 await self._changed(session, identity, chat, [message.id, *below])
             return await self.get(identity, message_id)
         raise ConflictError("The chat's tokens are being recounted. Send the request again.")
@@ -309,7 +309,7 @@ class MessageService:
         Raises `MessageNotFoundError`, `MessageBusyError`, `ValidationError`.
         """
         async with self._database.write() as session:
-            message, chat = await repository.locked_message(
+            message, chat = await repository.lock_message(
                 session, message_id, owner_id=identity.user_id
             )
             if message.status == "streaming":
@@ -323,14 +323,14 @@ class MessageService:
                 await session.flush()
                 for part in self._participants.find_handlers(AudienceChanged):
                     await part.audience_changed(session, identity, message, before=before)
-                below = await windows_below(session, message.id)
+                below = await find_windows_below(session, message.id)
                 await self._changed(session, identity, chat, [message.id, *below])
         return await self.get(identity, message_id)
 
     async def delete(self, identity: Identity, message_id: UUID) -> Deleted:
         """Delete a message and all below it. Raises `MessageNotFoundError`, `MessageBusyError`."""
         async with self._database.write() as session:
-            message, chat = await repository.locked_message(
+            message, chat = await repository.lock_message(
                 session, message_id, owner_id=identity.user_id
             )
             if await repository.is_streaming_below(session, message):
@@ -373,7 +373,7 @@ def _has_text(message: Message) -> bool:
     return len(message.sealed_content) > OVERHEAD
 
 
-def _only_thoughts(sealer: Sealer, message: Message) -> str:
+def _get_thoughts(sealer: Sealer, message: Message) -> str:
     """The thoughts of a message without text. Raises as `MessageService.use_thoughts`."""
     if message.status == "streaming":
         raise MessageBusyError("Stop it first, or wait until it is finished.")
@@ -388,11 +388,11 @@ async def view_messages(
     session: AsyncSession, sealer: Sealer, rows: Sequence[Message]
 ) -> list[MessageView]:
     """Messages of one chat as the API shows them."""
-    places = await repository.sibling_places(session, rows)
-    return [_view(sealer, row, *places[row.id]) for row in rows]
+    places = await repository.number_siblings(session, rows)
+    return [_make_view(sealer, row, *places[row.id]) for row in rows]
 
 
-def _view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> MessageView:
+def _make_view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> MessageView:
     thinking = row.sealed_thinking
     return make_struct(
         MessageView,
@@ -401,7 +401,7 @@ def _view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> Mes
         text=sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
         thinking=sealer.open(MESSAGE_THINKING, row.id, thinking) if thinking else None,
         typed=sealer.open(MESSAGE_TYPED, row.id, row.sealed_typed) if row.sealed_typed else None,
-        injected_context=_injected_text(sealer, row),
+        injected_context=_open_injected_text(sealer, row),
         audience=decode_audience(row.audience),
         notices=decode_notices(row.notices),
         sibling=sibling,
@@ -411,7 +411,7 @@ def _view(sealer: Sealer, row: Message, sibling: int, sibling_count: int) -> Mes
     )
 
 
-def _injected_text(sealer: Sealer, row: Message) -> str | None:
+def _open_injected_text(sealer: Sealer, row: Message) -> str | None:
     if row.sealed_injected_context is None:
         return None
     data = sealer.open_bytes(MESSAGE_CONTEXT, row.id, row.sealed_injected_context)

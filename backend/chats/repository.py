@@ -21,7 +21,7 @@ from backend.core.audience import GM, PUBLIC, Viewpoint, filter_known_to
 from backend.database.base import split_chunks
 from backend.generation.model import Role
 
-PAGE = 500
+PAGE_SIZE = 500
 """Rows that are made of what a driver gives at a time."""
 
 
@@ -59,7 +59,7 @@ _ACTIVE = (
 _ACTIVE_AND_SHOWN = _ACTIVE.where(~Message.hidden)
 """What every turn reads is built once: building a statement costs more than running it."""
 
-FOREVER = 2**31 - 1
+MAX_POSITION = 2**31 - 1
 """A position that no path reaches."""
 
 
@@ -98,7 +98,7 @@ async def lock_trees(session: AsyncSession, chat_ids: Iterable[UUID]) -> None:
     )
 
 
-async def leaf_position(session: AsyncSession, chat: Chat) -> int | None:
+async def find_leaf_position(session: AsyncSession, chat: Chat) -> int | None:
     """Where a chat's path ends; None while it has no messages."""
     return await session.scalar(select(Message.position).where(Message.id == chat.leaf_id))
 
@@ -111,7 +111,7 @@ async def get_message(session: AsyncSession, message_id: UUID, *, owner_id: UUID
     return message
 
 
-async def locked_message(
+async def lock_message(
     session: AsyncSession, message_id: UUID, *, owner_id: UUID
 ) -> tuple[Message, Chat]:
     """A message, read once nobody else is changing its chat's tree. Raises as `get_message`."""
@@ -122,7 +122,9 @@ async def locked_message(
     return await get_message(session, message_id, owner_id=owner_id), chat
 
 
-async def character_ids(session: AsyncSession, chat_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:
+async def list_character_ids(
+    session: AsyncSession, chat_ids: Sequence[UUID]
+) -> dict[UUID, list[UUID]]:
     """Who takes part in each chat, in order."""
     rows = await session.execute(_CAST, {"chat_ids": chat_ids})
     found: dict[UUID, list[UUID]] = defaultdict(list)
@@ -131,7 +133,7 @@ async def character_ids(session: AsyncSession, chat_ids: Sequence[UUID]) -> dict
     return found
 
 
-async def active_page(
+async def list_active_page(
     session: AsyncSession,
     chat_id: UUID,
     *,
@@ -144,12 +146,12 @@ async def active_page(
     query = _ACTIVE if with_hidden else _ACTIVE_AND_SHOWN
     if viewpoint != GM:
         query = query.where(filter_known_to(viewpoint, Message.audience))
-    end = FOREVER if before is None else before
+    end = MAX_POSITION if before is None else before
     found = await session.scalars(query, {"chat_id": chat_id, "before": end, "limit": limit})
     return list(found)[::-1]
 
 
-async def sibling_places(
+async def number_siblings(
     session: AsyncSession, messages: Sequence[Message]
 ) -> dict[UUID, tuple[int, int]]:
     """For each of a chat's messages its place among its siblings, from 1, and how many they are.
@@ -159,17 +161,17 @@ async def sibling_places(
     if not messages:
         return {}
     parents = {row.parent_id for row in messages}
-    query = _places(roots=None in parents, others=bool(parents - {None}))
+    query = _select_sibling_numbers(roots=None in parents, others=bool(parents - {None}))
     family = {"chat_id": messages[0].chat_id, "parents": list(parents - {None})}
     found: dict[UUID, tuple[int, int]] = {}
-    for ids in split_chunks([row.id for row in messages], PAGE):
+    for ids in split_chunks([row.id for row in messages], PAGE_SIZE):
         rows = await session.execute(query, {**family, "ids": ids})
         found |= {row.id: (row.place, row.count) for row in rows}
     return found
 
 
 @cache
-def _places(*, roots: bool, others: bool) -> Select[*tuple[Any, ...]]:
+def _select_sibling_numbers(*, roots: bool, others: bool) -> Select[*tuple[Any, ...]]:
     """The places of messages among their siblings: of a chat's roots, of the children of others."""
     place = func.row_number().over(partition_by=Message.parent_id, order_by=Message.id)
     count = func.count().over(partition_by=Message.parent_id)
@@ -193,7 +195,7 @@ async def count_chats(session: AsyncSession, owner_id: UUID) -> int:
     return await session.scalar(query) or 0
 
 
-async def count_said(session: AsyncSession, leaf: Message, role: Role) -> int:
+async def count_messages(session: AsyncSession, leaf: Message, role: Role) -> int:
     """How many messages of a role there are on the active path, down to and with `leaf`."""
     query = select(func.count()).where(
         Message.chat_id == leaf.chat_id,
@@ -204,7 +206,7 @@ async def count_said(session: AsyncSession, leaf: Message, role: Role) -> int:
     return await session.scalar(query) or 0
 
 
-async def has_said(session: AsyncSession, leaf: Message, role: Role) -> bool:
+async def has_message(session: AsyncSession, leaf: Message, role: Role) -> bool:
     """Whether there is a message of a role on the active path, down to and with `leaf`."""
     query = select(Message.id).where(
         Message.chat_id == leaf.chat_id,
@@ -229,7 +231,7 @@ _ROUND_STARTS = (
 )
 
 
-async def round_starts(
+async def list_round_starts(
     session: AsyncSession, leaf: Message, *, limit: int, viewpoint: Viewpoint = GM
 ) -> list[int]:
     """Stored tokens from the root to where each of the last rounds begins, the last one first.
@@ -243,7 +245,7 @@ async def round_starts(
     return list(await session.scalars(query, asked))
 
 
-_LIMITED = (
+_RESTRICTED = (
     select(Message.path_tokens - Message.tokens, Message.tokens)
     .where(
         Message.chat_id == bindparam("chat"),
@@ -256,18 +258,18 @@ _LIMITED = (
 )
 
 
-async def list_unknown_lines(
+async def list_unknown_messages(
     session: AsyncSession, leaf: Message, viewpoint: Viewpoint
 ) -> Sequence[tuple[int, int]]:
     """Lines down to `leaf` that a viewpoint may not know: (stored tokens before it, its own)."""
     if viewpoint == GM:
         return []
-    query = _LIMITED.where(~filter_known_to(viewpoint, Message.audience))
+    query = _RESTRICTED.where(~filter_known_to(viewpoint, Message.audience))
     rows = await session.execute(query, {"chat": leaf.chat_id, "leaf": leaf.position})
     return [(before, tokens) for before, tokens in rows]
 
 
-async def greeting_number(session: AsyncSession, chat_id: UUID) -> int | None:
+async def find_greeting_number(session: AsyncSession, chat_id: UUID) -> int | None:
     """Which of its first messages a chat was opened with, from 0; None for an empty chat."""
     query = (
         select(Message.is_active)
@@ -278,14 +280,14 @@ async def greeting_number(session: AsyncSession, chat_id: UUID) -> int | None:
     return flags.index(True) if True in flags else None
 
 
-async def path_to(session: AsyncSession, message: Message) -> list[Message]:
+async def list_path(session: AsyncSession, message: Message) -> list[Message]:
     """A message and its ancestors, from the root down."""
     climb = make_ancestors(message.id)
     query = select(Message).join(climb, climb.c.id == Message.id).order_by(Message.position)
     return list(await session.scalars(query))
 
 
-async def path_pages(session: AsyncSession, message: Message) -> AsyncIterator[Sequence[Any]]:
+async def stream_path(session: AsyncSession, message: Message) -> AsyncIterator[Sequence[Any]]:
     """All columns of a message and of its ancestors, from the root down, some hundred at a time.
 
     Nothing else is asked of the session until the last page has come.
@@ -293,7 +295,7 @@ async def path_pages(session: AsyncSession, message: Message) -> AsyncIterator[S
     climb = make_ancestors(message.id)
     is_on_it = climb.c.id == Message.id
     query = select(Message.__table__).join(climb, is_on_it).order_by(Message.position)
-    result = await session.stream(query.execution_options(yield_per=PAGE))
+    result = await session.stream(query.execution_options(yield_per=PAGE_SIZE))
     async for page in result.partitions():
         yield page
 
@@ -311,7 +313,7 @@ async def is_streaming_below(session: AsyncSession, message: Message) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class SealedHistory:
+class HistoryColumns:
     """What the prompt builder needs of a stretch of messages: columns of one length.
 
     What the first ones say may be `opened` already: `sealed_contents` are those of the others.
@@ -330,7 +332,7 @@ class SealedHistory:
     opened: Sequence[str] = ()
 
 
-_BEHIND = and_(
+_IS_AFTER = and_(
     Message.chat_id == bindparam("chat_id"),
     Message.is_active,
     Message.path_tokens > bindparam("from_sum"),
@@ -338,12 +340,12 @@ _BEHIND = and_(
 )
 
 
-def _lines(*columns: InstrumentedAttribute[Any]) -> Select[*tuple[Any, ...]]:
+def _select_messages(*columns: InstrumentedAttribute[Any]) -> Select[*tuple[Any, ...]]:
     # `+ 0` keeps PostgreSQL from reading all of the path by the index on positions.
     # Without a type SQLAlchemy hands on what the driver gives, untouched.
     return (
         select(*(type_coerce(column, NullType()) for column in columns))
-        .where(_BEHIND, Message.position + 0 <= bindparam("to_position"), ~Message.hidden)
+        .where(_IS_AFTER, Message.position + 0 <= bindparam("to_position"), ~Message.hidden)
         .order_by(Message.path_tokens)
     )
 
@@ -356,17 +358,17 @@ _COLUMNS = (
     Message.audience,
     Message.sealed_content,
 )
-_LINES = _lines(*_COLUMNS)
-_LINES_WITH_AUTHORS = _lines(*_COLUMNS, Message.sealed_author)
-_FIRST_BEHIND = select(Message.position).where(_BEHIND).order_by(Message.path_tokens).limit(1)
+_MESSAGES = _select_messages(*_COLUMNS)
+_MESSAGES_WITH_AUTHORS = _select_messages(*_COLUMNS, Message.sealed_author)
+_FIRST_AFTER = select(Message.position).where(_IS_AFTER).order_by(Message.path_tokens).limit(1)
 
 
-async def first_behind(session: AsyncSession, chat_id: UUID, *, from_sum: int) -> int | None:
+async def find_first_after(session: AsyncSession, chat_id: UUID, *, from_sum: int) -> int | None:
     """Position of the first line of the active path that stands wholly behind `from_sum` tokens."""
-    return await session.scalar(_FIRST_BEHIND, {"chat_id": chat_id, "from_sum": from_sum})
+    return await session.scalar(_FIRST_AFTER, {"chat_id": chat_id, "from_sum": from_sum})
 
 
-async def active_lines(
+async def load_active_messages(
     session: AsyncSession,
     chat_id: UUID,
     *,
@@ -374,21 +376,21 @@ async def active_lines(
     to_position: int,
     authors: bool,
     viewpoint: Viewpoint = GM,
-) -> SealedHistory:
+) -> HistoryColumns:
     """The active path's lines that stand wholly behind `from_sum` tokens from the root.
 
     Up to and with `to_position`, oldest first, without hidden ones and those that the viewpoint
     may not know: one range on an index.
     `authors` are read only where they are asked for.
     """
-    query = _LINES_WITH_AUTHORS if authors else _LINES
+    query = _MESSAGES_WITH_AUTHORS if authors else _MESSAGES
     if viewpoint != GM:
         query = query.where(filter_known_to(viewpoint, Message.audience))
     values = {"chat_id": chat_id, "from_sum": from_sum, "to_position": to_position}
     rows = (await session.execute(query, values)).all()
     if not rows:
-        return SealedHistory()
+        return HistoryColumns()
     ids, *rest = ([row[place] for row in rows] for place in range(len(rows[0])))
     # SQLite's driver gives bytes, PostgreSQL's a UUID.
     raw = ids if isinstance(ids[0], bytes) else [each.bytes for each in ids]
-    return SealedHistory(raw, *rest)
+    return HistoryColumns(raw, *rest)

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import check_budgets, decode_settings, find_named_models
 from backend.chats import repository, tree
-from backend.chats.drafts import MessageDraft, copied_row, resealed, sealed_draft
+from backend.chats.drafts import MessageDraft, copy_row, reseal, seal_draft
 from backend.chats.errors import MessageBusyError
 from backend.chats.events import (
     CampaignChosen,
@@ -54,7 +54,7 @@ from backend.settings import Settings
 from backend.vault.sealing import Sealer
 
 
-def effective_model(
+def choose_chat_model(
     models: ModelRegistry,
     identity: Identity,
     settings: ChatSettings,
@@ -80,7 +80,7 @@ def effective_model(
     return spec, sampling
 
 
-def counting_spec(models: ModelRegistry, identity: Identity) -> ModelSpec:
+def choose_counting_model(models: ModelRegistry, identity: Identity) -> ModelSpec:
     """The model whose tokens a new chat is counted in: the account's, or any where that is gone.
 
     No model is asked for it, so that chats can be opened while none is there.
@@ -146,7 +146,7 @@ class ChatService:
         """
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)
-        spec = counting_spec(models, identity)
+        spec = choose_counting_model(models, identity)
         unit = CountUnit(best_tokenizer(spec.tokenizer), names=len(character_ids) > 1)
         chat_id = new_id()
         chat = Chat(
@@ -158,7 +158,7 @@ class ChatService:
         )
         drafts = await self._pool.run(
             identity.user_id,
-            lambda: [sealed_draft(identity.sealer, each, unit=unit) for each in greetings],
+            lambda: [seal_draft(identity.sealer, each, unit=unit) for each in greetings],
             size=sum(len(each.text) for each in greetings),
         )
         messages = [Message(**each) for each in drafts]
@@ -176,13 +176,13 @@ class ChatService:
                 await self._index.changed(
                     session, identity, kind="message", container_id=chat.id, source_ids=ids
                 )
-        return _view_of(identity.sealer, chat, list(character_ids))
+        return _make_view(identity.sealer, chat, list(character_ids))
 
     async def get(self, identity: Identity, chat_id: UUID) -> ChatView:
         """Raises `ChatNotFoundError`."""
         async with self._database.read() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
-            return await _view(session, identity.sealer, chat)
+            return await _load_view(session, identity.sealer, chat)
 
     async def list_chats(
         self, identity: Identity, *, limit: int, after: UUID | None, character_id: UUID | None
@@ -199,8 +199,8 @@ class ChatService:
         query = query.order_by(Chat.id.desc()).limit(limit + 1)
         async with self._database.read() as session:
             chats, following = make_page(list(await session.scalars(query)), limit)
-            members = await repository.character_ids(session, [chat.id for chat in chats])
-        items = [_view_of(identity.sealer, chat, members.get(chat.id, [])) for chat in chats]
+            members = await repository.list_character_ids(session, [chat.id for chat in chats])
+        items = [_make_view(identity.sealer, chat, members.get(chat.id, [])) for chat in chats]
         return Page(items=items, next=following)
 
     async def patch(
@@ -229,7 +229,7 @@ class ChatService:
             chat.revision += 1
             chat.updated_at = now()
             await session.flush()
-            return await _view(session, identity.sealer, chat)
+            return await _load_view(session, identity.sealer, chat)
 
     async def read_settings(self, identity: Identity, chat_id: UUID) -> tuple[ChatSettings, int]:
         """(settings, revision). Raises `ChatNotFoundError`."""
@@ -253,7 +253,7 @@ class ChatService:
             models = await self._user_models.of(session, identity.user, identity.sealer)
             # One that is gone keeps nothing else from being set.
             if (settings.model, settings.sampling) != (before.model, before.sampling):
-                effective_model(models, identity, settings)
+                choose_chat_model(models, identity, settings)
             # One that was deleted later may stay: only what is named now has to be there.
             if "preset_id" in patch and settings.preset_id is not None:
                 for part in self._participants.find_handlers(PresetChosen):
@@ -331,7 +331,7 @@ class ChatService:
             ]
         async with self._database.write() as session:
             source, message = await _find_fork_source(session, identity, chat_id, message_id)
-            members = await repository.character_ids(session, [source.id])
+            members = await repository.list_character_ids(session, [source.id])
             fork_id = new_id()
             fork = Chat(
                 id=fork_id,
@@ -341,10 +341,10 @@ class ChatService:
                     fork_id,
                     title or sealer.open(CHAT_TITLE, source.id, source.sealed_title),
                 ),
-                sealed_settings=resealed(
+                sealed_settings=reseal(
                     sealer, CHAT_SETTINGS, source.id, source.sealed_settings, fork_id
                 ),
-                sealed_variables=resealed(
+                sealed_variables=reseal(
                     sealer, CHAT_VARIABLES, source.id, source.sealed_variables, fork_id
                 ),
                 persona_id=source.persona_id,
@@ -364,7 +364,7 @@ class ChatService:
             for store in worlds:
                 await store(session, fork, copied)
             await self._index.changed(session, identity, kind="message", container_id=fork_id)
-            return await _view(session, sealer, fork)
+            return await _load_view(session, sealer, fork)
 
 
 async def _find_fork_source(
@@ -396,9 +396,9 @@ async def _copy_path(
     """Copy the path that ends at a message into another chat: each message's copy, by its id."""
     copied: dict[UUID, UUID] = {}
     rows: list[dict[str, Any]] = []
-    async for page in repository.path_pages(session, message):
+    async for page in repository.stream_path(session, message):
         opened = iterate_in_slices(page, lambda row: 2 * len(row.sealed_content))
-        rows += [copied_row(sealer, row, fork_id, copied) async for row in opened]
+        rows += [copy_row(sealer, row, fork_id, copied) async for row in opened]
     for part in split_chunks(rows, tree.INSERT_BATCH_SIZE):
         await session.execute(insert(Message), part)
     return copied
@@ -411,11 +411,11 @@ def _add_members(session: AsyncSession, chat_id: UUID, character_ids: Sequence[U
     )
 
 
-def _view_of(sealer: Sealer, chat: Chat, members: list[UUID]) -> ChatView:
+def _make_view(sealer: Sealer, chat: Chat, members: list[UUID]) -> ChatView:
     title = sealer.open(CHAT_TITLE, chat.id, chat.sealed_title)
     return make_struct(ChatView, chat, title=title, character_ids=members)
 
 
-async def _view(session: AsyncSession, sealer: Sealer, chat: Chat) -> ChatView:
-    members = await repository.character_ids(session, [chat.id])
-    return _view_of(sealer, chat, members.get(chat.id, []))
+async def _load_view(session: AsyncSession, sealer: Sealer, chat: Chat) -> ChatView:
+    members = await repository.list_character_ids(session, [chat.id])
+    return _make_view(sealer, chat, members.get(chat.id, []))

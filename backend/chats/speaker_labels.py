@@ -180,7 +180,7 @@ class SpeakerFilter:
             self._is_head = False
 
 
-def without_label(text: str, speaker: str) -> str:
+def remove_label(text: str, speaker: str) -> str:
     """Return a whole text without the speaker's label at its beginning."""
     speakers = SpeakerFilter(speaker)
     return speakers.feed(text) + speakers.close()

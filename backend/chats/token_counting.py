@@ -20,13 +20,13 @@ from backend.database.engine import Database
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.vault.sealing import Sealer
 
-NAMES = "+names"
+NAMES_SUFFIX = "+names"
 
-AT_ONCE = 100
+BATCH_SIZE = 100
 """Messages that are counted, or written, in one go."""
 
 
-def line_text(author: str, text: str, *, names: bool) -> str:
+def format_line(author: str, text: str, *, names: bool) -> str:
     """A message as the model gets it: its text, after its author's name where chats need names."""
     return f"{author}: {text}" if names and author else text
 
@@ -44,10 +44,10 @@ class CountUnit:
     @classmethod
     def parse(cls, text: str) -> CountUnit:
         """The unit that was stored."""
-        return cls(text.removesuffix(NAMES), text.endswith(NAMES))
+        return cls(text.removesuffix(NAMES_SUFFIX), text.endswith(NAMES_SUFFIX))
 
     def __str__(self) -> str:
-        return self.tokenizer + (NAMES if self.names else "")
+        return self.tokenizer + (NAMES_SUFFIX if self.names else "")
 
     def count(self, author: str, text: str) -> int:
         """Tokens of one message as it is sent."""
@@ -55,16 +55,16 @@ class CountUnit:
 
     def count_many(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """Tokens of many messages (author, text) as they are sent, in order."""
-        lines = [line_text(author, text, names=self.names) for author, text in messages]
+        lines = [format_line(author, text, names=self.names) for author, text in messages]
         counts = get_tokenizer(self.tokenizer).count_many(lines)
         return [count + MESSAGE_OVERHEAD for count in counts]
 
 
-class _SpokenError(Exception):
+class _ChatChangedError(Exception):
     """Something was said meanwhile."""
 
 
-async def recount(
+async def recount_chat(
     database: Database, pool: CpuPool, sealer: Sealer, chat_id: UUID, unit: CountUnit
 ) -> bool:
     """Count every message of a chat in another unit, sums and all, and note it on the chat.
@@ -77,12 +77,12 @@ async def recount(
     rows: Sequence[Any] = ()
     while True:
         async with database.read() as session:
-            rows = await _page(session, chat_id, _COUNTED, after=rows)
+            rows = await _load_page(session, chat_id, _COUNTED, after=rows)
         if not rows:
             break
         counted = await pool.run(
             sealer.user_id,
-            partial(_count, sealer, rows, unit),
+            partial(_count_rows, sealer, rows, unit),
             size=sum(len(row.sealed_content) for row in rows),
             is_job=True,
         )
@@ -90,13 +90,13 @@ async def recount(
             row.id: (row.updated_at, tokens) for row, tokens in zip(rows, counted, strict=True)
         }
     try:
-        await _store(database, chat_id, unit, counts)
-    except _SpokenError:
+        await _store_counts(database, chat_id, unit, counts)
+    except _ChatChangedError:
         return False
     return True
 
 
-def _count(sealer: Sealer, rows: Sequence[Any], unit: CountUnit) -> list[int]:
+def _count_rows(sealer: Sealer, rows: Sequence[Any], unit: CountUnit) -> list[int]:
     """Tokens of each message."""
     return [
         held.get(str(unit))
@@ -105,18 +105,18 @@ def _count(sealer: Sealer, rows: Sequence[Any], unit: CountUnit) -> list[int]:
             sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
         )
         for row in rows
-        for held in [_held(row)]
+        for held in [_read_counts(row)]
     ]
 
 
-def _held(row: Any) -> dict[str, int]:
+def _read_counts(row: Any) -> dict[str, int]:
     return msgspec.json.decode(row.token_counts, type=dict[str, int])
 
 
-async def _store(
+async def _store_counts(
     database: Database, chat_id: UUID, unit: CountUnit, counts: dict[UUID, tuple[datetime, int]]
 ) -> None:
-    """Raises `_SpokenError` where the messages are not those that were counted."""
+    """Raises `_ChatChangedError` where the messages are not those that were counted."""
     async with database.write() as session:
         chat = await session.get(Chat, chat_id, with_for_update=True)
         if chat is None:
@@ -124,14 +124,14 @@ async def _store(
         sums: dict[UUID | None, int] = {None: 0}
         rows: Sequence[Any] = ()
         # Parents come before what hangs below them.
-        while rows := await _page(session, chat_id, _SUMMED, after=rows):
+        while rows := await _load_page(session, chat_id, _SUMMED, after=rows):
             changes: list[dict[str, Any]] = []
             for row in rows:
                 changed_at, tokens = counts.get(row.id, (None, 0))
                 if row.status == "streaming" or changed_at != row.updated_at:
-                    raise _SpokenError
+                    raise _ChatChangedError
                 sums[row.id] = sums[row.parent_id] + (0 if row.hidden else tokens)
-                held = {**_held(row), str(unit): tokens}
+                held = {**_read_counts(row), str(unit): tokens}
                 changes.append(
                     {
                         "id": row.id,
@@ -144,7 +144,7 @@ async def _store(
         chat.count_unit = str(unit)
 
 
-async def _page(
+async def _load_page(
     session: AsyncSession,
     chat_id: UUID,
     columns: Sequence[InstrumentedAttribute[Any]],
@@ -157,7 +157,7 @@ async def _page(
         at, last = after[-1].position, after[-1].id
         is_below = or_(Message.position > at, Message.id > last)
         query = query.where(Message.position >= at, is_below)
-    query = query.order_by(Message.position, Message.id).limit(AT_ONCE)
+    query = query.order_by(Message.position, Message.id).limit(BATCH_SIZE)
     return (await session.execute(query)).all()
 
 

@@ -123,7 +123,7 @@ def write_log(
             above[row.id] = row.id
         else:
             above[row.id] = above[row.parent_id]
-    lines = [_line(sealer, row) for row in known]
+    lines = [_make_line(sealer, row) for row in known]
     for line in lines:
         line.parent_id = above[line.parent_id]
         if not is_whole:
@@ -139,7 +139,7 @@ def write_log(
     return msgspec.json.Encoder().encode_lines([head, *lines])
 
 
-def _line(sealer: Sealer, row: Any) -> LogLine:
+def _make_line(sealer: Sealer, row: Any) -> LogLine:
     check_stopped()
     thinking: bytes | None = row.sealed_thinking
     return LogLine(
@@ -171,11 +171,11 @@ def read_log(data: bytes) -> ChatLog:
     first, *rest = data.rstrip().split(b"\n")
     if len(rest) > MAX_MESSAGES:
         raise ValidationError(f"A chat file can contain at most {MAX_MESSAGES:,} messages.")
-    head = _decoded(_HEAD, first, 1)
+    head = _decode(_HEAD, first, 1)
     lines: list[LogLine] = []
     known: set[UUID] = set()
     for number, text in enumerate(rest, start=2):
-        line = _decoded(_LINE, text, number)
+        line = _decode(_LINE, text, number)
         if line.id in known:
             raise ValidationError(f"Line {number}: `id` is already used by an earlier message.")
         if line.parent_id is not None and line.parent_id not in known:
@@ -189,7 +189,7 @@ def read_log(data: bytes) -> ChatLog:
     return ChatLog(head, lines)
 
 
-def _decoded(decoder: msgspec.json.Decoder[LineT], text: bytes, number: int) -> LineT:
+def _decode(decoder: msgspec.json.Decoder[LineT], text: bytes, number: int) -> LineT:
     check_stopped()
     try:
         line = decoder.decode(text)
@@ -202,7 +202,7 @@ def _decoded(decoder: msgspec.json.Decoder[LineT], text: bytes, number: int) -> 
     return line
 
 
-def message_rows(
+def build_message_rows(
     sealer: Sealer,
     log: ChatLog,
     *,
@@ -224,7 +224,7 @@ def message_rows(
         people: Characters and personas that the owner has; others are forgotten.
     """
     active = log.path()
-    selected = _selected(log, active)
+    selected = _choose_selected(log, active)
     at: dict[UUID, tuple[int, int]] = {}
     rows: list[dict[str, Any]] = []
     for line in log.lines:
@@ -271,12 +271,12 @@ def message_rows(
     return rows
 
 
-def new_message_ids(log: ChatLog) -> dict[UUID, UUID]:
+def create_message_ids(log: ChatLog) -> dict[UUID, UUID]:
     """A new id for each message of a file; later messages get later ones."""
     return {line.id: new_id() for line in log.lines}
 
 
-def _selected(log: ChatLog, active: set[UUID]) -> set[UUID]:
+def _choose_selected(log: ChatLog, active: set[UUID]) -> set[UUID]:
     """Of the messages below each parent the one on the path, else the first that says so."""
     chosen = {line.parent_id: line.id for line in log.lines if line.id in active}
     for line in log.lines:

@@ -14,7 +14,7 @@ from backend.characters.uploads import (
     MAX_UPLOAD_BYTES,
     FileOperation,
     NamedFileOperation,
-    file_answer,
+    make_file_response,
     read_upload,
 )
 from backend.chats.errors import MessageNotFoundError
@@ -195,7 +195,7 @@ class ChronicleTransferController(Controller):
         """Export the chronicle with all its events in story order as JSON for import."""
         file = await chronicle_transfer.export(identity, chronicle_id)
         await activity.note(request, "exported", detail="chronicle")
-        return file_answer(file)
+        return make_file_response(file)
 
 
 def _add_etag(view: ChronicleView) -> Response[ChronicleView]:

@@ -16,7 +16,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.characters.card_rows import ExportedFile
+from backend.characters.card_rows import FileDownload
 from backend.characters.cards.model import check_file_size
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, CardLimitError
@@ -259,13 +259,13 @@ class ChronicleTransfer:
         self._outbox = outbox
         self._pool = pool
 
-    async def export(self, identity: Identity, chronicle_id: UUID) -> ExportedFile:
+    async def export(self, identity: Identity, chronicle_id: UUID) -> FileDownload:
         async with self._database.read() as session:
             chronicle = await get_chronicle(session, chronicle_id, owner_id=identity.user_id)
             fields = open_chronicle(identity.sealer, chronicle)
             events = await load_all_events(session, identity.sealer, chronicle_id)
         data = await self._pool.run(identity.user_id, partial(write_file, fields, events))
-        return ExportedFile(data, "application/json", fields.name, "json")
+        return FileDownload(data, "application/json", fields.name, "json")
 
     async def import_new(self, identity: Identity, data: bytes, name: str) -> ImportedChronicle:
         """Create a chronicle from a file with all its events, or nothing.

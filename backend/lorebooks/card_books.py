@@ -13,7 +13,7 @@ from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.characters.card_rows import ReadyBook, StoredBook
+from backend.characters.card_rows import LazyBook, PreparedBook
 from backend.characters.errors import CardError, CardLimitError
 from backend.characters.schemas import CardLorebook
 from backend.errors import ConflictError
@@ -45,7 +45,7 @@ class CardBookService:
         character_id: UUID,
         name: str,
         replaced: UUID | None,
-    ) -> ReadyBook:
+    ) -> PreparedBook:
         """Read a card's book. CPU-bound, no database. Raises `CardLimitError`, `CardError`."""
         with _as_card_errors():
             read = read_card_book(book, given_name=name)
@@ -56,7 +56,7 @@ class CardBookService:
             entry_count=len(rows.entries),
             mode=rows.fields.mode,
         )
-        return ReadyBook(summary, _shown(read), rows.warnings, partial(self._store, rows))
+        return PreparedBook(summary, _shown(read), rows.warnings, partial(self._store, rows))
 
     async def _store(self, rows: LoreRows, session: AsyncSession, identity: Identity) -> None:
         """Store the book for its character and replace an existing one.
@@ -94,14 +94,14 @@ class CardBookService:
 
     async def find(
         self, session: AsyncSession, identity: Identity, character_id: UUID
-    ) -> StoredBook | None:
+    ) -> LazyBook | None:
         book = await repository.find_book(
             session, Lorebook.character_id == character_id, owner_id=identity.user_id, source=True
         )
         if book is None:
             return None
         entries = await repository.load_sealed_entries(session, book.id, source=True)
-        return StoredBook(book.id, partial(card_book_object, identity.sealer, book, entries))
+        return LazyBook(book.id, partial(card_book_object, identity.sealer, book, entries))
 
     async def drop(self, session: AsyncSession, identity: Identity, character_id: UUID) -> None:
         book = await repository.find_book(

@@ -15,7 +15,7 @@ from backend.characters.uploads import (
     MAX_UPLOAD_BYTES,
     NamedFileOperation,
     Upload,
-    file_answer,
+    make_file_response,
     read_upload,
 )
 from backend.chats.errors import ChatNotFoundError
@@ -184,7 +184,7 @@ class LorebookController(Controller):
         """
         file = await lorebooks.export(identity, lorebook_id, file_format)
         await activity.note(request, "exported", detail="lorebook")
-        return file_answer(file)
+        return make_file_response(file)
 
 
 class LoreEntryController(Controller):

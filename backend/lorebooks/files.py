@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.characters.card_rows import ExportedFile
+from backend.characters.card_rows import FileDownload
 from backend.database.base import new_id, now
 from backend.lorebooks.entries import BookFields, LoreEntry
 from backend.lorebooks.errors import LoreFileError
@@ -125,7 +125,7 @@ async def insert_entries(session: AsyncSession, rows: Sequence[dict[str, Any]]) 
 
 def export_file(
     sealer: Sealer, book: Lorebook, entries: Sequence[SealedEntry], file_format: ExportFormat
-) -> ExportedFile:
+) -> FileDownload:
     """Export a book that was loaded with its source as indented JSON."""
     fields, source, opened = _open_all(sealer, book, entries)
     match file_format:
@@ -138,7 +138,7 @@ def export_file(
         case _:
             assert_never(file_format)
     data = msgspec.json.format(msgspec.json.encode(value), indent=2)
-    return ExportedFile(data, "application/json", fields.name, "json")
+    return FileDownload(data, "application/json", fields.name, "json")
 
 
 def card_book_object(

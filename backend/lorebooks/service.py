@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.idempotency import find_made_id, record_made
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import DEFAULT_LORE_MODE
-from backend.characters.card_rows import ExportedFile
+from backend.characters.card_rows import FileDownload
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import new_id
 from backend.database.engine import Database
@@ -176,7 +176,7 @@ class LorebookService:
 
     async def export(
         self, identity: Identity, book_id: UUID, file_format: ExportFormat
-    ) -> ExportedFile:
+    ) -> FileDownload:
         """Return a file that imports as the same book."""
         async with self._database.read() as session:
             book = await repository.get_book(

@@ -12,7 +12,7 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.activity import ActivityLog
 from backend.characters.cards.model import MEGABYTE
 from backend.characters.errors import CharacterNotFoundError
-from backend.characters.uploads import NamedFileOperation, file_answer, read_upload
+from backend.characters.uploads import NamedFileOperation, make_file_response, read_upload
 from backend.context.blocks import PresetFields
 from backend.errors import PreconditionFailedError
 from backend.http.schemas import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, make_etag
@@ -144,7 +144,7 @@ class PresetController(Controller):
         """
         file = await presets.export(identity, preset_id)
         await activity.note(request, "exported", detail="preset")
-        return file_answer(file)
+        return make_file_response(file)
 
 
 class CharacterPresetController(Controller):

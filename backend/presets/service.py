@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.characters.card_rows import ExportedFile
+from backend.characters.card_rows import FileDownload
 from backend.characters.repository import get_character
 from backend.context.blocks import PresetFields, check_blocks
 from backend.core.cpu_pool import CpuPool
@@ -143,7 +143,7 @@ class PresetService:
             await _add(session, row)
         return ImportedPreset(preset=_make_view(row, fields), warnings=warnings)
 
-    async def export(self, identity: Identity, preset_id: UUID) -> ExportedFile:
+    async def export(self, identity: Identity, preset_id: UUID) -> FileDownload:
         async with self._database.read() as session:
             row = await repository.get_preset(
                 session, preset_id, owner_id=identity.user_id, source=True
@@ -169,10 +169,10 @@ async def _add(session: AsyncSession, row: Preset) -> None:
     session.add(row)
 
 
-def _export(sealer: Sealer, row: Preset) -> ExportedFile:
+def _export(sealer: Sealer, row: Preset) -> FileDownload:
     fields = open_preset(sealer, row.id, row.sealed_preset)
     file = msgspec.json.encode(write_preset(fields, open_source(sealer, row)))
-    return ExportedFile(
+    return FileDownload(
         msgspec.json.format(file, indent=4), "application/json", fields.name, "json"
     )
 

@@ -135,7 +135,7 @@ async def find_last_recorded(
             Message.position > leaf.position - look_back,
         )
     else:
-        path = (await chats.path_to(session, leaf))[-look_back:]
+        path = (await chats.list_path(session, leaf))[-look_back:]
         query = query.where(Message.id.in_([row.id for row in path]))
     return await session.scalar(query)
 

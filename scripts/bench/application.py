@@ -19,7 +19,7 @@ from sqlalchemy import Select, and_, insert, or_, select
 
 from backend.accounts.auth.identity import Identity
 from backend.app import create_app
-from backend.chats.drafts import SCENE_LENGTH
+from backend.chats.drafts import MAX_SCENE_MESSAGES
 from backend.chats.models import CHAT_TITLE, MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.token_counting import CountUnit
 from backend.container import Services, build_services
@@ -141,7 +141,7 @@ async def make_chat(database: Database, identity: Identity, lines: Lines, messag
     ):
         message_id = new_id()
         total += tokens
-        scene_place = position % SCENE_LENGTH
+        scene_place = position % MAX_SCENE_MESSAGES
         rows.append(
             {
                 "id": message_id,

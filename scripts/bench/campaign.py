@@ -34,7 +34,7 @@ from backend.campaigns.names.mentions import NameIndex
 from backend.campaigns.play.table import Table
 from backend.campaigns.state.situations import SituationService
 from backend.chats import tree
-from backend.chats.drafts import MessageDraft, draft_message
+from backend.chats.drafts import MessageDraft, make_message
 from backend.chats.models import Chat, Message
 from backend.chats.token_counting import CountUnit
 from backend.core.logs import configure_logging
@@ -268,7 +268,7 @@ async def _add_two_replies(
         unit, made = CountUnit.parse(chat.count_unit), list[Message]()
         for text in ("One.", "Another."):
             draft = MessageDraft(role="assistant", author="Mara", text=text)
-            made.append(draft_message(identity.sealer, draft, unit=unit))
+            made.append(make_message(identity.sealer, draft, unit=unit))
             await tree.attach_message(session, chat, made[-1], parent=leaf)
         return made[0], made[1]
 

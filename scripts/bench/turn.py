@@ -145,7 +145,7 @@ async def measure_floor(name: DatabaseName, account: Account, chat_id: UUID, tur
         async with account.database.read() as session:
             chat = await session.get_one(Chat, chat_id)
             leaf = await session.get_one(Message, chat.leaf_id)
-            lines = await chats.active_lines(
+            lines = await chats.load_active_messages(
                 session,
                 chat_id,
                 from_sum=find_eviction_point(leaf.path_tokens, HISTORY_TOKENS),

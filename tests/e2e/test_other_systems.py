@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from backend.characters.pictures import placeholder_png
+from backend.characters.pictures import draw_placeholder
 from tests.e2e.test_crash import browser
 from tests.support.memory import API, preview
 from tests.support.process import environment, serving_installed, talekeeper
@@ -127,7 +127,7 @@ async def see_hostile_names_exported(ada: Account) -> None:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
         archive.writestr("card.json", card)
-        archive.writestr("assets/CON/aux.png", placeholder_png("Mara"))
+        archive.writestr("assets/CON/aux.png", draw_placeholder("Mara"))
     file = {"file": ("CON.charx", data.getvalue())}
     made = ok(await ada.client.post(f"{API}/characters/import", files=file), 201)["character"]
     for name in HOSTILE_NAMES:

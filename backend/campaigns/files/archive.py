@@ -27,7 +27,7 @@ from backend.campaigns.models import Actor
 from backend.campaigns.rules.registry import check_rules
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError
-from backend.chats.transfer import YEARS, ChatLog, new_message_ids, read_log
+from backend.chats.transfer import YEARS, ChatLog, create_message_ids, read_log
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.repository import StoryEvent
 from backend.chronicles.transfer import EventRecord, read_file, write_file
@@ -349,7 +349,7 @@ def _read_chats(files: Mapping[str, bytes]) -> tuple[list[ChatLog], dict[UUID, U
             raise CampaignFileError(f"{name}: {error.detail}") from error
         if any(line.id in ids for line in log.lines):
             raise CampaignFileError(f"{name} contains a message from another chat's file.")
-        ids |= new_message_ids(log)
+        ids |= create_message_ids(log)
         chats.append(log)
     return chats, ids
 

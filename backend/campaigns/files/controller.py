@@ -19,7 +19,7 @@ from backend.campaigns.files.transfer import CampaignTransfer, ExportFormat, Imp
 from backend.characters.uploads import (
     MAX_UPLOAD_BYTES,
     NamedFileOperation,
-    file_answer,
+    make_file_response,
     read_upload,
 )
 from backend.chronicles.errors import ChronicleFullError
@@ -91,4 +91,4 @@ class CampaignTransferController(Controller):
         seen = read_viewpoint(viewpoint)
         file = await campaign_transfer.export(identity, campaign_id, file_format, viewpoint=seen)
         await activity.note(request, "exported", detail="campaign")
-        return file_answer(file)
+        return make_file_response(file)

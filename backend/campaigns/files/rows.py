@@ -23,7 +23,7 @@ from backend.campaigns.ledger.store import build_item_row, read_state
 from backend.campaigns.models import OPERATIONS, Campaign
 from backend.chats.models import CHAT_TITLE
 from backend.chats.token_counting import CountUnit
-from backend.chats.transfer import ChatLog, message_rows
+from backend.chats.transfer import ChatLog, build_message_rows
 from backend.chronicles.repository import SourceMessage
 from backend.chronicles.transfer import IncomingEvent, incoming_event
 from backend.core.cpu_pool import check_stopped
@@ -60,7 +60,7 @@ def chat_rows(
 ) -> ChatRows:
     """The rows of a session. `people` are the characters and personas that its owner has."""
     chat_id, head = new_id(), log.head
-    rows = message_rows(
+    rows = build_message_rows(
         sealer,
         log,
         chat_id=chat_id,

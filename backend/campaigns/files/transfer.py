@@ -37,12 +37,12 @@ from backend.campaigns.ledger.records import build_campaign_views, open_campaign
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
 from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.state.viewpoints import check_viewpoint, filter_known_items
-from backend.characters.card_rows import ExportedFile
+from backend.characters.card_rows import FileDownload
 from backend.characters.cards.charx import pack
 from backend.characters.models import Character, Persona
 from backend.chats.models import Chat, ChatCharacter, Message
-from backend.chats.repository import character_ids
-from backend.chats.service import counting_spec
+from backend.chats.repository import list_character_ids
+from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
 from backend.chats.transfer import write_log
 from backend.chronicles.event_search import load_all_events
@@ -100,7 +100,7 @@ class CampaignTransfer:
         file_format: ExportFormat,
         *,
         viewpoint: Viewpoint = GM,
-    ) -> ExportedFile:
+    ) -> FileDownload:
         """A zip of a campaign, or of its texts that prompts of a player can contain.
 
         A player's zip has no ledger, and only events and lines that count now.
@@ -148,7 +148,7 @@ class CampaignTransfer:
             return pack(files, deflated=True)
 
         data = await self._pool.run(identity.user_id, write)
-        return ExportedFile(data, "application/zip", fields.name, "zip")
+        return FileDownload(data, "application/zip", fields.name, "zip")
 
     async def import_new(self, identity: Identity, data: bytes, name: str) -> ImportedCampaign:
         """Make a campaign of a zip, with all that is in it or not at all.
@@ -178,7 +178,7 @@ class CampaignTransfer:
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)
             people = await _people(session, identity, draft)
-        tokenizer = best_tokenizer(counting_spec(models, identity).tokenizer)
+        tokenizer = best_tokenizer(choose_counting_model(models, identity).tokenizer)
         found: list[ChatRows] = []
         for log in draft.chats:
             unit = CountUnit(tokenizer, names=len(people.intersection(log.head.character_ids)) > 1)
@@ -278,7 +278,7 @@ async def _chats(
     """The sessions, oldest first: (chat, its characters, its messages)."""
     query = select(Chat).where(Chat.campaign_id == campaign.id, Chat.user_id == campaign.user_id)
     chats = (await session.scalars(query.order_by(Chat.id))).all()
-    members = await character_ids(session, [chat.id for chat in chats])
+    members = await list_character_ids(session, [chat.id for chat in chats])
     found: list[tuple[Chat, list[UUID], Sequence[Any]]] = []
     for chat in chats:
         messages = select(Message.__table__).where(Message.chat_id == chat.id)

@@ -272,7 +272,7 @@ async def _find_moment(
 ) -> tuple[StateBlock, Situation]:
     session, sealer, campaign = reader.session, reader.sealer, reader.campaign
     last = await _load_last_injected(session, sealer, leaf) if leaf else None
-    is_first = last is None and not (leaf and await chats.has_said(session, leaf, "user"))
+    is_first = last is None and not (leaf and await chats.has_message(session, leaf, "user"))
     now = await reader.load_situation(names, line=line, recent=recent[-RECENT_LINES:])
     shown, last_shown = _build_summary(campaign, now), last.shown if last else None
     form, why = choose_form(line, last_shown, shown, first=is_first)
@@ -339,7 +339,7 @@ def _read_injected(sealer: Sealer, message_id: UUID, sealed: bytes) -> InjectedC
 async def _load_recent(
     session: AsyncSession, sealer: Sealer, leaf: Message, viewpoint: Viewpoint
 ) -> list[str]:
-    rows = await chats.active_page(
+    rows = await chats.list_active_page(
         session,
         leaf.chat_id,
         before=leaf.position + 1,

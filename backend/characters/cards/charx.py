@@ -31,15 +31,15 @@ CARD_NAME = "card.json"
 _FIRST_ENTRY = b"PK\x03\x04"
 _DIRECTORY_ENTRY = b"PK\x01\x02"
 _DIRECTORY_END = b"PK\x05\x06"
-_DIRECTORY_END_REACH = 22 + 0xFFFF
+_MAX_DIRECTORY_END_BYTES = 22 + 0xFFFF
 """The end record and the longest comment that may follow it."""
 
-_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+_COMPRESSION_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 _ENCRYPTED = 0x1
-_BLOCK = 64 * 1024
+_BLOCK_BYTES = 64 * 1024
 _DRIVE = re.compile(r"[A-Za-z]:")
 
-_BROKEN = (
+_ZIP_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
     struct.error,
@@ -55,7 +55,7 @@ _BROKEN = (
 
 def is_archive(data: bytes) -> bool:
     """Whether there is a zip in `data`, be it behind other bytes (a picture, say)."""
-    return data.startswith(_FIRST_ENTRY) or _DIRECTORY_END in data[-_DIRECTORY_END_REACH:]
+    return data.startswith(_FIRST_ENTRY) or _DIRECTORY_END in data[-_MAX_DIRECTORY_END_BYTES:]
 
 
 def unpack(
@@ -78,7 +78,7 @@ def unpack(
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             return _read_entries(archive, what, packed_size=len(data))
-    except _BROKEN as error:
+    except _ZIP_ERRORS as error:
         raise CardError(f"The {what} is broken.") from error
 
 
@@ -86,7 +86,7 @@ def _read_entries(archive: zipfile.ZipFile, what: str, *, packed_size: int) -> d
     files: dict[str, bytes] = {}
     total = 0
     for entry in archive.infolist():
-        path = safe_path(entry.orig_filename, what)
+        path = normalise_path(entry.orig_filename, what)
         _check_kind(entry, what)
         if path in files:
             raise CardError(f"The {what} has two entries of the same name.")
@@ -94,7 +94,7 @@ def _read_entries(archive: zipfile.ZipFile, what: str, *, packed_size: int) -> d
             continue
         parts: list[bytes] = []
         with archive.open(entry) as stream:
-            while block := stream.read(_BLOCK):
+            while block := stream.read(_BLOCK_BYTES):
                 total += len(block)
                 ARCHIVE_BYTES.check(total, "The archive")
                 # Rounded up, so that anything over the ratio counts as over it.
@@ -106,7 +106,7 @@ def _read_entries(archive: zipfile.ZipFile, what: str, *, packed_size: int) -> d
     return files
 
 
-def safe_path(name: str, what: str = "CHARX archive") -> str:
+def normalise_path(name: str, what: str = "CHARX archive") -> str:
     """`name` with `/` between its parts.
 
     Raises:
@@ -125,7 +125,7 @@ def _check_kind(entry: zipfile.ZipInfo, what: str) -> None:
         raise CardError(f"The {what} contains a link or another special file.")
     if entry.flag_bits & _ENCRYPTED:
         raise CardError(f"The {what} is encrypted.")
-    if entry.compress_type not in _METHODS:
+    if entry.compress_type not in _COMPRESSION_METHODS:
         raise CardError(f"The {what} uses a compression other than deflate.")
 
 
@@ -149,23 +149,27 @@ EMBEDDED_SCHEMES = ("embeded://", "embedded://")
 RISU_SCHEME = "__asset:"
 """RisuAI's, for a file that is inside the card's PNG."""
 
-_SLICE = 64 * 1024
+_SLICE_CHARACTERS = 64 * 1024
 """Characters of a data URI that are decoded at once."""
 
-OCTETS = "application/octet-stream"
-_MEDIA = ("image/", "audio/", "video/", "font/")
-_ACTIVE = {"image/svg+xml"}
+OCTET_STREAM = "application/octet-stream"
+_PASSIVE_TYPES = ("image/", "audio/", "video/", "font/")
+_ACTIVE_TYPES = {"image/svg+xml"}
 # Python's own table: the global one also reads the machine's files, which differ.
 _TYPES = mimetypes.MimeTypes()
 
 
-def media_type(path: str) -> str:
-    """The media type that the extension stands for; `OCTETS` for all but passive media."""
+def guess_media_type(path: str) -> str:
+    """The media type that the extension stands for; `OCTET_STREAM` for all but passive media."""
     guess, _ = _TYPES.guess_type(path, strict=False)
-    return guess if guess and guess.startswith(_MEDIA) and guess not in _ACTIVE else OCTETS
+    return (
+        guess
+        if guess and guess.startswith(_PASSIVE_TYPES) and guess not in _ACTIVE_TYPES
+        else OCTET_STREAM
+    )
 
 
-def embedded_path(uri: str) -> str | None:
+def find_embedded_path(uri: str) -> str | None:
     """The path that an `embeded://` URI names, None for any other URI."""
     for scheme in EMBEDDED_SCHEMES:
         if uri.lower().startswith(scheme):
@@ -175,33 +179,33 @@ def embedded_path(uri: str) -> str | None:
 
 def resolve(asset: CardAsset, files: Mapping[str, bytes]) -> bytes | None:
     """The bytes behind an asset, None where they are not in the file. Nothing is fetched."""
-    path = embedded_path(asset.uri)
+    path = find_embedded_path(asset.uri)
     if path is not None:
         return files.get(path, files.get(unquote(path)))
     if asset.uri[:5].lower() == "data:":
-        return _data_uri(asset.uri)
+        return _decode_data_uri(asset.uri)
     return None
 
 
-def _data_uri(uri: str) -> bytes | None:
+def _decode_data_uri(uri: str) -> bytes | None:
     """Source: RFC 2397."""
     header, comma, body = uri.partition(",")
     if not comma:
         return None
     if not header.lower().endswith(";base64"):
-        return _unquoted(body)
+        return _unquote(body)
     try:
-        return binascii.a2b_base64(_unquoted(body))
+        return binascii.a2b_base64(_unquote(body))
     except binascii.Error:
         return None
 
 
-def _unquoted(text: str) -> bytes:
+def _unquote(text: str) -> bytes:
     """The bytes behind `%XX`. In slices: the library's function takes 200 bytes for each `%`."""
     parts: list[bytes] = []
     start = 0
     while start < len(text):
-        end = start + _SLICE
+        end = start + _SLICE_CHARACTERS
         # Not in the middle of `%XX`; what begins with another `%` is none.
         percent = text.rfind("%", max(start + 1, end - 2), end)
         end = percent if percent > 0 else end
@@ -210,19 +214,19 @@ def _unquoted(text: str) -> bytes:
     return b"".join(parts)
 
 
-def icons(assets: Iterable[CardAsset]) -> list[CardAsset]:
+def list_icons(assets: Iterable[CardAsset]) -> list[CardAsset]:
     """The icons among the assets, the one named `main` first."""
     found = [asset for asset in assets if asset.type == "icon"]
     return sorted(found, key=lambda asset: asset.name != "main")
 
 
-def main_icon(assets: Iterable[CardAsset], files: Mapping[str, bytes]) -> bytes | None:
+def find_main_icon(assets: Iterable[CardAsset], files: Mapping[str, bytes]) -> bytes | None:
     """The picture of the character: the first of its icons that the file holds."""
-    pictures = (resolve(icon, files) for icon in icons(assets))
+    pictures = (resolve(icon, files) for icon in list_icons(assets))
     return next((picture for picture in pictures if picture), None)
 
 
-def missing(
+def describe_missing(
     assets: Iterable[CardAsset], files: Mapping[str, bytes], inside: Collection[str] = ()
 ) -> list[str]:
     """Warnings about assets that the file does not hold. It holds those `inside`, by their URI."""

@@ -1,7 +1,7 @@
 """Objects of files that other tools write, read and written by a table of their fields.
 
 A table says of each field of a model where the formats have it, and how a value of any type is
-bent into the field's. Reading refuses no value for its type: what it bends, it notes. `overlaid`
+bent into the field's. Reading refuses no value for its type: what it bends, it notes. `overlay`
 writes into an object what has changed, and keeps all else.
 """
 
@@ -25,11 +25,11 @@ MAX_NAMES = 20
 
 MAX_NAME_CHARACTERS = 60
 
-_FALSE = frozenset({"", "0", "false", "no", "off"})
-_NOTHING: Any = msgspec.UNSET
+_FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
+_UNSET: Any = msgspec.UNSET
 
 
-class Unusable(ValueError):  # noqa: N818  # a value's state, told to `Notes`; it never gets out
+class UnusableError(ValueError):
     """A value that can't be bent into what is wanted. Its text, if any, follows the name."""
 
 
@@ -61,12 +61,12 @@ class Notes:
 
 
 Reader = Callable[[Any, Notes], T]
-"""Bends a value into the one that is wanted, or raises `Unusable`."""
+"""Bends a value into the one that is wanted, or raises `UnusableError`."""
 
 
-def unless_null(value: Any) -> Any:
+def omit_null(value: Any) -> Any:
     """A writer that leaves null out."""
-    return _NOTHING if value is None else value
+    return _UNSET if value is None else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Field:
     read: Reader[Any]
     places: Mapping[str, str]
     write: Callable[[Any], Any] | None = None
-    default: Any = _NOTHING
+    default: Any = _UNSET
     is_required: bool = False
 
 
@@ -101,7 +101,7 @@ class Codec:
 
     def __init__(self, table: Iterable[Field], file_format: str) -> None:
         self._fields = [
-            (field, [_split(place) for place in field.places[file_format].split()])
+            (field, [_split_place(place) for place in field.places[file_format].split()])
             for field in table
             if field.places.get(file_format)
         ]
@@ -112,33 +112,33 @@ class Codec:
 
     def read(self, raw: Mapping[str, Any], notes: Notes) -> Object:
         """The model's fields that `raw` has, by their names in the model."""
-        objects = {outer: reduce(object_in, outer, raw) for outer in self._outer}
+        objects = {outer: reduce(get_object, outer, raw) for outer in self._outer}
         around = notes.member
         prefix = f"{around}." if around else ""
         found: Object = {}
         for field, places in self._fields:
-            value = _NOTHING
+            value = _UNSET
             for outer, member in places:
                 value = objects[outer].get(member, value)
-                if value is not _NOTHING and value is not None and value != "":
+                if value is not _UNSET and value is not None and value != "":
                     break
-            if value is _NOTHING or (value is None and not field.is_required):
+            if value is _UNSET or (value is None and not field.is_required):
                 value = field.default
             else:
                 notes.member = prefix + places[0][1]
                 try:
                     value = field.read(value, notes)
-                except Unusable as error:
+                except UnusableError as error:
                     _note_unusable(notes, error)
                     value = field.default
-            if value is not _NOTHING:
+            if value is not _UNSET:
                 found[field.name] = value
         notes.member = around
         return found
 
     def unread(self, raw: Mapping[str, Any]) -> list[str]:
         """List members that are not read because another member of the same field is."""
-        objects = {outer: reduce(object_in, outer, raw) for outer in self._outer}
+        objects = {outer: reduce(get_object, outer, raw) for outer in self._outer}
         lost: list[str] = []
         for _, places in self._fields:
             said = [(name, objects[outer].get(name)) for outer, name in places]
@@ -153,7 +153,7 @@ class Codec:
             value = values[field.name]
             if field.write is not None:
                 value = field.write(value)
-            if value is not _NOTHING:
+            if value is not _UNSET:
                 outer, member = places[0]
                 holder = written
                 for name in outer:
@@ -162,13 +162,13 @@ class Codec:
         return written
 
 
-def _split(place: str) -> tuple[tuple[str, ...], str]:
+def _split_place(place: str) -> tuple[tuple[str, ...], str]:
     """The names of the objects around a member, from the outermost, and its own."""
     *outer, member = place.split(".")
     return tuple(outer), member
 
 
-def _note_unusable(notes: Notes, error: Unusable) -> None:
+def _note_unusable(notes: Notes, error: UnusableError) -> None:
     if how := str(error):
         notes.bent(how)
     else:
@@ -176,30 +176,30 @@ def _note_unusable(notes: Notes, error: Unusable) -> None:
         notes.add(f"A value of `{member}` could not be used, so the default stands in for it")
 
 
-def object_in(raw: Mapping[str, Any], member: str) -> Object:
+def get_object(raw: Mapping[str, Any], member: str) -> Object:
     """The object in a member of `raw`; an empty one where there is none."""
     found = raw.get(member)
     return cast("Object", found) if isinstance(found, dict) else {}
 
 
-def without(raw: Mapping[str, Any], members: Collection[str]) -> Object:
+def omit(raw: Mapping[str, Any], members: Collection[str]) -> Object:
     return {member: value for member, value in raw.items() if member not in members}
 
 
-def overlaid(
+def overlay(
     raw: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> dict[str, Any]:
     """`raw` with what differs between `before` and `now`, member by member of the objects."""
     found = dict(raw)
     for member in {**before, **now}:
-        was, value = before.get(member, _NOTHING), now.get(member, _NOTHING)
+        was, value = before.get(member, _UNSET), now.get(member, _UNSET)
         if was == value:
             continue
-        if value is _NOTHING:
+        if value is _UNSET:
             found.pop(member, None)
         elif isinstance(value, dict):
-            found[member] = overlaid(
-                object_in(raw, member), object_in(before, member), cast("Object", value)
+            found[member] = overlay(
+                get_object(raw, member), get_object(before, member), cast("Object", value)
             )
         else:
             found[member] = value
@@ -214,14 +214,14 @@ def list_names(members: Iterable[str]) -> str:
     return f"{shown} and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else shown
 
 
-def plain_text(value: object) -> str:
+def to_text(value: object) -> str:
     """Any value as text; null is empty."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def text(value: object, notes: Notes) -> str:
+def read_text(value: object, notes: Notes) -> str:
     """Any value as text; a list of texts is its lines."""
     match value:
         case str():
@@ -233,34 +233,34 @@ def text(value: object, notes: Notes) -> str:
             return "\n".join(cast("list[str]", value))
         case _:
             notes.bent("was no text and is now the text of its value")
-    return plain_text(value)
+    return to_text(value)
 
 
-def flag(value: object, _: Notes) -> bool:
+def read_flag(value: object, _: Notes) -> bool:
     """Anything as true or false."""
     if isinstance(value, str):
-        return value.strip().lower() not in _FALSE
+        return value.strip().lower() not in _FALSE_WORDS
     return bool(value)
 
 
-def finite(value: object, _: Notes) -> float:
+def read_number(value: object, _: Notes) -> float:
     """A number, also one in a text."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise Unusable
+        raise UnusableError
     try:
         found = float(value)
     except (ValueError, OverflowError) as error:
-        raise Unusable from error
+        raise UnusableError from error
     if not math.isfinite(found):
-        raise Unusable
+        raise UnusableError
     return found
 
 
-def number(low: float, high: float) -> Reader[float]:
+def make_number_reader(low: float, high: float) -> Reader[float]:
     """A reader of numbers; one out of bounds is put at the bound."""
 
     def read(value: object, notes: Notes) -> float:
-        found = finite(value, notes)
+        found = read_number(value, notes)
         bounded = min(max(found, low), high)
         if bounded != found:
             notes.add("A number was out of bounds and was put at the bound")
@@ -269,28 +269,28 @@ def number(low: float, high: float) -> Reader[float]:
     return read
 
 
-def whole(low: int, high: int) -> Reader[int]:
+def make_integer_reader(low: int, high: int) -> Reader[int]:
     """The same for whole numbers; fractions are rounded."""
-    read_number = number(low, high)
+    read_bounded = make_number_reader(low, high)
 
     def read(value: object, notes: Notes) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
             return value
-        return round(read_number(value, notes))
+        return round(read_bounded(value, notes))
 
     return read
 
 
-def chosen(choices: tuple[T, ...]) -> Reader[T]:
+def make_choice_reader(choices: tuple[T, ...]) -> Reader[T]:
     """A reader of one of `choices`: by its number, or by its name."""
     by_name = {str(choice): choice for choice in choices}
 
     def read(value: object, notes: Notes) -> T:
         if isinstance(value, str) and value in by_name:
             return by_name[value]
-        place = finite(value, notes)
+        place = read_number(value, notes)
         if place not in range(len(choices)):
-            raise Unusable
+            raise UnusableError
         return choices[int(place)]
 
     return read

@@ -10,10 +10,10 @@ from backend.characters.cards.codec import (
     Notes,
     Object,
     Reader,
-    Unusable,
-    finite,
-    object_in,
-    text,
+    UnusableError,
+    get_object,
+    read_number,
+    read_text,
 )
 from backend.characters.cards.model import (
     JSON_BYTES,
@@ -31,28 +31,28 @@ MAX_SECONDS = 2**53 - 1
 """The largest integer that every JSON reader takes exactly."""
 
 
-def _text(limit: Limit) -> Reader[str]:
+def _make_text_reader(limit: Limit) -> Reader[str]:
     """A reader of texts, which are never cut: it raises `CardLimitError`."""
 
     def read(value: object, notes: Notes) -> str:
-        found = text(value, notes)
+        found = read_text(value, notes)
         limit.check(len(found), f"`{notes.member}`")
         return found
 
     return read
 
 
-_read_text, _read_short = _text(TEXT), _text(SHORT_TEXT)
+_read_text, _read_short = _make_text_reader(TEXT), _make_text_reader(SHORT_TEXT)
 
 
-def _texts(value: object, notes: Notes, read: Reader[str] = _read_text) -> list[str]:
+def _read_texts(value: object, notes: Notes, read: Reader[str] = _read_text) -> list[str]:
     """Any value as a list of texts; a single text is a list of one, null an empty list."""
-    items = _items(value, notes)
+    items = _list_items(value, notes)
     LIST_ITEMS.check(len(items), f"`{notes.member}`")
     return [read(item, notes) for item in items if item is not None]
 
 
-def _items(value: object, notes: Notes) -> list[object]:
+def _list_items(value: object, notes: Notes) -> list[object]:
     match value:
         case list():
             return cast("list[object]", value)
@@ -69,61 +69,61 @@ def _items(value: object, notes: Notes) -> list[object]:
             return [value]
 
 
-def _tags(value: object, notes: Notes) -> list[str]:
+def _read_tags(value: object, notes: Notes) -> list[str]:
     """A list of tags, none blank; a single text is split at its commas."""
     if isinstance(value, str) and value.strip():
         notes.bent("was a single text and was split at its commas")
         value = value.split(",")
-    tags = [tag.strip() for tag in _texts(value, notes, _read_short) if tag.strip()]
+    tags = [tag.strip() for tag in _read_texts(value, notes, _read_short) if tag.strip()]
     TAGS.check(len(tags), f"`{notes.member}`")
     for tag in tags:
         TAG.check(len(tag), f"A tag of `{notes.member}`")
     return tags
 
 
-def _mapping(value: object, _: Notes) -> Object:
+def _read_object(value: object, _: Notes) -> Object:
     """An object. PHP writes an empty one as a list."""
     if isinstance(value, dict):
         return cast("Object", value)
     if value == []:
         return {}
-    raise Unusable("was no object and was left out")
+    raise UnusableError("was no object and was left out")
 
 
-def _extensions(value: object, notes: Notes) -> Object:
-    found = _mapping(value, notes)
-    prompt = object_in(found, "depth_prompt").get("prompt")
+def _read_extensions(value: object, notes: Notes) -> Object:
+    found = _read_object(value, notes)
+    prompt = get_object(found, "depth_prompt").get("prompt")
     if isinstance(prompt, str):
         TEXT.check(len(prompt), "`extensions.depth_prompt.prompt`")
     return found
 
 
-def _book(value: object, notes: Notes) -> Object | None:
-    return _mapping(value, notes) or None
+def _read_book(value: object, notes: Notes) -> Object | None:
+    return _read_object(value, notes) or None
 
 
-def _multilingual(value: object, notes: Notes) -> dict[str, str]:
-    found = _mapping(value, notes)
+def _read_multilingual(value: object, notes: Notes) -> dict[str, str]:
+    found = _read_object(value, notes)
     LIST_ITEMS.check(len(found), f"`{notes.member}`")
     return {
         _read_short(language, notes): _read_text(note, notes) for language, note in found.items()
     }
 
 
-def _seconds(value: object, notes: Notes) -> int:
+def _read_seconds(value: object, notes: Notes) -> int:
     """A point in time in whole seconds."""
     try:
-        seconds = int(finite(value, notes))
-    except Unusable:
+        seconds = int(read_number(value, notes))
+    except UnusableError:
         seconds = -1
     if not 0 <= seconds <= MAX_SECONDS:
-        raise Unusable("was no time in seconds and was left out")
+        raise UnusableError("was no time in seconds and was left out")
     return seconds
 
 
-def _uri(value: object, notes: Notes) -> str:
+def _read_uri(value: object, notes: Notes) -> str:
     # A `data:` URI holds a whole picture: only the file's own size bounds it.
-    uri = text(value, notes)
+    uri = read_text(value, notes)
     limit = JSON_BYTES if uri.startswith("data:") else SHORT_TEXT
     limit.check(len(uri), f"`{notes.member}`")
     return uri
@@ -132,7 +132,7 @@ def _uri(value: object, notes: Notes) -> str:
 _ASSET: Final = Codec(
     (
         Field("type", _read_short, {"": "type"}, is_required=True),
-        Field("uri", _uri, {"": "uri"}, is_required=True),
+        Field("uri", _read_uri, {"": "uri"}, is_required=True),
         Field("name", _read_short, {"": "name"}, is_required=True),
         Field("ext", _read_short, {"": "ext"}, is_required=True),
     ),
@@ -140,9 +140,9 @@ _ASSET: Final = Codec(
 )
 
 
-def _assets(value: object, notes: Notes) -> list[CardAsset]:
+def _read_assets(value: object, notes: Notes) -> list[CardAsset]:
     if not isinstance(value, list):
-        raise Unusable("was no list and was left out")
+        raise UnusableError("was no list and was left out")
     described = cast("list[object]", value)
     LIST_ITEMS.check(len(described), f"`{notes.member}`")
     assets = [
@@ -176,7 +176,7 @@ def _define_optional(name: str, read: Reader[Any], synonyms: str = "") -> Field:
 
 
 V1_FIELDS: Final = (
-    _define_required("name", _text(NAME), "char_name charName displayName"),
+    _define_required("name", _make_text_reader(NAME), "char_name charName displayName"),
     _define_required("description", _read_text, "char_persona charPersona context persona"),
     _define_required("personality", _read_text),
     _define_required("scenario", _read_text, "world_scenario worldScenario"),
@@ -196,21 +196,21 @@ _V2: Final = (
     _define_required("creator_notes", _read_text, "creatorcomment creatorComment"),
     _define_required("system_prompt", _read_text),
     _define_required("post_history_instructions", _read_text),
-    _define_required("alternate_greetings", _texts),
-    _define_required("tags", _tags),
+    _define_required("alternate_greetings", _read_texts),
+    _define_required("tags", _read_tags),
     _define_required("creator", _read_short),
     _define_required("character_version", _read_short),
-    _define_required("extensions", _extensions),
-    _define_optional("character_book", _book, "embedded_lorebook"),
+    _define_required("extensions", _read_extensions),
+    _define_optional("character_book", _read_book, "embedded_lorebook"),
 )
 V3_FIELDS: Final = (
-    _define_optional("nickname", _text(NAME)),
-    _define_optional("creator_notes_multilingual", _multilingual),
-    _define_optional("source", _texts),
-    _define_optional("group_only_greetings", _texts),
-    _define_optional("creation_date", _seconds),
-    _define_optional("modification_date", _seconds),
-    _define_optional("assets", _assets),
+    _define_optional("nickname", _make_text_reader(NAME)),
+    _define_optional("creator_notes_multilingual", _read_multilingual),
+    _define_optional("source", _read_texts),
+    _define_optional("group_only_greetings", _read_texts),
+    _define_optional("creation_date", _read_seconds),
+    _define_optional("modification_date", _read_seconds),
+    _define_optional("assets", _read_assets),
 )
 CARD_FIELDS: Final = Codec((*V1_FIELDS, *_V2, *V3_FIELDS), "data")
 FLAT_FIELDS: Final = Codec((*V1_FIELDS, *_V2, *V3_FIELDS), "flat")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from backend.characters.cards.codec import Object, object_in
+from backend.characters.cards.codec import Object, get_object
 from backend.characters.cards.fields import SPEECH
 
 CARD: Final = "a character card"
@@ -69,7 +69,7 @@ def _is_lorebook(raw: Object) -> bool:
     spec = raw.get("spec")
     if isinstance(spec, str) and spec.startswith("lorebook"):
         return True
-    fields = object_in(raw, "data") or raw
+    fields = get_object(raw, "data") or raw
     holds_lore = "entries" in fields or "lorebookVersion" in fields or _says("type", "risu")(raw)
     return holds_lore and fields.keys().isdisjoint(SPEECH)
 
@@ -80,7 +80,7 @@ def _is_lore_entry(raw: Object) -> bool:
 
 
 def _is_lore_node(raw: Object) -> bool:
-    definition = object_in(object_in(raw, "node") or raw, "definition")
+    definition = get_object(get_object(raw, "node") or raw, "definition")
     says: Any = definition.get("first_message") or definition.get("personality")
     return bool(definition.get("embedded_lorebook")) and not says
 

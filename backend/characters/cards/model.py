@@ -156,12 +156,12 @@ class Card(msgspec.Struct, kw_only=True):
         role = settings.get("role")
         return DepthPrompt(
             prompt,
-            depth=_depth(settings.get("depth")),
+            depth=_parse_depth(settings.get("depth")),
             role=role if role in _ROLES else "system",
         )
 
 
-def _depth(value: object) -> int:
+def _parse_depth(value: object) -> int:
     """`value` as a depth: SillyTavern writes numbers, some editors write them as text."""
     if not isinstance(value, int | float | str) or isinstance(value, bool):
         return DEFAULT_DEPTH
@@ -186,7 +186,7 @@ class Asset:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedCard:
+class CardImport:
     """A card and everything else that was read from a file.
 
     Attributes:
@@ -210,14 +210,14 @@ class ImportedCard:
     warnings: list[str] = field(default_factory=list[str])
 
 
-MAX_OPENING: Final = 1_000_000
+MAX_GREETINGS_CHARACTERS: Final = 1_000_000
 """Characters that the greetings of one chat may have together: ten of the longest messages."""
 
-MAX_WARNINGS: Final = 10
+MAX_GREETING_WARNINGS: Final = 10
 """Greetings that an import names one by one."""
 
 
-def greetings_of(card: Card, *, is_group: bool) -> list[str]:
+def list_greetings(card: Card, *, is_group: bool) -> list[str]:
     """The greetings that a chat opens with, their macros not expanded; blank ones among them."""
     texts = [card.first_mes, *card.alternate_greetings]
     return [*texts, *card.group_only_greetings] if is_group else texts
@@ -230,32 +230,32 @@ def check_greetings(card: Card, *, known: Card | None = None, longest: int) -> N
     characters.
     """
     limit = Limit("greeting_characters", longest, "characters")
-    before = frozenset(greetings_of(known, is_group=True)) if known else frozenset[str]()
-    for name, text in _named(card):
+    before = frozenset(list_greetings(known, is_group=True)) if known else frozenset[str]()
+    for name, text in _iterate_greetings(card):
         if text not in before:
             limit.check(len(text), name)
 
 
-def greeting_warnings(card: Card, *, longest: int) -> list[str]:
+def describe_long_greetings(card: Card, *, longest: int) -> list[str]:
     """Sentences about greetings that keep a chat from being opened, for the person who imports."""
-    too_long = [(name, text) for name, text in _named(card) if len(text) > longest]
+    too_long = [(name, text) for name, text in _iterate_greetings(card) if len(text) > longest]
     warnings = [
         f"{name} has {len(text):,} characters; a message may have {longest:,}. "
         "Shorten it before you open a chat."
-        for name, text in too_long[:MAX_WARNINGS]
+        for name, text in too_long[:MAX_GREETING_WARNINGS]
     ]
-    if (more := len(too_long) - MAX_WARNINGS) > 0:
+    if (more := len(too_long) - MAX_GREETING_WARNINGS) > 0:
         warnings.append(f"{more} more greetings are too long.")
-    together = sum(map(len, greetings_of(card, is_group=True)))
-    if together > MAX_OPENING:
+    together = sum(map(len, list_greetings(card, is_group=True)))
+    if together > MAX_GREETINGS_CHARACTERS:
         warnings.append(
             f"The greetings have {together:,} characters together; a chat opens with "
-            f"{MAX_OPENING:,} at most. Shorten or delete some before you open a chat."
+            f"{MAX_GREETINGS_CHARACTERS:,} at most. Shorten or delete some before you open a chat."
         )
     return warnings
 
 
-def _named(card: Card) -> Iterator[tuple[str, str]]:
+def _iterate_greetings(card: Card) -> Iterator[tuple[str, str]]:
     """Each greeting, and where it is in the card."""
     yield "`first_mes`", card.first_mes
     for name, texts in (

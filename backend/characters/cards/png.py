@@ -26,7 +26,7 @@ ASSET_KEYWORD = b"chara-ext-asset_"
 The name of the file follows, after a colon in newer ones; a card's `__asset:name` points to it.
 """
 
-_BLANKS = b" \t\n\r\v\f"
+_WHITE_SPACE = b" \t\n\r\v\f"
 _TEXT_CHUNKS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
 _HEADER = struct.Struct(">I4s")
 _CRC = struct.Struct(">I")
@@ -51,7 +51,7 @@ class Chunk:
         return bytes(self.data[:80]).partition(b"\0")[0].lower()
 
 
-def chunks(data: bytes) -> Iterator[Chunk]:
+def iterate_chunks(data: bytes) -> Iterator[Chunk]:
     """The chunks of a PNG in order, IEND last; what follows IEND is not looked at.
 
     Raises:
@@ -134,7 +134,7 @@ class PngTexts:
 
 def find_texts(data: bytes) -> PngTexts:
     """Walk through the whole file, as a card may also stand after the picture."""
-    texts = [chunk for chunk in chunks(data) if chunk.kind in _TEXT_CHUNKS]
+    texts = [chunk for chunk in iterate_chunks(data) if chunk.kind in _TEXT_CHUNKS]
     keywords = [chunk.keyword() for chunk in texts]
     return PngTexts(
         cards=[
@@ -157,29 +157,31 @@ def decode_value(value: bytes) -> bytes:
     Raises:
         CardError: Not base64.
     """
-    packed = value.translate(None, _BLANKS)
+    packed = value.translate(None, _WHITE_SPACE)
     try:
         return binascii.a2b_base64(packed + b"=" * (-len(packed) % 4), strict_mode=True)
     except binascii.Error as error:
         raise CardError("The card in the PNG is not valid base64.") from error
 
 
-def without_texts(data: bytes) -> bytes:
+def remove_texts(data: bytes) -> bytes:
     """The same PNG without its text chunks: a fault in them is none of the picture's."""
-    kept = (chunk.whole for chunk in chunks(data) if chunk.kind not in _TEXT_CHUNKS)
+    kept = (chunk.whole for chunk in iterate_chunks(data) if chunk.kind not in _TEXT_CHUNKS)
     return b"".join((SIGNATURE, *kept))
 
 
-def with_texts(data: bytes, texts: Mapping[bytes, bytes], *, more: Iterable[Chunk] = ()) -> bytes:
+def replace_texts(
+    data: bytes, texts: Mapping[bytes, bytes], *, more: Iterable[Chunk] = ()
+) -> bytes:
     """The same PNG with a tEXt chunk for each keyword in the place of those that it has.
 
     What it has no place for stands behind the header, and so do `more` chunks: before the picture,
     because many readers do not look behind it. All else stays byte for byte.
     """
-    left = {keyword: _text_chunk(keyword, value) for keyword, value in texts.items()}
+    left = {keyword: _make_text_chunk(keyword, value) for keyword, value in texts.items()}
     parts: list[bytes | memoryview] = []
     end = len(SIGNATURE)
-    for chunk in chunks(data):
+    for chunk in iterate_chunks(data):
         end += len(chunk.whole)
         keyword = chunk.keyword() if chunk.kind in _TEXT_CHUNKS else b""
         if keyword not in texts:
@@ -190,6 +192,6 @@ def with_texts(data: bytes, texts: Mapping[bytes, bytes], *, more: Iterable[Chun
     return b"".join([SIGNATURE, *parts, data[end:]])
 
 
-def _text_chunk(keyword: bytes, value: bytes) -> bytes:
+def _make_text_chunk(keyword: bytes, value: bytes) -> bytes:
     body = b"tEXt" + keyword + b"\0" + value
     return b"".join((_CRC.pack(len(body) - 4), body, _CRC.pack(zlib.crc32(body))))

@@ -1,4 +1,4 @@
-"""Any file into an `ImportedCard`: what it is shows in its first bytes, not in its name."""
+"""Any file into an `CardImport`: what it is shows in its first bytes, not in its name."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from typing import Final, cast
 import msgspec
 
 from backend.characters.cards import charx, png
-from backend.characters.cards.charx import RISU_SCHEME, main_icon, media_type, missing
+from backend.characters.cards.charx import (
+    RISU_SCHEME,
+    describe_missing,
+    find_main_icon,
+    guess_media_type,
+)
 from backend.characters.cards.codec import (
     Codec,
     Notes,
     Object,
-    Unusable,
-    finite,
+    UnusableError,
     list_names,
-    without,
+    omit,
+    read_number,
 )
 from backend.characters.cards.fields import CARD_FIELDS, FLAT_FIELDS, V1_FIELDS, V3_FIELDS
 from backend.characters.cards.kinds import CARD, find_kind, is_card
@@ -29,12 +34,12 @@ from backend.characters.cards.model import (
     CARD_BYTES,
     Asset,
     Card,
-    ImportedCard,
+    CardImport,
     Spec,
     check_file_size,
 )
 from backend.characters.cards.text import parse_json, parse_text
-from backend.characters.cards.translation import MANIFEST, says, translate, translate_archive
+from backend.characters.cards.translation import MANIFEST, is_set, translate, translate_archive
 from backend.characters.errors import CardError, CardLimitError, NoCardError
 
 NEWEST_VERSION = 3.0
@@ -42,7 +47,7 @@ _BEYOND_NAME: Final = FLAT_FIELDS.members - Codec(V1_FIELDS[:1], "flat").members
 
 _SPEC_NAME = re.compile(r"\s*chara_card_v(\d{1,3})\s*", re.IGNORECASE)
 
-_UNSAID: Final = frozenset(
+_FILE_MEMBERS: Final = frozenset(
     {
         "spec", "spec_version", "data", "avatar", "chat", "create_date", "creatorcomment", "fav",
         "talkativeness", "json_data", "metadata", "shallow", "date_added", "date_last_chat",
@@ -52,7 +57,7 @@ _UNSAID: Final = frozenset(
 """Members that need no warning: SillyTavern and card editors write them about the file."""
 
 
-def normalise(raw: object) -> ImportedCard:
+def normalise(raw: object) -> CardImport:
     """Read a parsed JSON value as a character card: of the card format, or of another program.
 
     Raises:
@@ -61,22 +66,22 @@ def normalise(raw: object) -> ImportedCard:
     """
     kind = find_kind(raw)
     if isinstance(raw, dict) and is_card(cast("Object", raw)):
-        return _read_card(cast("Object", raw))
+        return _convert_card(cast("Object", raw))
     if kind is not None:
         raise CardError(kind.explain(CARD))
     if isinstance(raw, list):
-        return normalise(_single(cast("list[object]", raw)))
+        return normalise(_get_single(cast("list[object]", raw)))
     if not isinstance(raw, dict):
         raise CardError("This is not a character card: a card is a JSON object.")
     source = cast("Object", raw)
     translation = translate(source)
     if translation is None and FLAT_FIELDS.members.isdisjoint(source) and "spec" not in source:
         raise CardError("This is not a character card: it has none of a card's fields.")
-    found = _read_card(translation.card if translation else source)
+    found = _convert_card(translation.card if translation else source)
     more = list(translation.warnings) if translation else []
-    unknown = [each for each in source if each not in FLAT_FIELDS.members and says(source[each])]
-    if unknown and not _says_something(found.card):
-        if translation is None and not any(says(source.get(each)) for each in _BEYOND_NAME):
+    unknown = [each for each in source if each not in FLAT_FIELDS.members and is_set(source[each])]
+    if unknown and not _describes_character(found.card):
+        if translation is None and not any(is_set(source.get(each)) for each in _BEYOND_NAME):
             raise CardError(
                 "This is not a known kind of character card: it has a name, but no "
                 f"description, greeting or examples. Unknown fields: {list_names(unknown)}."
@@ -85,7 +90,7 @@ def normalise(raw: object) -> ImportedCard:
     return replace(found, warnings=[*more, *found.warnings])
 
 
-def _single(values: list[object]) -> Object:
+def _get_single(values: list[object]) -> Object:
     objects = [cast("Object", value) for value in values if isinstance(value, dict)]
     if not objects:
         raise CardError("This is not a character card: a card is a JSON object.")
@@ -96,7 +101,7 @@ def _single(values: list[object]) -> Object:
     return objects[0]
 
 
-def _says_something(card: Card) -> bool:
+def _describes_character(card: Card) -> bool:
     """True if a card says who its character is, or how it speaks."""
     texts = card.description, card.personality, card.first_mes, card.mes_example, card.system_prompt
     return any(text.strip() for text in (*texts, *card.alternate_greetings))
@@ -115,18 +120,18 @@ def _has_words(value: object) -> bool:
             return False
 
 
-def _read_card(source: Object) -> ImportedCard:
+def _convert_card(source: Object) -> CardImport:
     notes = Notes()
-    spec, found = _read(source, notes)
+    spec, found = _read_fields(source, notes)
     if not found.get("name", "").strip():
         raise CardError("The card has no name: `name` is missing or blank.")
     card = Card(**found)
     bookless = msgspec.structs.replace(card, character_book=None)
     CARD_BYTES.check(len(msgspec.json.encode(bookless)), "The card")
-    return ImportedCard(card, source, spec, warnings=notes.sentences)
+    return CardImport(card, source, spec, warnings=notes.sentences)
 
 
-def _read(raw: Object, notes: Notes) -> tuple[Spec, Object]:
+def _read_fields(raw: Object, notes: Notes) -> tuple[Spec, Object]:
     """Tell the version, and read the fields: from `data` where there is one.
 
     SillyTavern repeats V1's fields beside `data`; they only fill in for what `data` lacks.
@@ -134,10 +139,10 @@ def _read(raw: Object, notes: Notes) -> tuple[Spec, Object]:
     data = raw.get("data")
     if isinstance(data, dict):
         nested = cast("Object", data)
-        spec = _nested_spec(raw, nested, notes)
+        spec = _detect_spec(raw, nested, notes)
         flat = {each.name: raw[each.name] for each in V1_FIELDS if raw.get(each.name) is not None}
         fields = flat | nested
-        beside = without(raw, CARD_FIELDS.members)
+        beside = omit(raw, CARD_FIELDS.members)
         _note_unused({**beside, **nested}, fields, CARD_FIELDS, notes)
         return spec, CARD_FIELDS.read(fields, notes)
     if "spec" in raw:
@@ -151,7 +156,7 @@ def _note_unused(raw: Object, fields: Object, codec: Codec, notes: Notes) -> Non
     unknown = [
         member
         for member, value in raw.items()
-        if member not in codec.members and member not in _UNSAID and _has_words(value)
+        if member not in codec.members and member not in _FILE_MEMBERS and _has_words(value)
     ]
     if unknown:
         notes.add(f"Not used here, and kept for the export: {list_names(unknown)}")
@@ -159,13 +164,13 @@ def _note_unused(raw: Object, fields: Object, codec: Codec, notes: Notes) -> Non
         notes.add(f"Left out, because another member has its place: {list_names(unread)}")
 
 
-def _spec_name(raw: Object) -> str:
+def _get_spec_name(raw: Object) -> str:
     name = raw.get("spec")
     return name if isinstance(name, str) else ""
 
 
-def _nested_spec(raw: Object, data: Object, notes: Notes) -> Spec:
-    named = _SPEC_NAME.fullmatch(_spec_name(raw))
+def _detect_spec(raw: Object, data: Object, notes: Notes) -> Spec:
+    named = _SPEC_NAME.fullmatch(_get_spec_name(raw))
     guess: Spec = "v2" if {field.name for field in V3_FIELDS}.isdisjoint(data) else "v3"
     if named is None:
         notes.add(f"The card names no known version: it was read as {guess.upper()}")
@@ -174,8 +179,8 @@ def _nested_spec(raw: Object, data: Object, notes: Notes) -> Spec:
     if number < math.floor(NEWEST_VERSION):
         return "v2"
     try:
-        version = max(finite(raw.get("spec_version"), notes), number)
-    except Unusable:
+        version = max(read_number(raw.get("spec_version"), notes), number)
+    except UnusableError:
         notes.add("`spec_version` is no number; the card was read as 3.0")
     else:
         if version > NEWEST_VERSION:
@@ -189,12 +194,14 @@ def _nested_spec(raw: Object, data: Object, notes: Notes) -> Spec:
 _OTHER_IMAGES = (b"\xff\xd8\xff", b"GIF8", b"RIFF")
 """JPEG, GIF, WebP."""
 
-_RISU_MODULE: Final = b"o\0"
-MODULE: Final = "module.risum"
-_MODULE: Final = f"The module of RisuAI in it (`{MODULE}`) is kept for the export, but not read."
+_RISU_MODULE_SIGNATURE: Final = b"o\0"
+RISU_MODULE: Final = "module.risum"
+_RISU_MODULE_WARNING: Final = (
+    f"The module of RisuAI in it (`{RISU_MODULE}`) is kept for the export, but not read."
+)
 
 
-def read_card(data: bytes) -> ImportedCard:
+def read_card(data: bytes) -> CardImport:
     """Read a character card: PNG, CHARX, JSON or YAML, of version 1, 2, 3 or newer.
 
     CPU-bound: up to some seconds for 20 MB. Call it in a thread.
@@ -214,7 +221,7 @@ def read_card(data: bytes) -> ImportedCard:
         return _read_charx(data)
     if data.startswith(_OTHER_IMAGES):
         raise NoCardError("This picture is not a PNG. Only PNG pictures can contain cards.")
-    if data.startswith(_RISU_MODULE):
+    if data.startswith(_RISU_MODULE_SIGNATURE):
         raise CardError(
             "This is a packed RisuAI module (.risum), not a character card. It cannot be imported."
         )
@@ -225,7 +232,7 @@ def read_card(data: bytes) -> ImportedCard:
     except CardError:
         _refuse_lines(data)
         raise
-    return _with_files(normalise(value), {})
+    return _add_files(normalise(value), {})
 
 
 def _refuse_lines(data: bytes) -> None:
@@ -242,34 +249,34 @@ def _refuse_lines(data: bytes) -> None:
     raise CardError("This file contains several JSON objects. Import each one as a separate file.")
 
 
-def _with_warning(found: ImportedCard, warning: str) -> ImportedCard:
+def _add_warning(found: CardImport, warning: str) -> CardImport:
     return replace(found, warnings=[*found.warnings, warning])
 
 
-def _with_files(
-    found: ImportedCard, files: Mapping[str, bytes], *, inside: Collection[str] = ()
-) -> ImportedCard:
+def _add_files(
+    found: CardImport, files: Mapping[str, bytes], *, inside: Collection[str] = ()
+) -> CardImport:
     """The card with what its file holds beside it, and a warning about what it does not hold."""
     assets = found.card.assets
     return replace(
         found,
-        avatar=found.avatar or main_icon(assets, files),
-        assets=[Asset(path, media_type(path), data) for path, data in files.items()],
-        warnings=[*found.warnings, *missing(assets, files, inside)],
+        avatar=found.avatar or find_main_icon(assets, files),
+        assets=[Asset(path, guess_media_type(path), data) for path, data in files.items()],
+        warnings=[*found.warnings, *describe_missing(assets, files, inside)],
     )
 
 
-def _read_charx(data: bytes) -> ImportedCard:
+def _read_charx(data: bytes) -> CardImport:
     files = charx.unpack(data)
     text = files.pop(charx.CARD_NAME, None)
     if text is not None:
-        found = _with_files(normalise(parse_json(text)), files)
-        return _with_warning(found, _MODULE) if MODULE in files else found
+        found = _add_files(normalise(parse_json(text)), files)
+        return _add_warning(found, _RISU_MODULE_WARNING) if RISU_MODULE in files else found
     if MANIFEST in files:
         translation, pictures = translate_archive(files)
         found = normalise(translation.card)
         found = replace(found, warnings=[*translation.warnings, *found.warnings])
-        return _with_files(found, pictures)
+        return _add_files(found, pictures)
     raise CardError(_describe_archive(files))
 
 
@@ -284,30 +291,30 @@ def _describe_archive(files: Mapping[str, bytes]) -> str:
     return missing_card
 
 
-def _read_png(data: bytes) -> ImportedCard:
+def _read_png(data: bytes) -> CardImport:
     texts = png.find_texts(data)
     if not texts.cards:
         raise NoCardError("The PNG is valid, but contains no character card.")
-    found = replace(_first_sound(texts.cards), is_png=True, avatar=data)
+    found = replace(_read_first_card(texts.cards), is_png=True, avatar=data)
     if texts.assets:
         found.warnings.append(
             f"{len(texts.assets):,} more files inside the PNG are kept for its export, "
             "but not shown."
         )
-    return _with_files(found, {}, inside={RISU_SCHEME + name for name in texts.assets})
+    return _add_files(found, {}, inside={RISU_SCHEME + name for name in texts.assets})
 
 
-def read_texts(data: bytes) -> dict[bytes, ImportedCard]:
+def read_texts(data: bytes) -> dict[bytes, CardImport]:
     """The card as each text of a PNG has it, by keyword: those that can be read."""
     reader = png.TextReader()
-    cards: dict[bytes, ImportedCard] = {}
+    cards: dict[bytes, CardImport] = {}
     for chunk in png.find_texts(data).cards:
         with suppress(CardError):
             cards.setdefault(chunk.keyword(), _read_text(chunk, reader))
     return cards
 
 
-def _first_sound(candidates: list[png.Chunk]) -> ImportedCard:
+def _read_first_card(candidates: list[png.Chunk]) -> CardImport:
     """The most trusted text that can be read; the fault of the first, where none can.
 
     A limit is no fault to pass over: the file as a whole is refused.
@@ -331,7 +338,7 @@ def _first_sound(candidates: list[png.Chunk]) -> ImportedCard:
     raise faults[0][1]
 
 
-def _read_text(chunk: png.Chunk, reader: png.TextReader) -> ImportedCard:
+def _read_text(chunk: png.Chunk, reader: png.TextReader) -> CardImport:
     keyword = chunk.keyword().decode("latin-1")
     warnings: list[str] = []
     if not chunk.crc_matches():

@@ -32,7 +32,7 @@ _SLICE_BYTES = 64 * 1024
 _STRING = re.compile(rb'"(?>(?:[^"\\]++|\\.)*)"?+', re.DOTALL)
 _CLOSED_STRINGS = re.compile(rb'(?>(?:[^"]++|"(?>(?:[^"\\]++|\\.)*)")*)', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_DEPTH_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 def check_structure(data: bytes, *, slice_bytes: int = _SLICE_BYTES) -> None:
@@ -48,7 +48,7 @@ def check_structure(data: bytes, *, slice_bytes: int = _SLICE_BYTES) -> None:
     begun = b""  # of a string that the slice before did not close: its quote, a backslash
     for start in range(0, len(data), slice_bytes):
         piece = begun + data[start : start + slice_bytes]
-        end = _closed_end(piece)
+        end = _find_open_string(piece)
         open_string = piece[end:]
         is_escaping = (len(open_string) - len(open_string.rstrip(b"\\"))) % 2
         begun = open_string[:1] + b"\\" * is_escaping
@@ -56,18 +56,18 @@ def check_structure(data: bytes, *, slice_bytes: int = _SLICE_BYTES) -> None:
         values += sum(map(punctuation.count, (b",", b"[", b"{")))
         JSON_VALUES.check(values, "The JSON text")
         brackets = punctuation.translate(None, _NOT_BRACKETS)
-        depths = list(accumulate(map(_STEPS.__getitem__, brackets), initial=depth))
+        depths = list(accumulate(map(_DEPTH_STEPS.__getitem__, brackets), initial=depth))
         JSON_DEPTH.check(max(depths), "The JSON text")
         depth = depths[-1]
 
 
-def _closed_end(piece: bytes) -> int:
+def _find_open_string(piece: bytes) -> int:
     """Where the string begins that `piece` does not close; its length where there is none."""
     found = _CLOSED_STRINGS.match(piece)
     return found.end() if found else 0
 
 
-_MANY_LISTS = 100_000
+_MAX_C_PARSER_LISTS = 100_000
 """Lists from which on JSON is read by the parser in Python, ten times as slow: the one in C would
 keep all other threads waiting. No card has so many."""
 
@@ -114,11 +114,11 @@ def parse_json(data: bytes) -> Any:
     decoder = json.JSONDecoder(
         strict=False,
         # What Python does with each object lets other threads run: the rest is one call in C.
-        object_hook=_same,
+        object_hook=_return_object,
         parse_constant=_refuse_constant,
-        parse_float=_finite_float,
+        parse_float=_parse_float,
     )
-    if body.count(b"[") > _MANY_LISTS:
+    if body.count(b"[") > _MAX_C_PARSER_LISTS:
         # Undocumented, and unknown to the type checker.
         python: Any = json.scanner
         cast("Any", decoder).scan_once = python.py_make_scanner(decoder)
@@ -170,7 +170,7 @@ def _decode(data: bytes) -> str:
         raise CardError(f"The text is not UTF-8: byte {error.start:,} is invalid.") from error
 
 
-def _same(value: dict[str, Any]) -> dict[str, Any]:
+def _return_object(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
@@ -178,7 +178,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise CardError(f"The JSON contains {name}, which is not a JSON number.")
 
 
-def _finite_float(digits: str) -> float:
+def _parse_float(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
         raise CardError("The JSON contains a number that is too large.")
@@ -193,7 +193,7 @@ def _clean(value: Any, depth: int = 0) -> Any:
         case dict():
             JSON_DEPTH.check(depth + 1, "The text")
             members = cast("dict[object, Any]", value)
-            return {_key(key): _clean(member, depth + 1) for key, member in members.items()}
+            return {_format_key(key): _clean(member, depth + 1) for key, member in members.items()}
         case list():
             JSON_DEPTH.check(depth + 1, "The text")
             return [_clean(item, depth + 1) for item in cast("list[object]", value)]
@@ -203,7 +203,7 @@ def _clean(value: Any, depth: int = 0) -> Any:
             return value
 
 
-def _key(key: object) -> str:
+def _format_key(key: object) -> str:
     """YAML has keys of any kind; written as JSON would write them."""
     return _clean(key) if isinstance(key, str) else json.dumps(key, default=str)
 

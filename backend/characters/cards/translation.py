@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from backend.characters.cards.codec import Object, list_names, object_in, plain_text, without
+from backend.characters.cards.codec import Object, get_object, list_names, omit, to_text
 from backend.characters.cards.fields import FLAT_FIELDS
 from backend.characters.cards.model import JSON_BYTES
 from backend.characters.cards.text import check_structure, parse_json
 from backend.characters.errors import CardError
 
-CHATS: Final = frozenset({"chats", "Chat", "chatPage", "messages"})
+CHAT_MEMBERS: Final = frozenset({"chats", "Chat", "chatPage", "messages"})
 """Members that hold whole chats. They are left out, because they can be larger than a card."""
 
 
@@ -29,7 +29,7 @@ class Translation:
     warnings: list[str] = field(default_factory=list[str])
 
 
-def says(value: Any) -> bool:
+def is_set(value: Any) -> bool:
     """True unless a value is null, false or empty."""
     return value not in (None, "", False, [], {})
 
@@ -45,11 +45,11 @@ def take_fields(raw: Mapping[str, Any], names: Mapping[str, str]) -> tuple[Objec
     data: Object = {}
     used: set[str] = set()
     for name, members in names.items():
-        said = next((each for each in members.split() if says(raw.get(each))), None)
+        said = next((each for each in members.split() if is_set(raw.get(each))), None)
         if said is not None:
             data[name] = raw[said]
             used.add(said)
-    rest = {member: value for member, value in raw.items() if member not in used and says(value)}
+    rest = {member: value for member, value in raw.items() if member not in used and is_set(value)}
     return data, rest
 
 
@@ -72,15 +72,15 @@ def build_translation(
         known: Those of `rest` that need no warning, such as ids and dates.
         warnings: More sentences.
     """
-    kept = without(rest, CHATS)
+    kept = omit(rest, CHAT_MEMBERS)
     found = [f"It was translated from {program}."]
     if unknown := [member for member in kept if member not in known]:
         found.append(f"Not used here, and kept for the export: {list_names(unknown)}.")
-    if chats := rest.keys() & CHATS:
+    if chats := rest.keys() & CHAT_MEMBERS:
         found.append(f"Its chats are left out: {list_names(sorted(chats))}.")
     if kept:
-        extensions = object_in(data, "extensions")
-        own = {**kept, **object_in(extensions, key)}
+        extensions = get_object(data, "extensions")
+        own = {**kept, **get_object(extensions, key)}
         data = {**data, "extensions": {**extensions, key: own}}
     card = {"spec": "chara_card_v3", "spec_version": "3.0", "data": data}
     return Translation(card, [*found, *warnings])
@@ -88,7 +88,7 @@ def build_translation(
 
 MANIFEST: Final = "manifest.json"
 
-_NAMES: Final = {
+_BACKYARD: Final = {
     "name": "displayName aiDisplayName name aiName",
     "nickname": "name aiName",
     "description": "persona aiPersona",
@@ -97,7 +97,7 @@ _NAMES: Final = {
     "mes_example": "customDialogue",
     "system_prompt": "basePrompt formattingInstructions",
 }
-_KNOWN: Final = frozenset(
+_BACKYARD_RECORD_MEMBERS: Final = frozenset(
     {"$schema", "schemaVersion", "id", "createdAt", "updatedAt", "hubCharId", "images"}
 )
 _SPEAKER: Final = re.compile(r"#\{(character|user)\}:", re.IGNORECASE)
@@ -111,9 +111,9 @@ def translate_backyard(raw: Object) -> Translation | None:
     is_older = not raw.keys().isdisjoint({"aiName", "aiDisplayName", "aiPersona"})
     if not is_own and not is_older and "loreItems" not in raw:
         return None
-    missing = len(_objects(raw.get("images")))
+    missing = len(_list_objects(raw.get("images")))
     warnings = [f"Its pictures are not in this file: {missing:,}."] if missing else []
-    return _build(raw, {}, warnings)
+    return _build_backyard(raw, {}, warnings)
 
 
 def translate_archive(files: Mapping[str, bytes]) -> tuple[Translation, dict[str, bytes]]:
@@ -123,12 +123,12 @@ def translate_archive(files: Mapping[str, bytes]) -> tuple[Translation, dict[str
         CardError: The manifest names no character that the archive has, or a file is broken.
     """
     manifest = _read(files, MANIFEST)
-    paths = _paths(manifest.get("characters"), files)
+    paths = _list_paths(manifest.get("characters"), files)
     if not paths:
         raise CardError(
             "The archive has a Backyard manifest (.byaf), but none of the characters that it names."
         )
-    stories = _paths(manifest.get("scenarios"), files)
+    stories = _list_paths(manifest.get("scenarios"), files)
     # Together as strict as for one file.
     texts = b",".join(files[path] for path in dict.fromkeys([paths[0], *stories]))
     JSON_BYTES.check(len(texts), "The archive")
@@ -142,35 +142,35 @@ def translate_archive(files: Mapping[str, bytes]) -> tuple[Translation, dict[str
         warnings.append(f"The messages of its chats are left out: {chats:,}.")
     pictures: dict[str, bytes] = {}
     assets: list[Object] = []
-    for image in _objects(raw.get("images")):
+    for image in _list_objects(raw.get("images")):
         path = posixpath.normpath(
-            posixpath.join(posixpath.dirname(paths[0]), plain_text(image.get("path")))
+            posixpath.join(posixpath.dirname(paths[0]), to_text(image.get("path")))
         )
         if path in files and path not in pictures:
             pictures[path] = files[path]
-            name = "main" if not assets else plain_text(image.get("label")) or f"{len(assets)}"
+            name = "main" if not assets else to_text(image.get("label")) or f"{len(assets)}"
             kind = path.rpartition(".")[2].lower()
             assets.append({"type": "icon", "uri": f"embeded://{path}", "name": name, "ext": kind})
-    author = object_in(manifest, "author")
-    more: Object = {"assets": assets, "creator": plain_text(author.get("name"))}
-    more["creator_notes"] = plain_text(author.get("backyardURL"))
-    return _build(raw, more | _scenario_fields(scenarios, warnings), warnings), pictures
+    author = get_object(manifest, "author")
+    more: Object = {"assets": assets, "creator": to_text(author.get("name"))}
+    more["creator_notes"] = to_text(author.get("backyardURL"))
+    return _build_backyard(raw, more | _read_scenarios(scenarios, warnings), warnings), pictures
 
 
-def _scenario_fields(scenarios: list[Object], warnings: list[str]) -> Object:
+def _read_scenarios(scenarios: list[Object], warnings: list[str]) -> Object:
     """Return the fields of the first scenario. Of the others, greetings are alternate ones."""
     if not scenarios:
         return {}
     first, *others = scenarios
     examples = [
-        _replace_macros(each.get("text")) for each in _objects(first.get("exampleMessages"))
+        _replace_macros(each.get("text")) for each in _list_objects(first.get("exampleMessages"))
     ]
-    greetings = [_greeting(each) for each in others]
+    greetings = [_get_greeting(each) for each in others]
     unused = {
         member
         for each in others
         for member in ("narrative", "formattingInstructions", "exampleMessages")
-        if says(each.get(member)) and each[member] != first.get(member)
+        if is_set(each.get(member)) and each[member] != first.get(member)
     }
     if unused:
         warnings.append(
@@ -178,25 +178,23 @@ def _scenario_fields(scenarios: list[Object], warnings: list[str]) -> Object:
         )
     used = {"exampleMessages", "firstMessages", "narrative", "formattingInstructions", "messages"}
     known = {"$schema", "schemaVersion", "title"}
-    if settings := [each for each in without(first, used | known) if says(first[each])]:
+    if settings := [each for each in omit(first, used | known) if is_set(first[each])]:
         warnings.append(f"Of its scenario, not used here: {list_names(settings)}.")
     return {
         "scenario": _replace_macros(first.get("narrative")),
-        "first_mes": _greeting(first),
+        "first_mes": _get_greeting(first),
         "mes_example": "\n".join(f"<START>\n{each}" for each in examples if each),
         "system_prompt": _replace_macros(first.get("formattingInstructions")),
         "alternate_greetings": [each for each in greetings if each],
-        "extensions": {
-            "backyard": {"scenarios": [without(each, {"messages"}) for each in scenarios]}
-        },
+        "extensions": {"backyard": {"scenarios": [omit(each, {"messages"}) for each in scenarios]}},
     }
 
 
-def _build(raw: Object, more: Object, warnings: list[str]) -> Translation:
-    data, rest = take_fields(raw, _NAMES)
+def _build_backyard(raw: Object, more: Object, warnings: list[str]) -> Translation:
+    data, rest = take_fields(raw, _BACKYARD)
     for name in data.keys() - {"name", "nickname"}:
         data[name] = _replace_macros(data[name])
-    if plain_text(data.get("nickname")).casefold() == plain_text(data.get("name")).casefold():
+    if to_text(data.get("nickname")).casefold() == to_text(data.get("name")).casefold():
         data.pop("nickname", None)
     lore: list[Object] = [
         {
@@ -208,16 +206,18 @@ def _build(raw: Object, more: Object, warnings: list[str]) -> Translation:
             "insertion_order": place,
             "extensions": {},
         }
-        for place, each in enumerate(_objects(rest.pop("loreItems", None)))
+        for place, each in enumerate(_list_objects(rest.pop("loreItems", None)))
     ]
     if lore:
         data["character_book"] = {"entries": lore}
-    data |= {name: value for name, value in more.items() if says(value)}
-    return build_translation("Backyard AI", "backyard", data, rest, known=_KNOWN, warnings=warnings)
+    data |= {name: value for name, value in more.items() if is_set(value)}
+    return build_translation(
+        "Backyard AI", "backyard", data, rest, known=_BACKYARD_RECORD_MEMBERS, warnings=warnings
+    )
 
 
-def _greeting(scenario: Object) -> str:
-    found = _objects(scenario.get("firstMessages"))
+def _get_greeting(scenario: Object) -> str:
+    found = _list_objects(scenario.get("firstMessages"))
     return _replace_macros(found[0].get("text")) if found else ""
 
 
@@ -227,16 +227,16 @@ def _replace_macros(value: Any) -> str:
     def macro(found: re.Match[str]) -> str:
         return _MACROS[found[1].lower()]
 
-    text = _SPEAKER.sub(lambda found: f"{macro(found)}:", plain_text(value))
+    text = _SPEAKER.sub(lambda found: f"{macro(found)}:", to_text(value))
     return _NAME.sub(macro, text)
 
 
-def _objects(value: object) -> list[Object]:
+def _list_objects(value: object) -> list[Object]:
     items = cast("list[object]", value) if isinstance(value, list) else []
     return [cast("Object", each) for each in items if isinstance(each, dict)]
 
 
-def _paths(value: object, files: Mapping[str, bytes]) -> list[str]:
+def _list_paths(value: object, files: Mapping[str, bytes]) -> list[str]:
     listed = cast("list[object]", value) if isinstance(value, list) else []
     named = [each for each in listed if isinstance(each, str) and each in files]
     return list(dict.fromkeys(named))
@@ -255,10 +255,10 @@ def _read(files: Mapping[str, bytes], path: str) -> Object:
 _WRAPPERS: Final = ("character", "char", "card")
 """Members that some programs put a whole character into."""
 
-_OF_CARDS: Final = frozenset({"first_mes", "mes_example"})
+_CARD_MEMBERS: Final = frozenset({"first_mes", "mes_example"})
 """Members of the card format that no other program has."""
 
-_DATES: Final = frozenset(
+_RECORD_MEMBERS: Final = frozenset(
     {"_id", "id", "kind", "userId", "createdAt", "updatedAt", "deletedAt", "favorite", "version"}
 )
 """Members about the record, not about the character."""
@@ -324,7 +324,7 @@ def translate(raw: Object) -> Translation | None:
         inner = raw.get(wrapper)
         if isinstance(inner, dict) and FLAT_FIELDS.members.isdisjoint(raw):
             found = _translate(cast("Object", inner)) or Translation(cast("Object", inner))
-            if beside := without(raw, {wrapper, "version"}):
+            if beside := omit(raw, {wrapper, "version"}):
                 found.warnings.append(
                     f"Left out, because it is beside the character: {list_names(beside)}."
                 )
@@ -333,7 +333,7 @@ def translate(raw: Object) -> Translation | None:
 
 
 def _translate(raw: Object) -> Translation | None:
-    if not raw.keys().isdisjoint(_OF_CARDS):
+    if not raw.keys().isdisjoint(_CARD_MEMBERS):
         return None
     found = (each(raw) for each in _TRANSLATORS)
     return next((each for each in found if each is not None), None)
@@ -342,44 +342,44 @@ def _translate(raw: Object) -> Translation | None:
 def _translate_agnai(raw: Object) -> Translation | None:
     persona: Any = raw.get("persona")
     is_own = raw.get("kind") in ("character", "library-character")
-    if not object_in(raw, "persona") and not (is_own and "greeting" in raw):
+    if not get_object(raw, "persona") and not (is_own and "greeting" in raw):
         return None
     data, rest = take_fields(raw, _AGNAI)
-    text = _persona_text(cast("Object", persona)) if isinstance(persona, dict) else persona
-    if says(text):
+    text = _format_persona(cast("Object", persona)) if isinstance(persona, dict) else persona
+    if is_set(text):
         data["description"] = text
-    elif says(raw.get("description")):
+    elif is_set(raw.get("description")):
         data["description"] = data.pop("creator_notes")
-    insert = object_in(rest, "insert")
-    if says(insert.get("prompt")):
+    insert = get_object(rest, "insert")
+    if is_set(insert.get("prompt")):
         prompt = {"prompt": insert["prompt"], "depth": insert.get("depth", 4), "role": "system"}
-        data["extensions"] = {**object_in(data, "extensions"), "depth_prompt": prompt}
+        data["extensions"] = {**get_object(data, "extensions"), "depth_prompt": prompt}
         rest.pop("insert")
     avatar = rest.get("avatar")
     if isinstance(avatar, str) and avatar.startswith("data:"):
         data["assets"] = [{"type": "icon", "uri": avatar, "name": "main", "ext": "png"}]
         rest.pop("avatar")
-    return build_translation("Agnai", "agnai", data, rest, known=_DATES | {"persona"})
+    return build_translation("Agnai", "agnai", data, rest, known=_RECORD_MEMBERS | {"persona"})
 
 
-def _persona_text(persona: Object) -> str:
+def _format_persona(persona: Object) -> str:
     """Return an Agnai persona as lines: free text first, then `attribute: value, value`."""
-    attributes = object_in(persona, "attributes")
-    lines = _texts(persona.get("text")) + _texts(attributes.get("text"))
+    attributes = get_object(persona, "attributes")
+    lines = _list_texts(persona.get("text")) + _list_texts(attributes.get("text"))
     for name, value in attributes.items():
-        if name != "text" and (said := ", ".join(_texts(value))):
+        if name != "text" and (said := ", ".join(_list_texts(value))):
             lines.append(f"{name}: {said}")
     return "\n".join(lines)
 
 
-def _texts(value: object) -> list[str]:
+def _list_texts(value: object) -> list[str]:
     items = cast("list[object]", value) if isinstance(value, list) else [value]
-    return [text for each in items if (text := plain_text(each).strip())]
+    return [text for each in items if (text := to_text(each).strip())]
 
 
 def _translate_chub(raw: Object) -> Translation | None:
-    node = object_in(raw, "node") or raw
-    definition = object_in(node, "definition")
+    node = get_object(raw, "node") or raw
+    definition = get_object(node, "definition")
     if not definition:
         return None
     data, rest = take_fields(definition, _CHUB)
@@ -388,7 +388,7 @@ def _translate_chub(raw: Object) -> Translation | None:
     if isinstance(node.get("fullPath"), str):
         data["creator"] = node["fullPath"].partition("/")[0]
     beside = "What its page says beside the character is left out."
-    return build_translation("Chub", "chub", data, rest, known=_DATES, warnings=[beside])
+    return build_translation("Chub", "chub", data, rest, known=_RECORD_MEMBERS, warnings=[beside])
 
 
 def _translate_character_ai(raw: Object) -> Translation | None:
@@ -396,7 +396,11 @@ def _translate_character_ai(raw: Object) -> Translation | None:
         return None
     data, rest = take_fields(raw, _CHARACTER_AI)
     return build_translation(
-        "Character.AI", "character_ai", data, rest, known=_DATES | {"external_id", "identifier"}
+        "Character.AI",
+        "character_ai",
+        data,
+        rest,
+        known=_RECORD_MEMBERS | {"external_id", "identifier"},
     )
 
 
@@ -408,7 +412,9 @@ def _translate_risu(raw: Object) -> Translation | None:
     rest.pop("globalLore", None)
     if lore:
         data["character_book"] = {"type": "risu", "data": lore}
-    return build_translation("RisuAI", "risuai", data, rest, known=_DATES | {"chaId", "type"})
+    return build_translation(
+        "RisuAI", "risuai", data, rest, known=_RECORD_MEMBERS | {"chaId", "type"}
+    )
 
 
 _TRANSLATORS: Final[tuple[Callable[[Object], Translation | None], ...]] = (

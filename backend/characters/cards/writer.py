@@ -16,11 +16,11 @@ from backend.characters.cards import charx, png
 from backend.characters.cards.charx import (
     EMBEDDED_SCHEMES,
     RISU_SCHEME,
-    embedded_path,
-    icons,
-    media_type,
+    find_embedded_path,
+    guess_media_type,
+    list_icons,
 )
-from backend.characters.cards.codec import Object, object_in, overlaid, without
+from backend.characters.cards.codec import Object, get_object, omit, overlay
 from backend.characters.cards.fields import CARD_FIELDS, FLAT_FIELDS, REQUIRED
 from backend.characters.cards.model import Asset, Card, CardAsset
 from backend.characters.cards.reader import read_texts
@@ -38,7 +38,7 @@ _KNOWN_EXTENSIONS = {"depth_prompt", "talkativeness", "fav", "world"}
 _SPECS: Mapping[bytes, ExportSpec] = {b"chara": "v2", b"ccv3": "v3"}
 
 
-def card_object(card: Card, raw: Mapping[str, Any], spec: ExportSpec) -> Object:
+def build_card_object(card: Card, raw: Mapping[str, Any], spec: ExportSpec) -> Object:
     """The JSON object of `card` in version 2 or 3.
 
     What the model knows comes from the card. What it does not know comes back from `raw`, the
@@ -48,22 +48,26 @@ def card_object(card: Card, raw: Mapping[str, Any], spec: ExportSpec) -> Object:
     them, and nothing is lost between tools that know both.
     """
     is_nested = isinstance(raw.get("data"), dict)
-    nested = object_in(raw, "data")
+    nested = get_object(raw, "data")
     data = {
-        **_known(card, nested if is_nested else raw, spec),
-        **without(nested, CARD_FIELDS.members),
+        **_write_known_fields(card, nested if is_nested else raw, spec),
+        **omit(nested, CARD_FIELDS.members),
     }
     name, version = _VERSIONS[spec]
-    beside = _nested_rest(raw, data) if is_nested else without(raw, FLAT_FIELDS.members | _ENVELOPE)
+    beside = (
+        _copy_unknown_members(raw, data)
+        if is_nested
+        else omit(raw, FLAT_FIELDS.members | _ENVELOPE)
+    )
     return {"spec": name, "spec_version": version, "data": data, **beside}
 
 
-def _known(card: Card, source: Mapping[str, Any], spec: ExportSpec) -> Object:
+def _write_known_fields(card: Card, source: Mapping[str, Any], spec: ExportSpec) -> Object:
     values = cast("Object", msgspec.to_builtins(card))
     # Other tools' extensions come back; a known one that was taken away stays away.
-    others = without(object_in(source, "extensions"), _KNOWN_EXTENSIONS)
+    others = omit(get_object(source, "extensions"), _KNOWN_EXTENSIONS)
     values["extensions"] = others | values["extensions"]
-    values["assets"] = _with_former(values["assets"], source.get("assets"))
+    values["assets"] = _merge_assets(values["assets"], source.get("assets"))
     required = REQUIRED | {"group_only_greetings"} if spec == "v3" else REQUIRED
     return {
         name: value
@@ -72,19 +76,19 @@ def _known(card: Card, source: Mapping[str, Any], spec: ExportSpec) -> Object:
     }
 
 
-def _with_former(own: list[Object], listed: object) -> list[Object]:
+def _merge_assets(own: list[Object], listed: object) -> list[Object]:
     """Each asset over its former entry, which is known by its URI, name and type."""
     entries = cast("list[object]", listed) if isinstance(listed, list) else []
     objects = [cast("Object", entry) for entry in entries if isinstance(entry, dict)]
-    former = {_identity(entry): entry for entry in objects}
-    return [{**former.get(_identity(asset), {}), **asset} for asset in own]
+    former = {_get_asset_key(entry): entry for entry in objects}
+    return [{**former.get(_get_asset_key(asset), {}), **asset} for asset in own]
 
 
-def _identity(entry: Mapping[str, Any]) -> tuple[str, ...]:
+def _get_asset_key(entry: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(entry.get(name, "")) for name in ("type", "uri", "name"))
 
 
-def _nested_rest(raw: Mapping[str, Any], data: Object) -> Object:
+def _copy_unknown_members(raw: Mapping[str, Any], data: Object) -> Object:
     """What stood beside `data`.
 
     SillyTavern repeats fields there, for readers of V1: they follow what `data` says now.
@@ -95,18 +99,20 @@ def _nested_rest(raw: Mapping[str, Any], data: Object) -> Object:
         **{name: extensions[name] for name in _MIRRORED_EXTENSIONS if name in extensions},
         "creatorcomment": data["creator_notes"],
     }
-    return {name: mirrors.get(name, value) for name, value in without(raw, _ENVELOPE).items()}
+    return {name: mirrors.get(name, value) for name, value in omit(raw, _ENVELOPE).items()}
 
 
 def to_json(card: Card, raw: Mapping[str, Any], spec: ExportSpec = "v3") -> bytes:
     """A JSON file, indented for people."""
-    encoded = msgspec.json.encode(card_object(card, raw, spec))
+    encoded = msgspec.json.encode(build_card_object(card, raw, spec))
     return msgspec.json.format(encoded, indent=2)
 
 
 def to_png(card: Card, raw: Mapping[str, Any], picture: bytes) -> bytes:
     """`picture`, a PNG, with the card as V3 and as V2 in it."""
-    return png.with_texts(picture, {word: _packed(card, raw, _SPECS[word]) for word in _SPECS})
+    return png.replace_texts(
+        picture, {word: _pack_card(card, raw, _SPECS[word]) for word in _SPECS}
+    )
 
 
 def to_changed_png(card: Card, before: Card, original: bytes, picture: bytes | None) -> bytes:
@@ -128,14 +134,14 @@ def to_changed_png(card: Card, before: Card, original: bytes, picture: bytes | N
     texts: dict[bytes, bytes] = {}
     for word, spec in _SPECS.items():
         text = found.get(word, believed)
-        changed = overlaid(*map(msgspec.to_builtins, (text.card, before, card)))
-        texts[word] = _packed(msgspec.convert(changed, Card), text.raw, spec)
+        changed = overlay(*map(msgspec.to_builtins, (text.card, before, card)))
+        texts[word] = _pack_card(msgspec.convert(changed, Card), text.raw, spec)
     if picture is None:
-        return png.with_texts(original, texts)
-    return png.with_texts(picture, texts, more=png.find_texts(original).assets.values())
+        return png.replace_texts(original, texts)
+    return png.replace_texts(picture, texts, more=png.find_texts(original).assets.values())
 
 
-def png_assets(card: Card, original: bytes) -> tuple[Card, list[Asset]]:
+def extract_png_assets(card: Card, original: bytes) -> tuple[Card, list[Asset]]:
     """The files that RisuAI put into a PNG, under paths of an archive, and the card that says so.
 
     One that is no base64 is left out.
@@ -145,11 +151,11 @@ def png_assets(card: Card, original: bytes) -> tuple[Card, list[Asset]]:
     for name, chunk in png.find_texts(original).assets.items():
         uri = RISU_SCHEME + name
         asset = named.get(uri, CardAsset())
-        kind, extension = (_path_part(part) for part in (asset.type, asset.ext))
+        kind, extension = (_clean_path_part(part) for part in (asset.type, asset.ext))
         path = f"assets/{kind or 'other'}/{len(files)}.{extension or 'bin'}"
         with suppress(CardError):
             data = png.decode_value(png.TextReader().read(chunk))
-            files[uri] = Asset(path, media_type(path), data)
+            files[uri] = Asset(path, guess_media_type(path), data)
     assets = [
         msgspec.structs.replace(asset, uri=EMBEDDED_SCHEMES[0] + files[asset.uri].path)
         if asset.uri in files
@@ -159,12 +165,12 @@ def png_assets(card: Card, original: bytes) -> tuple[Card, list[Asset]]:
     return msgspec.structs.replace(card, assets=assets), list(files.values())
 
 
-def _path_part(text: str) -> str:
+def _clean_path_part(text: str) -> str:
     return "".join(char for char in text[:20].lower() if char.isascii() and char.isalnum())
 
 
-def _packed(card: Card, raw: Mapping[str, Any], spec: ExportSpec) -> bytes:
-    return b2a_base64(msgspec.json.encode(card_object(card, raw, spec)), newline=False)
+def _pack_card(card: Card, raw: Mapping[str, Any], spec: ExportSpec) -> bytes:
+    return b2a_base64(msgspec.json.encode(build_card_object(card, raw, spec)), newline=False)
 
 
 def to_charx(
@@ -185,21 +191,21 @@ def to_charx(
     Raises:
         CardError: A path leads out of the archive.
     """
-    files = {charx.safe_path(asset.path): asset.data for asset in assets}
+    files = {charx.normalise_path(asset.path): asset.data for asset in assets}
     files.pop(charx.CARD_NAME, None)
-    card, files = _with_portable_paths(card, files)
+    card, files = _rename_files(card, files)
     if picture is not None:
-        card = _with_icon(card, files, picture)
-    text = msgspec.json.encode(card_object(card, raw, "v3"))
+        card = _replace_icon(card, files, picture)
+    text = msgspec.json.encode(build_card_object(card, raw, "v3"))
     return charx.pack({charx.CARD_NAME: text, **files})
 
 
-def _with_portable_paths(card: Card, files: Mapping[str, bytes]) -> tuple[Card, dict[str, bytes]]:
+def _rename_files(card: Card, files: Mapping[str, bytes]) -> tuple[Card, dict[str, bytes]]:
     """The files under paths that every system can unpack, and the card that names those paths."""
     paths = portable_paths(files)
     assets = [
         msgspec.structs.replace(asset, uri=EMBEDDED_SCHEMES[0] + paths[path])
-        if (path := embedded_path(asset.uri)) in paths and paths[path] != path
+        if (path := find_embedded_path(asset.uri)) in paths and paths[path] != path
         else asset
         for asset in card.assets
     ]
@@ -207,17 +213,17 @@ def _with_portable_paths(card: Card, files: Mapping[str, bytes]) -> tuple[Card, 
     return msgspec.structs.replace(card, assets=assets), moved
 
 
-def _with_icon(card: Card, files: dict[str, bytes], picture: bytes) -> Card:
+def _replace_icon(card: Card, files: dict[str, bytes], picture: bytes) -> Card:
     """The card with `picture` for its main icon, and the picture among the files.
 
     It stands where the former one stood, where that was a PNG, too.
     """
-    former = next(iter(icons(card.assets)), None)
+    former = next(iter(list_icons(card.assets)), None)
     others = [asset for asset in card.assets if asset is not former]
     place = card.assets.index(former) if former else 0
-    path = embedded_path(former.uri) if former else None
+    path = find_embedded_path(former.uri) if former else None
     target = _ICON_PATH
-    if path is not None and path not in map(embedded_path, (other.uri for other in others)):
+    if path is not None and path not in map(find_embedded_path, (other.uri for other in others)):
         files.pop(path, None)
         target = path if path.lower().endswith(".png") else target
     while target in files:

@@ -29,7 +29,7 @@ from backend.chats.events import (
     translate_audiences,
 )
 from backend.chats.models import Chat, Message
-from backend.chats.repository import FOREVER, first_behind
+from backend.chats.repository import MAX_POSITION, find_first_after
 from backend.chats.schemas import SummarySettings
 from backend.chats.service import read_settings
 from backend.chats.tree import make_ancestors, make_subtree
@@ -162,7 +162,7 @@ async def list_active_summaries(
         "chat": chat.id,
         "owner": sealer.user_id,
         "limit": limit,
-        "up_to": FOREVER if up_to_position is None else up_to_position,
+        "up_to": MAX_POSITION if up_to_position is None else up_to_position,
     }
     if audiences:
         values |= {"audiences": audiences, "first": audiences[0]}
@@ -471,7 +471,7 @@ async def _find_last_before(
     session: AsyncSession, chat: Chat, begin: int, *, at_most: int | None = None
 ) -> int | None:
     """Return the position of the last message before a history that begins at `begin` tokens."""
-    first = await first_behind(session, chat.id, from_sum=begin)
+    first = await find_first_after(session, chat.id, from_sum=begin)
     query = (
         select(Message.position).where(is_readable(chat)).order_by(Message.position.desc()).limit(1)
     )

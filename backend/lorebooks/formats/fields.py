@@ -15,15 +15,15 @@ from backend.characters.cards.codec import (
     Notes,
     Object,
     Reader,
-    Unusable,
-    chosen,
-    flag,
-    number,
-    object_in,
-    plain_text,
-    text,
-    unless_null,
-    whole,
+    UnusableError,
+    get_object,
+    make_choice_reader,
+    make_integer_reader,
+    make_number_reader,
+    omit_null,
+    read_flag,
+    read_text,
+    to_text,
 )
 from backend.generation.model import Role
 from backend.lorebooks.entries import (
@@ -98,9 +98,9 @@ POSITIONS: Final[tuple[Position, ...]] = get_args(Position)
 LOGICS: Final[tuple[Logic, ...]] = get_args(Logic)
 ROLES: Final[tuple[Role, ...]] = ("system", "user", "assistant")
 TRIGGERS: Final[tuple[Trigger, ...]] = tuple(each for each in get_args(Trigger) if each != "other")
-_MODE: Final[Reader[LoreMode]] = chosen(get_args(LoreMode))
-_SCAN_DEPTH: Final = whole(0, 1_000)
-_COUNT: Final = whole(0, 100_000)
+_MODE: Final[Reader[LoreMode]] = make_choice_reader(get_args(LoreMode))
+_SCAN_DEPTH: Final = make_integer_reader(0, 1_000)
+_COUNT: Final = make_integer_reader(0, 100_000)
 MATCHED: Final[dict[MatchedField, str]] = {
     "persona_description": "matchPersonaDescription",
     "character_description": "matchCharacterDescription",
@@ -114,21 +114,21 @@ MATCHED: Final[dict[MatchedField, str]] = {
 
 def _name(value: object, notes: Notes) -> str:
     """Read a title or label. If it is too long, only the source keeps its end."""
-    found = plain_text(value)
+    found = to_text(value)
     if len(found) > MAX_NAME:
         notes.add(f"A name was longer than {MAX_NAME} characters and is cut here")
     return found[:MAX_NAME]
 
 
 def _description(value: object, notes: Notes) -> str:
-    found = plain_text(value)
+    found = to_text(value)
     if len(found) > MAX_DESCRIPTION:
         notes.add(f"The description was longer than {MAX_DESCRIPTION:,} characters and is cut here")
     return found[:MAX_DESCRIPTION]
 
 
 def _content(value: object, notes: Notes) -> str:
-    found = text(value, notes)
+    found = read_text(value, notes)
     check_content(found)
     return found
 
@@ -164,11 +164,11 @@ def _key_texts(value: object) -> list[str]:
         case str():
             return _split_keys(value)
         case list():
-            return list(map(plain_text, cast("list[object]", value)))
+            return list(map(to_text, cast("list[object]", value)))
         case dict():
-            return list(map(plain_text, cast("Object", value).values()))
+            return list(map(to_text, cast("Object", value).values()))
         case _:
-            return [plain_text(value)]
+            return [to_text(value)]
 
 
 def _split_keys(value: str) -> list[str]:
@@ -192,7 +192,7 @@ def _usable_keys(found: list[str], notes: Notes) -> list[str]:
 def _names(value: object, notes: Notes) -> list[str]:
     """Read a list of names without blank ones, truncated to the limit."""
     items = cast("list[object]", value) if isinstance(value, list) else [value]
-    found = [_name(item, notes) for item in items if plain_text(item).strip()]
+    found = [_name(item, notes) for item in items if to_text(item).strip()]
     if len(found) > MAX_KEYS:
         notes.add(f"A list of names had more than {MAX_KEYS}: those behind are not used")
     return found[:MAX_KEYS]
@@ -206,7 +206,7 @@ def _triggers(value: object, notes: Notes) -> list[Trigger]:
 
 def _level(value: object, notes: Notes) -> int:
     """Read `delayUntilRecursion`. True means the first level."""
-    return int(value) if isinstance(value, bool) else whole(0, 1_000)(value, notes)
+    return int(value) if isinstance(value, bool) else make_integer_reader(0, 1_000)(value, notes)
 
 
 def _plain_number(value: float) -> float:
@@ -216,7 +216,7 @@ def _plain_number(value: float) -> float:
 
 _FILTER: Final = Codec(
     (
-        Field("is_exclude", flag, {"": "isExclude is_exclude"}),
+        Field("is_exclude", read_flag, {"": "isExclude is_exclude"}),
         Field("names", _names, {"": "names"}),
         Field("tags", _names, {"": "tags"}),
     ),
@@ -227,7 +227,7 @@ _FILTER: Final = Codec(
 def _filter(value: object, notes: Notes) -> CharacterFilter:
     """Read SillyTavern's filter. Its names are names of image files without extension."""
     if not isinstance(value, dict):
-        raise Unusable
+        raise UnusableError
     return CharacterFilter(**_FILTER.read(cast("Object", value), notes))
 
 
@@ -299,39 +299,59 @@ _ENTRY: Final = (
     _field("keys", _keys, "key", "keys"),
     _field("secondary_keys", _secondary_keys, "keysecondary", "secondary_keys"),
     _field("anti_keys", _keys, "", ""),
-    _field("constant", flag, "constant", "constant"),
-    _field("selective", flag, "selective", "selective", default=False),
-    _field("order", whole(-1_000_000, 1_000_000), "order", "insertion_order"),
-    _field("enabled", flag, "", "enabled"),
-    _field("disabled", flag, "disable", ""),
-    _field("position", chosen(POSITIONS), "position", "extensions.position", POSITIONS.index),
-    _field("depth", whole(0, 10_000), "depth", "extensions.depth"),
-    _field("role", chosen(ROLES), "role", "extensions.role", ROLES.index),
-    _field("logic", chosen(LOGICS), "selectiveLogic", "extensions.selectiveLogic", LOGICS.index),
+    _field("constant", read_flag, "constant", "constant"),
+    _field("selective", read_flag, "selective", "selective", default=False),
+    _field("order", make_integer_reader(-1_000_000, 1_000_000), "order", "insertion_order"),
+    _field("enabled", read_flag, "", "enabled"),
+    _field("disabled", read_flag, "disable", ""),
+    _field(
+        "position",
+        make_choice_reader(POSITIONS),
+        "position",
+        "extensions.position",
+        POSITIONS.index,
+    ),
+    _field("depth", make_integer_reader(0, 10_000), "depth", "extensions.depth"),
+    _field("role", make_choice_reader(ROLES), "role", "extensions.role", ROLES.index),
+    _field(
+        "logic",
+        make_choice_reader(LOGICS),
+        "selectiveLogic",
+        "extensions.selectiveLogic",
+        LOGICS.index,
+    ),
     _field("outlet", _name, "outletName", "extensions.outlet_name"),
-    _field("mode", _MODE, "talekeeperMode", "extensions.talekeeper_mode", unless_null),
-    _field("vectorized", flag, "vectorized", "extensions.vectorized"),
-    _field("ignore_budget", flag, "ignoreBudget", "extensions.ignore_budget"),
-    _field("exclude_recursion", flag, "excludeRecursion", "extensions.exclude_recursion"),
-    _field("prevent_recursion", flag, "preventRecursion", "extensions.prevent_recursion"),
+    _field("mode", _MODE, "talekeeperMode", "extensions.talekeeper_mode", omit_null),
+    _field("vectorized", read_flag, "vectorized", "extensions.vectorized"),
+    _field("ignore_budget", read_flag, "ignoreBudget", "extensions.ignore_budget"),
+    _field("exclude_recursion", read_flag, "excludeRecursion", "extensions.exclude_recursion"),
+    _field("prevent_recursion", read_flag, "preventRecursion", "extensions.prevent_recursion"),
     _field(
         "delay_until_recursion", _level, "delayUntilRecursion", "extensions.delay_until_recursion"
     ),
-    _field("probability", number(0, 100), "probability", "extensions.probability", _plain_number),
-    _field("use_probability", flag, "useProbability", "extensions.useProbability"),
+    _field(
+        "probability",
+        make_number_reader(0, 100),
+        "probability",
+        "extensions.probability",
+        _plain_number,
+    ),
+    _field("use_probability", read_flag, "useProbability", "extensions.useProbability"),
     _field("group", _name, "group", "extensions.group"),
-    _field("group_override", flag, "groupOverride", "extensions.group_override"),
+    _field("group_override", read_flag, "groupOverride", "extensions.group_override"),
     _field(
         "group_weight",
-        number(0, 1_000_000),
+        make_number_reader(0, 1_000_000),
         "groupWeight",
         "extensions.group_weight",
         _plain_number,
     ),
-    _field("use_group_scoring", flag, "useGroupScoring", "extensions.use_group_scoring"),
+    _field("use_group_scoring", read_flag, "useGroupScoring", "extensions.use_group_scoring"),
     _field("scan_depth", _SCAN_DEPTH, "scanDepth", "extensions.scan_depth"),
-    _field("case_sensitive", flag, "caseSensitive", "extensions.case_sensitive case_sensitive"),
-    _field("match_whole_words", flag, "matchWholeWords", "extensions.match_whole_words"),
+    _field(
+        "case_sensitive", read_flag, "caseSensitive", "extensions.case_sensitive case_sensitive"
+    ),
+    _field("match_whole_words", read_flag, "matchWholeWords", "extensions.match_whole_words"),
     _field("sticky", _COUNT, "sticky", "extensions.sticky"),
     _field("cooldown", _COUNT, "cooldown", "extensions.cooldown"),
     _field("delay", _COUNT, "delay", "extensions.delay"),
@@ -345,7 +365,7 @@ _ENTRY: Final = (
     _field("triggers", _triggers, "triggers", "extensions.triggers"),
     _field("automation_id", _name, "automationId", "extensions.automation_id"),
     *(
-        _field(f"match_{field}", flag, member, f"extensions.match_{field}")
+        _field(f"match_{field}", read_flag, member, f"extensions.match_{field}")
         for field, member in MATCHED.items()
     ),
 )
@@ -363,14 +383,14 @@ BOOK: Final = Codec(
         Field("name", _name, {"": "name"}),
         Field("description", _description, {"": "description"}),
         *(
-            Field(name, read, {"": place}, unless_null)
+            Field(name, read, {"": place}, omit_null)
             for name, read, place in (
                 ("scan_depth", _SCAN_DEPTH, "scan_depth"),
-                ("token_budget", whole(0, 10_000_000), "token_budget"),
-                ("recursive_scanning", flag, "recursive_scanning"),
-                ("case_sensitive", flag, f"extensions.{OURS}.case_sensitive"),
-                ("match_whole_words", flag, f"extensions.{OURS}.match_whole_words"),
-                ("use_group_scoring", flag, f"extensions.{OURS}.use_group_scoring"),
+                ("token_budget", make_integer_reader(0, 10_000_000), "token_budget"),
+                ("recursive_scanning", read_flag, "recursive_scanning"),
+                ("case_sensitive", read_flag, f"extensions.{OURS}.case_sensitive"),
+                ("match_whole_words", read_flag, f"extensions.{OURS}.match_whole_words"),
+                ("use_group_scoring", read_flag, f"extensions.{OURS}.use_group_scoring"),
                 ("mode", _MODE, f"extensions.{OURS}.mode"),
             )
         ),
@@ -409,7 +429,7 @@ def read_entry(file_format: Format, raw: Mapping[str, Any], notes: Notes) -> Lor
 
 def _read_book_members(found: Object, raw: Mapping[str, Any]) -> None:
     """Read members of a `character_book` entry. `extensions` take precedence over its members."""
-    if object_in(raw, "extensions").get("position") is None:
+    if get_object(raw, "extensions").get("position") is None:
         before = raw.get("position") in ("before_char", 0, "0")
         found["position"] = "before_character" if before else "after_character"
     if has_bare_patterns(raw):
@@ -420,7 +440,7 @@ def _read_book_members(found: Object, raw: Mapping[str, Any]) -> None:
 
 def has_bare_patterns(raw: Mapping[str, Any]) -> bool:
     """True if an entry's keys are patterns without the slashes that mark a pattern here."""
-    return bool(raw.get("use_regex")) and _SILLYTAVERNS.isdisjoint(object_in(raw, "extensions"))
+    return bool(raw.get("use_regex")) and _SILLYTAVERNS.isdisjoint(get_object(raw, "extensions"))
 
 
 def _pattern(key: str, *, ignore_case: bool) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 from backend.characters.cards import charx, png
-from backend.characters.cards.codec import Notes, Object, list_names, object_in, plain_text
+from backend.characters.cards.codec import Notes, Object, get_object, list_names, to_text
 from backend.characters.cards.kinds import AS_LOREBOOK, LOREBOOK, find_kind
 from backend.characters.cards.model import Card, check_file_size
 from backend.characters.cards.reader import normalise, read_card
@@ -89,8 +89,8 @@ def _read_inside(raw: Object, *, given_name: str) -> ReadBook | None:
 
     The other content is left out and named in a warning.
     """
-    module = object_in(raw, "module") or raw
-    definition = object_in(object_in(raw, "node") or raw, "definition")
+    module = get_object(raw, "module") or raw
+    definition = get_object(get_object(raw, "node") or raw, "definition")
     book: Object
     if raw.get("type") == "risuModule":
         name, around, member = "a module of RisuAI", module, "lorebook"
@@ -98,15 +98,15 @@ def _read_inside(raw: Object, *, given_name: str) -> ReadBook | None:
     elif isinstance(raw.get("worldinfo"), list):
         name, around, member = "a story of KoboldAI", raw, "worldinfo"
         book = {"folders": {}, "entries": raw["worldinfo"]}
-    elif "scenarioVersion" in raw and object_in(raw, "lorebook"):
+    elif "scenarioVersion" in raw and get_object(raw, "lorebook"):
         name, around, member = "a story of NovelAI", raw, "lorebook"
-        book = object_in(raw, "lorebook")
-    elif object_in(definition, "embedded_lorebook"):
+        book = get_object(raw, "lorebook")
+    elif get_object(definition, "embedded_lorebook"):
         name, around, member = "a download of Chub", definition, "embedded_lorebook"
-        book = object_in(definition, "embedded_lorebook")
+        book = get_object(definition, "embedded_lorebook")
     else:
         return None
-    own_name = plain_text(around.get("name") or around.get("title")).strip()
+    own_name = to_text(around.get("name") or around.get("title")).strip()
     found = read_value(book, given_name=own_name or given_name)
     rest = [each for each, value in around.items() if value and each not in {member, *_OF_FILES}]
     if rest:
@@ -155,7 +155,7 @@ def read_value(value: object, *, given_name: str) -> ReadBook:
 
 def _is_card(raw: Object) -> bool:
     named = str(raw.get("spec", "")).startswith("chara_card")
-    has_book = "character_book" in raw or "character_book" in object_in(raw, "data")
+    has_book = "character_book" in raw or "character_book" in get_object(raw, "data")
     return named or has_book or translate(raw) is not None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, cast
 
-from backend.characters.cards.codec import Notes, Object, object_in, overlaid, without
+from backend.characters.cards.codec import Notes, Object, get_object, omit, overlay
 from backend.lorebooks.entries import BookFields, LoreEntry
 from backend.lorebooks.formats.fields import (
     BOOK,
@@ -51,7 +51,7 @@ def entry_object(entry: LoreEntry, source: EntrySource | None, target: Target) -
     if target == "character_book" and has_bare_patterns(raw):
         # Write keys with slashes: with SillyTavern's extensions `use_regex` has no meaning.
         before = {**before, "keys": None, "secondary_keys": None}
-    return overlaid(raw, before, written)
+    return overlay(raw, before, written)
 
 
 def _whole(source: EntrySource, entry: LoreEntry) -> Object:
@@ -63,8 +63,8 @@ def _whole(source: EntrySource, entry: LoreEntry) -> Object:
 def _convert_entry(written: Object, source: EntrySource, target: Target) -> Object:
     raw = source.raw
     known = ENTRIES[source.format].members | _NOT_IN_TABLE.get(source.format, frozenset())
-    extensions = without(object_in(raw, "extensions"), ENTRIES["character_book"].inner)
-    kept = {**extensions, **without(raw, known)}
+    extensions = omit(get_object(raw, "extensions"), ENTRIES["character_book"].inner)
+    kept = {**extensions, **omit(raw, known)}
     if target == "world_info":
         own = {"extensions": kept} if kept else {}
         return {**written, **own, **_pick_number(raw.get("id"), "uid")}
@@ -159,7 +159,7 @@ def _build_members(book: BookFields, source: BookSource | None, target: Target) 
         return written
     if source.format == target:
         read = read_book(source.raw, Notes(), given_name=source.given_name)
-        return overlaid(source.raw, write_book(read), written)
-    rest = without(source.raw, BOOK.members | {"extensions", "originalData"})
-    former = without(object_in(source.raw, "extensions"), {OURS})
+        return overlay(source.raw, write_book(read), written)
+    rest = omit(source.raw, BOOK.members | {"extensions", "originalData"})
+    former = omit(get_object(source.raw, "extensions"), {OURS})
     return {**written, "extensions": {**rest, **former, **written["extensions"]}}

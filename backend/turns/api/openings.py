@@ -15,7 +15,7 @@ from backend.accounts.service import AccountService
 from backend.campaigns.errors import CampaignNotFoundError
 from backend.campaigns.state.viewpoints import find_player_name
 from backend.characters import repository as characters
-from backend.characters.cards.model import MAX_OPENING, Card, greetings_of
+from backend.characters.cards.model import MAX_GREETINGS_CHARACTERS, Card, list_greetings
 from backend.characters.errors import CharacterNotFoundError, PersonaNotFoundError
 from backend.chats import repository as chats
 from backend.chats.drafts import MessageDraft
@@ -93,7 +93,7 @@ class OpeningService:
                     longest=self._longest_message,
                     scripts=partial(prepare_scripts, self._scripts, identity.user_id, scripts),
                 ),
-                size=estimate_expansion(greetings_of(first, is_group=is_group)),
+                size=estimate_expansion(list_greetings(first, is_group=is_group)),
             )
         return await self._chats.open(
             identity,
@@ -120,7 +120,7 @@ class OpeningService:
             names = await _check_members(session, identity, change.character_ids, change.persona_id)
             if "title" in patch and not change.title.strip():
                 if "character_ids" not in patch:
-                    members = (await chats.character_ids(session, [chat_id])).get(chat_id, [])
+                    members = (await chats.list_character_ids(session, [chat_id])).get(chat_id, [])
                     names = await _find_names(session, identity, members)
                 change.title = _make_title(names)
         return await self._chats.patch(
@@ -246,7 +246,7 @@ def _draft_greetings(
     macro_budget = MacroBudget()
     drafts: list[MessageDraft] = []
     together = 0
-    for number, greeting in enumerate(greetings_of(card, is_group=is_group)):
+    for number, greeting in enumerate(list_greetings(card, is_group=is_group)):
         expansion = expand(
             greeting, context, Variables(), place=f"greeting:{number}", budget=macro_budget
         )
@@ -262,11 +262,16 @@ def _draft_greetings(
                 extra={"greeting": number + 1, "length": len(text), "limit": longest},
             )
         together += len(text)
-        if together > MAX_OPENING:
+        if together > MAX_GREETINGS_CHARACTERS:
             raise OpeningTooLongError(
-                f"Greetings 1 to {number + 1} have {together:,} characters; {MAX_OPENING:,} "
-                "are allowed. Shorten or delete some on the character's page.",
-                extra={"greeting": number + 1, "length": together, "limit": MAX_OPENING},
+                f"Greetings 1 to {number + 1} have {together:,} characters; "
+                f"{MAX_GREETINGS_CHARACTERS:,} are allowed. Shorten or delete some on the "
+                "character's page.",
+                extra={
+                    "greeting": number + 1,
+                    "length": together,
+                    "limit": MAX_GREETINGS_CHARACTERS,
+                },
             )
         drafts.append(
             MessageDraft(role="assistant", author=author, text=text, character_id=character_id)

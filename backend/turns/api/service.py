@@ -20,7 +20,7 @@ from backend.chats.errors import MessageNotFoundError
 from backend.chats.messages import MessageService
 from backend.chats.models import Message
 from backend.chats.repository import get_chat
-from backend.chats.token_counting import recount
+from backend.chats.token_counting import recount_chat
 from backend.context.record import Totals
 from backend.core.cpu_pool import CpuPool
 from backend.core.logs import get_logger
@@ -319,7 +319,7 @@ class TurnService:
     async def _recount(self, run: TurnRun) -> None:
         try:
             await run.finished.wait()
-            await recount(
+            await recount_chat(
                 self._database, self._pool, run.sealer, run.chat_id, run.built.window.unit
             )
         except Exception as error:  # the next turn tries again

@@ -27,7 +27,7 @@ from backend.chats.errors import EmptyMessageError
 from backend.chats.messages import MessageService
 from backend.chats.models import Message
 from backend.chats.schemas import ChatSettings
-from backend.chats.service import effective_model
+from backend.chats.service import choose_chat_model
 from backend.chats.token_counting import CountUnit
 from backend.context.budget import Budget
 from backend.context.macros import MacroBudget, MacroLimitError
@@ -406,7 +406,7 @@ class PromptBuilder:
         """
         models = await self._user_models.of(session, identity.user, identity.sealer)
         preset = loaded.preset if loaded else None
-        spec, sampling = effective_model(
+        spec, sampling = choose_chat_model(
             models, identity, settings, beneath=preset.fields.sampling if preset else None
         )
         if is_quiet:

@@ -25,7 +25,7 @@ from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.state.situations import CampaignLayers
 from backend.characters.cards.model import Card
 from backend.chats.models import Chat, Message
-from backend.chats.repository import SealedHistory
+from backend.chats.repository import HistoryColumns
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.token_counting import CountUnit
 from backend.chronicles.repository import StoryEvent
@@ -450,7 +450,7 @@ class LoadedPrompt:
 
     loaded: LoadedChat
     window: PromptWindow
-    lines: SealedHistory
+    lines: HistoryColumns
     thoughts: SealedThoughts = field(default_factory=dict[int, tuple[UUID, bytes]])
 
 

@@ -22,8 +22,8 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.events import UserSignedOut
 from backend.chats import repository as chats
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
-from backend.chats.repository import SealedHistory
-from backend.chats.token_counting import line_text
+from backend.chats.repository import HistoryColumns
+from backend.chats.token_counting import format_line
 from backend.context.assembly import Counter, Plan, plan
 from backend.context.budget import ContextOverflowError, find_eviction_point, find_joined_start
 from backend.context.layout import History, LeftOut, PromptItem
@@ -101,7 +101,7 @@ def open_history(identity: Identity, prompt: LoadedPrompt) -> tuple[History, Seq
         if prompt.window.is_estimated:
             tokens = unit.count_many(spoken)
             changed = []
-        texts = [line_text(author, text, names=unit.names) for author, text in spoken]
+        texts = [format_line(author, text, names=unit.names) for author, text in spoken]
     marks = _mark_lines(texts, lines, prompt.loaded.marks)
     changed = [*changed, *marks]
     # The texts already contain the names, if they are sent.
@@ -125,7 +125,7 @@ def open_history(identity: Identity, prompt: LoadedPrompt) -> tuple[History, Seq
     return History(messages, tokens, positions, thoughts, words), stored
 
 
-def _mark_lines(texts: list[str], lines: SealedHistory, marks: AudienceMarks) -> dict[int, str]:
+def _mark_lines(texts: list[str], lines: HistoryColumns, marks: AudienceMarks) -> dict[int, str]:
     """Mark messages that not everyone knows. Returns the marks by place in `texts`."""
     found: dict[int, str] = {}
     for at, audience in enumerate(lines.audiences):
@@ -237,14 +237,16 @@ class KeptHistory:
     mark: tuple[str, int]
     begin: int
     start: int
-    lines: SealedHistory
+    lines: HistoryColumns
 
     @property
     def end(self) -> int:
         """Stored tokens from the root to the last message."""
         return self.start + sum(self.lines.tokens[:-1])
 
-    def extend(self, later: SealedHistory, *, begin: int, path_tokens: int) -> SealedHistory | None:
+    def extend(
+        self, later: HistoryColumns, *, begin: int, path_tokens: int
+    ) -> HistoryColumns | None:
         """Return the cached messages after `begin`, followed by new ones.
 
         Args:
@@ -269,7 +271,7 @@ class KeptHistory:
             first += 1
         if start < begin:
             return None
-        return SealedHistory(
+        return HistoryColumns(
             ids=[*kept.ids[first:last], *later.ids],
             positions=[*kept.positions[first:last], *later.positions],
             roles=[*kept.roles[first:last], *later.roles],
@@ -288,13 +290,13 @@ class HistoryCache(UserSignedOut):
 
     async def read(
         self, session: AsyncSession, loaded: LoadedChat, window: PromptWindow
-    ) -> SealedHistory:
+    ) -> HistoryColumns:
         """Return the messages that the history may take, up to the leaf. Reads only new ones."""
         leaf, chat, begin = loaded.target.leaf, loaded.chat, find_read_begin(loaded, window)
         if leaf is None:
-            return SealedHistory()
+            return HistoryColumns()
         read = partial(
-            chats.active_lines,
+            chats.load_active_messages,
             session,
             chat.id,
             to_position=leaf.position,
@@ -316,7 +318,7 @@ class HistoryCache(UserSignedOut):
         if len(texts) <= 1 or not _is_cacheable(loaded, prompt.window):
             return
         chat = loaded.chat
-        kept = SealedHistory(
+        kept = HistoryColumns(
             lines.ids[:-1],
             lines.positions[:-1],
             lines.roles[:-1],

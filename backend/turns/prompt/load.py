@@ -136,7 +136,7 @@ class ChatLoader:
         settings = read_settings(sealer, chat)
         target = await find_target(session, chat, leaf, request, is_preview=self._is_preview)
         audience = await find_audience(session, chat, request, target)
-        member_ids = (await chats.character_ids(session, [chat.id])).get(chat.id, [])
+        member_ids = (await chats.list_character_ids(session, [chat.id])).get(chat.id, [])
         cast, viewpoint = await self._load_cast(chat, settings, request, target, member_ids)
         target = check_answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview
@@ -274,9 +274,9 @@ class ChatLoader:
         if leaf is None:
             return replace(loaded, story=Story(fields=fields))
         limit = HOT_ROUNDS + fields.settings.memory_interval
-        all_rounds = rounds = await chats.round_starts(self._session, leaf, limit=limit)
+        all_rounds = rounds = await chats.list_round_starts(self._session, leaf, limit=limit)
         if loaded.viewpoint != GM:
-            rounds = await chats.round_starts(
+            rounds = await chats.list_round_starts(
                 self._session, leaf, limit=limit, viewpoint=loaded.viewpoint
             )
         covered = loaded.summary.path_tokens if loaded.summary else 0
@@ -305,7 +305,7 @@ class ChatLoader:
         leaf = loaded.target.leaf
         if leaf is None or loaded.viewpoint == GM:
             return loaded
-        lines = await chats.list_unknown_lines(self._session, leaf, loaded.viewpoint)
+        lines = await chats.list_unknown_messages(self._session, leaf, loaded.viewpoint)
         path, summary, unread = KnownPath.without(lines), loaded.summary, loaded.story.unread
         if summary is not None:
             summary = structs.replace(summary, path_tokens=path.to_known(summary.path_tokens))
@@ -355,7 +355,9 @@ class ChatLoader:
         """True if this turn sends the author's note, which may come with every n-th line."""
         if not note.text or note.interval <= 1:
             return note.interval == 1
-        before = await chats.count_said(self._session, target.leaf, "user") if target.leaf else 0
+        before = (
+            await chats.count_messages(self._session, target.leaf, "user") if target.leaf else 0
+        )
         said = before + (target.line is not None or bool(request.text))
         return bool(said) and said % note.interval == 0
 
@@ -364,7 +366,7 @@ class ChatLoader:
     ) -> Sequence[RecentLine]:
         if target.leaf is None:
             return []
-        rows = await chats.active_page(
+        rows = await chats.list_active_page(
             self._session,
             target.leaf.chat_id,
             before=target.leaf.position + 1,
@@ -396,7 +398,7 @@ async def find_history_begin(
     if leaf is None or begin == 0:
         return None
     from_sum = loaded.known_path.to_path(begin)
-    first = await chats.first_behind(session, loaded.chat.id, from_sum=from_sum)
+    first = await chats.find_first_after(session, loaded.chat.id, from_sum=from_sum)
     return leaf.position + 1 if first is None else first
 
 

@@ -109,11 +109,11 @@ class LoreReader(UserSignedOut):
             inactive = await inactive_entries(session, written, owner_id=identity.user_id)
             lore = replace(lore, inactive=inactive)
         if chat and any(book.asks_greeting for book in books):
-            lore = replace(lore, greeting=await chats.greeting_number(session, chat.id))
+            lore = replace(lore, greeting=await chats.find_greeting_number(session, chat.id))
         if leaf and any(book.is_timed for book in books):
             lore = replace(lore, timed=await _load_timed_state(session, identity, leaf))
         if leaf and any(book.asks_replies for book in books):
-            lore = replace(lore, reply_count=await chats.count_said(session, leaf, "assistant"))
+            lore = replace(lore, reply_count=await chats.count_messages(session, leaf, "assistant"))
         return lore
 
     def scan(self, scan: Scan) -> ScanOutcome:

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.chats import repository as chats
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Message
-from backend.chats.token_counting import line_text
+from backend.chats.token_counting import format_line
 from backend.context.budget import ContextOverflowError
 from backend.context.layout import History, LeftOut
 from backend.context.record import (
@@ -385,7 +385,7 @@ async def _load_lines(
             last=recorded.last,
         )
     else:
-        path = await chats.path_to(session, message)
+        path = await chats.list_path(session, message)
     present = set(range(recorded.first, recorded.last + 1)).difference(recorded.without)
     return [row for row in path if row.position in present]
 
@@ -401,7 +401,8 @@ def _open_lines(
         sealed = ((row.id.bytes, row.sealed_author) for row in rows)
         authors = sealer.open_many(MESSAGE_AUTHOR, sealed)
         lines = [
-            line_text(author, line, names=True) for author, line in zip(authors, lines, strict=True)
+            format_line(author, line, names=True)
+            for author, line in zip(authors, lines, strict=True)
         ]
     lines = [
         put_mark(line, recorded.marks.get(row.position, ""))

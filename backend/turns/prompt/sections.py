@@ -15,7 +15,7 @@ from backend.campaigns.play.guidance import render_guidance
 from backend.campaigns.scenes.chapters import select_fitting_chapters
 from backend.campaigns.state.situations import CampaignLayers
 from backend.chats.schemas import ChatSettings
-from backend.chats.token_counting import line_text
+from backend.chats.token_counting import format_line
 from backend.context.assembly import Counter
 from backend.context.blocks import (
     DEFAULT_BLOCKS,
@@ -461,7 +461,7 @@ class SectionBuilder:
                 read_author(self._identity, target.line) if target.line else loaded.cast.user_name
             )
             names_sent = self._window.unit.names
-            text = line_text(author, loaded.said or "", names=names_sent)
+            text = format_line(author, loaded.said or "", names=names_sent)
             audience = target.line.audience if target.line else loaded.audience
             text = loaded.marks.mark(text, audience)
         return PromptItem(

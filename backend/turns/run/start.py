@@ -14,7 +14,7 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.models import USER_VARIABLES, User
 from backend.chats import repository as chats
 from backend.chats import tree
-from backend.chats.drafts import MessageDraft, draft_message, sealed_draft
+from backend.chats.drafts import MessageDraft, make_message, seal_draft
 from backend.chats.events import notify_path_moved
 from backend.chats.models import (
     CHAT_VARIABLES,
@@ -137,7 +137,7 @@ class TurnStarter:
         unit = CountUnit.parse(loaded.chat.count_unit)
         return await self._pool.run(
             identity.user_id,
-            partial(sealed_draft, identity.sealer, draft, unit=unit),
+            partial(seal_draft, identity.sealer, draft, unit=unit),
             size=len(loaded.line),
         )
 
@@ -164,7 +164,7 @@ class TurnStarter:
                 tree.set_unfollowed_hidden(chat, message, hidden=False)
             _store_injected_context(identity.sealer, message, built)
             return message
-        reply = draft_message(
+        reply = make_message(
             identity.sealer,
             MessageDraft(
                 role="assistant",

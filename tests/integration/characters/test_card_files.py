@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from backend.characters.cards.charx import unpack
-from backend.characters.cards.png import SIGNATURE, chunks, find_texts
+from backend.characters.cards.png import SIGNATURE, find_texts, iterate_chunks
 from backend.characters.models import (
     ASSET_DATA,
     ASSET_DESCRIPTION,
@@ -41,7 +41,7 @@ JSON_CARD = (CARDS / "syn_v3.json").read_bytes()
 
 def without_picture(data: bytes) -> bytes:
     """The PNG with its pixels taken out: the card is all that is left."""
-    kept = (chunk.whole for chunk in chunks(data) if chunk.kind != b"IDAT")
+    kept = (chunk.whole for chunk in iterate_chunks(data) if chunk.kind != b"IDAT")
     return b"".join((SIGNATURE, *kept))
 
 

@@ -251,7 +251,7 @@ async def test_a_search_looks_for_each_word_in_names_creators_and_tags(
 async def test_a_search_goes_on_page_by_page_until_everything_was_looked_at(
     ada: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "SEARCHED_AT_ONCE", 3)
+    monkeypatch.setattr(service, "MAX_SEARCH_ROWS", 3)
     for name in ("match 1", "x", "x", "x", "match 2", "match 3", "x"):
         await ada.make(name=name)
 

@@ -50,7 +50,9 @@ def texts_of(data: bytes) -> dict[bytes, Any]:
 def others_of(data: bytes) -> list[bytes]:
     """The chunks of a PNG that hold no card."""
     cards = {bytes(chunk.whole) for chunk in png.find_texts(data).cards}
-    return [whole for chunk in png.chunks(data) if (whole := bytes(chunk.whole)) not in cards]
+    return [
+        whole for chunk in png.iterate_chunks(data) if (whole := bytes(chunk.whole)) not in cards
+    ]
 
 
 def with_text(data: bytes, keyword: bytes, value: bytes) -> bytes:
@@ -163,7 +165,7 @@ async def test_files_inside_a_png_stand_in_an_archive_as_the_card_says(ada: Pers
     assert main == {**assets[1], "uri": "embeded://assets/icon/images/main.png"}
     assert files["assets/emotion/0.png"] == b"smile"
     assert files["assets/other/1.bin"] == b"sound"
-    assert files["assets/icon/images/main.png"] == png.without_texts(picture())
+    assert files["assets/icon/images/main.png"] == png.remove_texts(picture())
     assert await exported(ada, path, "format=png") == data
 
 

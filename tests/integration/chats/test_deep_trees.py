@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import func, insert, select, text
 
-from backend.chats.drafts import MessageDraft, draft_message
+from backend.chats.drafts import MessageDraft, make_message
 from backend.chats.models import Message
 from backend.database.base import now
 from backend.database.engine import Database
@@ -32,7 +32,7 @@ async def grow(grove: Grove, length: int) -> list[UUID]:
     (root,) = grove.expected.nodes
     line = MessageDraft(role="user", author=AUTHORS["user"], text="And then?")
     made = [
-        draft_message(grove.identity.sealer, line, unit=grove.expected.unit) for _ in range(length)
+        make_message(grove.identity.sealer, line, unit=grove.expected.unit) for _ in range(length)
     ]
     ids = [message.id for message in made]
     sums = accumulate((message.tokens for message in made), initial=grove.expected.tokens(root))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backend.characters.cards.model import MAX_OPENING
+from backend.characters.cards.model import MAX_GREETINGS_CHARACTERS
 from tests.support.memory import API
 from tests.support.server import Account, ok, problem
 
@@ -57,7 +57,7 @@ async def test_greetings_that_each_are_short_enough_are_bounded_together(ada: Ac
         ada, description="x" * 45_000, first_mes=greeting, alternate_greetings=[greeting] * 39
     )
     body = await refused(ada, card["character"]["id"], "opening-too-long")
-    assert (body["greeting"], body["limit"]) == (12, MAX_OPENING)
+    assert (body["greeting"], body["limit"]) == (12, MAX_GREETINGS_CHARACTERS)
 
 
 async def test_greetings_whose_macros_come_to_nothing_are_bounded_together(ada: Account) -> None:

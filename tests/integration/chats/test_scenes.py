@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select, update
 
-from backend.chats.drafts import SCENE_LENGTH, SCENE_PAUSE, opens_scene
+from backend.chats.drafts import MAX_SCENE_MESSAGES, MAX_SCENE_PAUSE, opens_scene
 from backend.chats.models import Message
 from tests.fakes.openai_server import OpenAIServer, reply
 from tests.integration.turns.seeding import stored_lines
@@ -77,18 +77,18 @@ def test_what_only_looks_like_one_does_not(text: str) -> None:
 async def test_a_scene_ends_with_its_length_with_a_mark_and_with_a_pause(
     ada: Account, chat: str, server: Running
 ) -> None:
-    lines = [f"Line {n}." for n in range(SCENE_LENGTH + 3)]
+    lines = [f"Line {n}." for n in range(MAX_SCENE_MESSAGES + 3)]
     await tell(server, ada, chat, [*lines, "Chapter 2\nThe ferry leaves.", "At last."])
     rows = await stored_lines(server, chat)
     marked = len(lines) + 1
-    assert scenes(rows) == [*[0] * SCENE_LENGTH, *[SCENE_LENGTH] * 4, marked, marked]
-    assert [row.scene_place for row in rows[SCENE_LENGTH - 1 : SCENE_LENGTH + 2]] == [
-        SCENE_LENGTH - 1,
+    assert scenes(rows) == [*[0] * MAX_SCENE_MESSAGES, *[MAX_SCENE_MESSAGES] * 4, marked, marked]
+    assert [row.scene_place for row in rows[MAX_SCENE_MESSAGES - 1 : MAX_SCENE_MESSAGES + 2]] == [
+        MAX_SCENE_MESSAGES - 1,
         0,
         1,
     ]
 
-    for pause, is_new in ((SCENE_PAUSE, True), (SCENE_PAUSE - timedelta(minutes=5), False)):
+    for pause, is_new in ((MAX_SCENE_PAUSE, True), (MAX_SCENE_PAUSE - timedelta(minutes=5), False)):
         # As if the last line had been said so long ago.
         last = (await stored_lines(server, chat))[-1]
         before = last.created_at - pause - timedelta(minutes=1)

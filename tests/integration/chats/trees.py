@@ -16,12 +16,12 @@ from backend.accounts.models import User
 from backend.campaigns.chat_events import CampaignSessions
 from backend.campaigns.state.viewpoints import find_player_name
 from backend.chats import repository, tree
-from backend.chats.drafts import MessageDraft, draft_message
+from backend.chats.drafts import MessageDraft, make_message
 from backend.chats.events import notify_path_moved
 from backend.chats.messages import MessageService
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
 from backend.chats.service import ChatService
-from backend.chats.token_counting import CountUnit, recount
+from backend.chats.token_counting import CountUnit, recount_chat
 from backend.chronicles.chat_chronicles import ChatChronicles
 from backend.core.cpu_pool import CpuPool
 from backend.core.events import Participants
@@ -224,7 +224,7 @@ class Grove:
             chat = await repository.get_chat(
                 session, self.chat_id, owner_id=self.identity.user_id, lock=True
             )
-            message = draft_message(
+            message = make_message(
                 self.identity.sealer,
                 MessageDraft(role=role, author=AUTHORS[role], text=text),
                 unit=CountUnit.parse(chat.count_unit),
@@ -259,7 +259,9 @@ class Grove:
         assert gone.leaf_id == self.expected.leaf
 
     async def recount(self, unit: CountUnit) -> None:
-        assert await recount(self.database, self.pool, self.identity.sealer, self.chat_id, unit)
+        assert await recount_chat(
+            self.database, self.pool, self.identity.sealer, self.chat_id, unit
+        )
         self.expected.unit = unit
 
     async def fork(self, key: UUID) -> Grove:

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from backend.accounts.auth.identity import Identity
 from backend.chats import repository, tree
-from backend.chats.drafts import MessageDraft, draft_message
+from backend.chats.drafts import MessageDraft, make_message
 from backend.chats.models import Message
 from backend.chats.token_counting import CountUnit
 from tests.support.server import Account, Running
@@ -46,7 +46,7 @@ async def seed(
         above = await session.get(Message, chat.leaf_id) if chat.leaf_id else None
         for place, text in enumerate(texts):
             by_user = above is None or above.role == "assistant"
-            line = draft_message(
+            line = make_message(
                 identity.sealer,
                 MessageDraft(
                     role="user" if by_user else "assistant",

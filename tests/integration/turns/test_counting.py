@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
-from backend.chats.token_counting import CountUnit, recount
+from backend.chats.token_counting import CountUnit, recount_chat
 from backend.generation.registry import ModelRegistry
 from backend.generation.tokens import MESSAGE_OVERHEAD, get_tokenizer
 from backend.llm import token_ratios as ratios
@@ -202,7 +202,7 @@ async def test_counts_made_anew_between_the_prompt_and_the_line_are_those_that_h
     async def build_and_recount(*arguments: Any, **options: Any) -> Any:
         built = await build(*arguments, **options)
         while units:
-            await recount(
+            await recount_chat(
                 server.parts.database, server.parts.cpu_pool, sealer, UUID(chat), units.pop()
             )
         return built

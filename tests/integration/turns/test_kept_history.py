@@ -104,7 +104,7 @@ async def test_what_is_kept_is_neither_read_nor_opened_again(
 ) -> None:
     await seed(server, ada, chat, [f"{n} la" for n in range(30)])
     story, read = Story(server, ada, chat, 1), list[int]()
-    lines = repository.active_lines
+    lines = repository.load_active_messages
 
     async def counted(*arguments: Any, **options: Any) -> Any:
         found = await lines(*arguments, **options)
@@ -126,7 +126,7 @@ async def test_lines_are_found_by_their_tokens_from_the_root(
 ) -> None:
     await seed(server, ada, chat, [f"{n} la" for n in range(300)])
     database = server.parts.database
-    query = repository._LINES.compile(dialect=database._reader.sync_engine.dialect)
+    query = repository._MESSAGES.compile(dialect=database._reader.sync_engine.dialect)
     given = query.construct_params({"chat_id": UUID(chat), "from_sum": 1_000, "to_position": 299})
     values = [given[name] for name in query.positiontup or ()]
     async with database.write() as session:

@@ -11,7 +11,7 @@ from PIL import Image
 from backend.characters.cards import png
 from backend.characters.cards.model import MAX_FILE_BYTES
 from backend.characters.errors import ImageError
-from backend.characters.pictures import as_png, placeholder_png, reencode_avatar
+from backend.characters.pictures import convert_to_png, draw_placeholder, reencode_avatar
 from backend.errors import TooLargeError
 
 RED, BLUE = (200, 30, 30), (30, 30, 200)
@@ -90,7 +90,7 @@ def test_no_metadata_is_stored() -> None:
 
     avatar = reencode_avatar(data)
 
-    for stored in (avatar.data, avatar.thumbnail, as_png(data)):
+    for stored in (avatar.data, avatar.thumbnail, convert_to_png(data)):
         assert b"where I live" not in stored
         assert not {"exif", "icc_profile", "comment"} & opened(stored).info.keys()
 
@@ -109,7 +109,7 @@ def test_transparency_is_kept() -> None:
     Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(target, "PNG")
     avatar = reencode_avatar(target.getvalue())
 
-    for stored in (avatar.data, avatar.thumbnail, as_png(target.getvalue())):
+    for stored in (avatar.data, avatar.thumbnail, convert_to_png(target.getvalue())):
         assert opened(stored).convert("RGBA").getpixel((4, 4))[3] == 0  # type: ignore[index]
 
 
@@ -117,20 +117,20 @@ def test_transparency_is_kept() -> None:
 def test_other_colour_modes_are_read(mode: str) -> None:
     kind = "JPEG" if mode == "CMYK" else "PNG"
 
-    assert opened(as_png(picture(kind, mode=mode))).mode == "RGB"
+    assert opened(convert_to_png(picture(kind, mode=mode))).mode == "RGB"
 
 
 def test_grey_of_16_bits_keeps_its_shades() -> None:
     target = io.BytesIO()
     Image.new("I;16", (4, 4), 0x8000).save(target, "PNG")
 
-    assert opened(as_png(target.getvalue())).getpixel((0, 0)) == (128, 128, 128)
+    assert opened(convert_to_png(target.getvalue())).getpixel((0, 0)) == (128, 128, 128)
 
 
 def test_as_png_keeps_size_and_pixels() -> None:
     data = picture()
 
-    assert opened(as_png(data)).tobytes() == opened(data).tobytes()
+    assert opened(convert_to_png(data)).tobytes() == opened(data).tobytes()
 
 
 def test_a_fault_in_the_text_of_a_png_is_no_fault_of_the_picture() -> None:
@@ -191,7 +191,7 @@ def test_other_formats_are_refused(kind: str) -> None:
 @pytest.mark.parametrize("data", [b"", b"\0", b"<svg/>", b"%!PS-Adobe", b"\x89PNG\r\n\x1a\n"])
 def test_what_is_no_picture_is_refused(data: bytes) -> None:
     with pytest.raises(ImageError):
-        as_png(data)
+        convert_to_png(data)
 
 
 def test_a_file_over_the_size_limit_is_answered_with_413() -> None:
@@ -200,18 +200,18 @@ def test_a_file_over_the_size_limit_is_answered_with_413() -> None:
 
 
 def test_a_placeholder_shows_the_initial_on_a_colour_of_the_name() -> None:
-    magda = placeholder_png("Magda")
+    magda = draw_placeholder("Magda")
 
     assert opened(magda).size == (512, 512)
-    assert placeholder_png("Magda") == magda
-    assert placeholder_png("Maud") != magda
+    assert draw_placeholder("Magda") == magda
+    assert draw_placeholder("Maud") != magda
     assert (255, 255, 255) in set(opened(magda).get_flattened_data())
 
 
 @pytest.mark.parametrize("name", ["", "  ", "日本", "🙂", "\u0301"])
 def test_a_name_whose_initial_can_not_be_drawn_is_plain_colour(name: str) -> None:
-    assert len(set(opened(placeholder_png(name)).get_flattened_data())) == 1
+    assert len(set(opened(draw_placeholder(name)).get_flattened_data())) == 1
 
 
 def test_an_accent_does_not_hide_the_initial() -> None:
-    assert len(set(opened(placeholder_png("«Élan»")).get_flattened_data())) > 1
+    assert len(set(opened(draw_placeholder("«Élan»")).get_flattened_data())) > 1

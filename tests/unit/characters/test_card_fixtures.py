@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.characters.cards.model import CardAsset, DepthPrompt, ImportedCard
+from backend.characters.cards.model import CardAsset, CardImport, DepthPrompt
 from backend.characters.cards.reader import read_card
 from backend.characters.errors import CardError
 
@@ -15,7 +15,7 @@ CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
 DESCRIPTION = "{{char}} keeps the lighthouse. Naïve café — ☕ test of UTF-8."
 
 
-def read(name: str) -> ImportedCard:
+def read(name: str) -> CardImport:
     return read_card((CARDS / name).read_bytes())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from backend.characters.cards.charx import pack
 from backend.characters.cards.codec import MAX_NAMES
-from backend.characters.cards.model import JSON_VALUES, ImportedCard
+from backend.characters.cards.model import JSON_VALUES, CardImport
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.writer import to_json
 from backend.characters.errors import CardError, CardLimitError
@@ -20,11 +20,11 @@ CASES = Path(__file__).parents[2] / "fixtures" / "foreign_cards"
 ICON = b"\x89PNG\r\n\x1a\nan icon"
 
 
-def read(value: object) -> ImportedCard:
+def read(value: object) -> CardImport:
     return read_card(value if isinstance(value, bytes) else json.dumps(value).encode())
 
 
-def case(name: str) -> ImportedCard:
+def case(name: str) -> CardImport:
     return read_card((CASES / f"{name}.json").read_bytes())
 
 

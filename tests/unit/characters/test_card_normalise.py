@@ -13,18 +13,18 @@ from backend.characters.cards.model import (
     TAGS,
     TEXT,
     Card,
+    CardImport,
     DepthPrompt,
-    ImportedCard,
 )
 from backend.characters.cards.reader import normalise
 from backend.characters.errors import CardError, CardLimitError
 
 
-def v2(**data: Any) -> ImportedCard:
+def v2(**data: Any) -> CardImport:
     return normalise({"spec": "chara_card_v2", "spec_version": "2.0", "data": data})
 
 
-def v3(version: object = "3.0", **data: Any) -> ImportedCard:
+def v3(version: object = "3.0", **data: Any) -> CardImport:
     return normalise({"spec": "chara_card_v3", "spec_version": version, "data": data})
 
 

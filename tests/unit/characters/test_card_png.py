@@ -270,7 +270,7 @@ def test_texts_are_replaced_where_they_stand_and_all_else_stays() -> None:
     tail = b"behind the end"
     data = with_chunks(comment, text(b"old"), text(b"older", b"Chara"), after_picture=True) + tail
 
-    written = png.with_texts(data, {b"chara": b"new"})
+    written = png.replace_texts(data, {b"chara": b"new"})
 
     assert written == with_chunks(comment, text(b"new"), after_picture=True) + tail
 
@@ -279,10 +279,12 @@ def test_more_chunks_stand_before_the_picture() -> None:
     asset = text(b"c291bmQ=", b"chara-ext-asset_:1")
     more = png.find_texts(with_chunks(asset)).assets.values()
 
-    assert png.with_texts(picture(), {b"chara": b"x"}, more=more) == with_chunks(text(b"x"), asset)
+    assert png.replace_texts(picture(), {b"chara": b"x"}, more=more) == with_chunks(
+        text(b"x"), asset
+    )
 
 
 def test_a_png_without_its_texts_shows_the_same_picture() -> None:
-    stripped = png.without_texts(with_chunks(text(encoded()), compressed_text(encoded())))
+    stripped = png.remove_texts(with_chunks(text(encoded()), compressed_text(encoded())))
 
     assert stripped == picture()

@@ -21,9 +21,9 @@ from PIL import Image
 
 from backend.characters.cards import model as limits
 from backend.characters.cards import text
-from backend.characters.cards.charx import _unquoted, resolve
+from backend.characters.cards.charx import _unquote, resolve
 from backend.characters.cards.model import CardAsset, Limit
-from backend.characters.cards.png import with_texts
+from backend.characters.cards.png import replace_texts
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.text import check_structure
 from backend.characters.errors import CardError, CardLimitError
@@ -119,8 +119,10 @@ def test_lorebooks_and_chronicles_are_refused_as_cheaply(read: Callable[[bytes],
 
 
 HIDDEN = {
-    "a PNG's card between blanks": lambda: with_texts(picture(), {b"chara": b"a " * (SIZE // 2)}),
-    "a PNG's flood of strings": lambda: with_texts(
+    "a PNG's card between blanks": lambda: replace_texts(
+        picture(), {b"chara": b"a " * (SIZE // 2)}
+    ),
+    "a PNG's flood of strings": lambda: replace_texts(
         picture(), {b"chara": base64.b64encode(b"[" + b'"a",' * (SIZE // 6))}
     ),
     "a flood of YAML keys": lambda: b"x: {" + b"a," * (limits.YAML_BYTES.allowed // 2 - 10) + b"}",
@@ -147,8 +149,8 @@ def test_a_data_uri_of_percent_signs_takes_little_more_memory_than_it_has_charac
 
 @given(st.text("%4aG\u00e9", max_size=30), st.integers(3, 9))
 def test_a_data_uri_in_slices_is_what_it_is_as_a_whole(text: str, size: int) -> None:
-    with patch("backend.characters.cards.charx._SLICE", size):
-        assert _unquoted(text) == unquote_to_bytes(text)
+    with patch("backend.characters.cards.charx._SLICE_CHARACTERS", size):
+        assert _unquote(text) == unquote_to_bytes(text)
 
 
 def peak_of(read: Callable[[bytes], object], data: bytes) -> int:

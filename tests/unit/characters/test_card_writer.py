@@ -17,9 +17,9 @@ from backend.characters.cards.model import Asset, Card, CardAsset
 from backend.characters.cards.reader import read_card
 from backend.characters.cards.writer import ExportSpec, to_charx, to_json, to_png
 from backend.characters.errors import CardError, CardLimitError
-from backend.characters.pictures import placeholder_png
+from backend.characters.pictures import draw_placeholder
 
-PICTURE = placeholder_png("Magda")
+PICTURE = draw_placeholder("Magda")
 
 CARD_FIELDS = frozenset(Card.__struct_fields__)
 SYNONYMS = (
@@ -170,13 +170,13 @@ def test_a_png_carries_both_versions_before_its_picture() -> None:
     card, raw = silly_tavern()
     data = to_png(card, raw, PICTURE)
 
-    kinds = [chunk.kind for chunk in png.chunks(data)]
+    kinds = [chunk.kind for chunk in png.iterate_chunks(data)]
     assert kinds[:3] == [b"IHDR", b"tEXt", b"tEXt"]
     v3, v2 = png.find_texts(data).cards
     assert (v3.keyword(), v2.keyword()) == (b"ccv3", b"chara")
     assert json.loads(png.decode_value(png.TextReader().read(v3))) == exported(card, raw)
     assert json.loads(png.decode_value(png.TextReader().read(v2))) == exported(card, raw, "v2")
-    assert all(chunk.crc_matches() for chunk in png.chunks(data))
+    assert all(chunk.crc_matches() for chunk in png.iterate_chunks(data))
 
 
 def test_a_charx_comes_back_with_its_files() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.chats.repository import SealedHistory
+from backend.chats.repository import HistoryColumns
 from backend.context.assembly import Plan, assemble
 from backend.context.budget import (
     Budget,
@@ -93,7 +93,7 @@ def read(scene: Scene) -> RetrievedPrompt:
     return RetrievedPrompt(
         loaded=loaded,
         window=window,
-        lines=SealedHistory(positions=positions, tokens=[line.tokens for line in lines]),
+        lines=HistoryColumns(positions=positions, tokens=[line.tokens for line in lines]),
         history=History(messages, counted, positions),
     )
 
