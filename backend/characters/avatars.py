@@ -1,7 +1,6 @@
-"""The pictures of characters and of personas: encoded again, sealed, one each at most.
+"""Avatars of characters and personas, at most one each.
 
-What is shown was written by `pictures`: no metadata, no trailing bytes, nothing of the file that
-came in but its pixels.
+Every picture is encoded again, so that no metadata and no trailing bytes of an upload are served.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ _COLUMNS = {"full": AVATAR_IMAGE, "thumbnail": AVATAR_THUMBNAIL}
 
 
 class GetHolder(Protocol):
-    """`repository.get_character` or `get_persona`: raises for what is not the owner's."""
+    """The signature of `repository.get_character` and `get_persona`."""
 
     async def __call__(
         self, session: AsyncSession, holder_id: UUID, /, *, owner_id: UUID, lock: bool = False
     ) -> object:
-        """The row of the character or persona."""
+        """Return the row. Raise a not-found error if it is missing or belongs to another user."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture as it is served. `tag` changes whenever the picture does."""
+    """A picture to serve. A new picture has a new `tag`."""
 
     data: bytes
     media_type: str
@@ -47,14 +46,15 @@ class Picture:
 
 
 class AvatarService:
-    """The pictures of one kind of holder: of characters, or of personas.
+    """The avatars of characters or of personas, the holders.
+
+    Every method raises the not-found error of `get_holder`.
 
     Args:
-        database: Where they are.
-        pool: Where pictures are encoded, some hundred megabytes each.
-        link: The column that ties a picture to its holder.
-        get_holder: Finds the holder; what it raises for a holder that is not there, every method
-            here raises.
+        database: The database.
+        pool: The pool for encoding, which takes hundreds of megabytes for a large picture.
+        link: The column that points to the holder.
+        get_holder: Loads the holder.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class AvatarService:
         self._get_holder = get_holder
 
     async def read(self, identity: Identity, holder_id: UUID, size: AvatarSize) -> Picture:
-        """Raises the holder's not-found error, or `AvatarNotFoundError`."""
+        """Raise `AvatarNotFoundError` if the holder has no avatar."""
         owner_id = identity.user_id
         async with self._database.read() as session:
             stored = await repository.find_avatar(
@@ -84,9 +84,9 @@ class AvatarService:
         return Picture(data, stored.media_type, f"{stored.id.hex}-{size}")
 
     async def replace(self, identity: Identity, holder_id: UUID, data: bytes) -> None:
-        """Make a file (PNG, JPEG, WebP, GIF) the picture.
+        """Set the avatar to a PNG, JPEG, WebP or GIF file.
 
-        Raises the holder's not-found error, `ImageError`, `TooLargeError`.
+        Raises `ImageError`, `TooLargeError`.
         """
         owner_id = identity.user_id
         async with self._database.read() as session:
@@ -100,7 +100,7 @@ class AvatarService:
             session.add(avatar)
 
     async def remove(self, identity: Identity, holder_id: UUID) -> None:
-        """Raises the holder's not-found error, or `AvatarNotFoundError`."""
+        """Raise `AvatarNotFoundError` if the holder has no avatar."""
         owner_id = identity.user_id
         async with self._database.write() as session:
             await self._get_holder(session, holder_id, owner_id=owner_id, lock=True)
@@ -113,7 +113,7 @@ class AvatarService:
 def seal_avatar(
     sealer: Sealer, link: HolderLink, holder_id: UUID, data: bytes, *, is_imported: bool = False
 ) -> Avatar:
-    """The row of a picture, encoded anew. CPU-bound.
+    """Encode a picture again, and return its sealed row. CPU-bound.
 
     Raises `ImageError`, `TooLargeError`.
     """

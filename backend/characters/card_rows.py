@@ -1,6 +1,6 @@
-"""Cards into rows: those of files, new ones and changed ones, checked and sealed. CPU-bound.
+"""Convert between cards and database rows: import, creation, change and export. CPU-bound.
 
-Everything that can be refused is refused here, before a transaction begins.
+Every check happens here, before a transaction begins.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ from backend.vault.sealing import Sealer
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedBook:
-    """A card's book, read and sealed: all that is left is to store it.
+class BookImport:
+    """A card's book, parsed and sealed, ready to be stored.
 
     Attributes:
-        summary: What it will be.
-        shown: The book as its card will show it.
-        warnings: Sentences about what had to be bent or left out.
-        store: Stores it for its character, in the place of the book that it may have.
+        summary: The lorebook to be made.
+        shown: The book as the card will show it.
+        warnings: Sentences about data that was changed or left out.
+        store: Stores the book for its character, and replaces the present one.
     """
 
     summary: CardLorebook
@@ -77,9 +77,9 @@ class PreparedBook:
 
 @dataclass(frozen=True, slots=True)
 class LazyBook:
-    """A card's book as it is kept, still sealed.
+    """A card's stored book, still sealed.
 
-    `open` is CPU-bound and gives the book as its card shows it (`character_book`).
+    `open` is CPU-bound and returns the `character_book` of the card.
     """
 
     id: UUID
@@ -87,7 +87,7 @@ class LazyBook:
 
 
 class CardBooks(Protocol):
-    """Keeps the books of cards as lorebooks of their own, and gives them back."""
+    """Stores the books of cards as separate lorebooks. Implemented by lorebooks."""
 
     def prepare(
         self,
@@ -97,29 +97,32 @@ class CardBooks(Protocol):
         character_id: UUID,
         name: str,
         replaced: UUID | None,
-    ) -> PreparedBook:
-        """Read a card's book. CPU-bound, no database.
+    ) -> BookImport:
+        """Parse a card's book. CPU-bound, without the database.
 
         Args:
-            sealer: The owner's.
+            sealer: The owner's sealer.
             book: The card's `character_book`, of any shape.
-            character_id: The character that it is for.
-            name: What it is called where it has no name: the character's.
-            replaced: The lorebook in whose place it comes, if there is one.
+            character_id: The character of the card.
+            name: The character's name, used if the book has no name.
+            replaced: The lorebook to replace, if any.
 
         Raises:
-            CardLimitError: Too many entries, or one that is too long.
+            CardLimitError: The book has too many entries, or one is too long.
         """
         ...
 
     def shown(self, book: dict[str, Any], *, name: str) -> dict[str, Any]:
-        """A card's book as it is shown once it is stored. CPU-bound; raises as `prepare` does."""
+        """Return a card's book as the card will show it after it is stored.
+
+        CPU-bound. Raises the errors of `prepare`.
+        """
         ...
 
     async def find(
         self, session: AsyncSession, identity: Identity, character_id: UUID
     ) -> LazyBook | None:
-        """The book of a character's card."""
+        """Return the book of a character's card."""
         ...
 
     async def drop(self, session: AsyncSession, identity: Identity, character_id: UUID) -> None:
@@ -132,28 +135,28 @@ BOOK: Final = "character_book"
 
 @dataclass(frozen=True, slots=True)
 class CardRows:
-    """A character as it will be stored, and what to tell the person who imports.
+    """The rows of a character to store, and warnings for the user.
 
-    `card` is without its book, which is kept apart. `files` are the rows of the PNG that it came
-    in, or of what stood beside it in its archive.
+    `card` has no book, because it is stored separately. `files` are rows of the imported PNG, or of
+    the files in an imported archive.
     """
 
     card: Card
     character: Character
     avatar: Avatar | None
     files: list[Base]
-    book: PreparedBook | None
+    book: BookImport | None
     warnings: list[str]
 
 
 def import_rows(sealer: Sealer, data: bytes, books: CardBooks) -> CardRows:
     """Read a card file for the owner of `sealer`.
 
-    A card is worth having without its picture: one that can't be read costs a warning.
+    An unreadable picture only causes a warning, because the card is useful without it.
 
     Raises:
-        CardError: Broken, no card, or over a limit.
-        TooLargeError: A file of more than `MAX_FILE_BYTES`.
+        CardError: The file is broken, is not a card, or exceeds a limit.
+        TooLargeError: The file has more than `MAX_FILE_BYTES`.
     """
     imported = read_card(data)
     card = remove_book(imported.card)
@@ -175,7 +178,6 @@ def import_rows(sealer: Sealer, data: bytes, books: CardBooks) -> CardRows:
 
 
 def remove_book(card: Card) -> Card:
-    """A card as it is stored."""
     return msgspec.structs.replace(card, character_book=None)
 
 
@@ -186,8 +188,8 @@ def prepare_book(
     character_id: UUID,
     *,
     replaced: UUID | None = None,
-) -> PreparedBook | None:
-    """A card's book, ready to be stored; None where it has none. Raises `CardLimitError`."""
+) -> BookImport | None:
+    """Prepare a card's book for storage. Return None if it has none. Raises `CardLimitError`."""
     if card.character_book is None:
         return None
     return books.prepare(
@@ -200,7 +202,7 @@ def prepare_book(
 
 
 def _remove_source_book(raw: dict[str, Any]) -> dict[str, Any]:
-    """A card's source without its book, which has a source of its own."""
+    """Remove the book from a card's source, because lorebooks keep their own source."""
     kept = omit(raw, {BOOK})
     if isinstance(kept.get("data"), dict):
         kept["data"] = omit(kept["data"], {BOOK})
@@ -208,7 +210,7 @@ def _remove_source_book(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_rows(sealer: Sealer, card: Card, books: CardBooks) -> CardRows:
-    """The rows of a character that is made here. CPU-bound.
+    """Return the rows of a new character. CPU-bound.
 
     Raises `CardError`, `ValidationError` (see `check_card`).
     """
@@ -222,7 +224,6 @@ def make_rows(sealer: Sealer, card: Card, books: CardBooks) -> CardRows:
 def make_character(
     sealer: Sealer, card: Card, *, source: dict[str, Any] | None = None
 ) -> Character:
-    """A character's row, sealed."""
     character_id = new_id()
     character = Character(
         id=character_id,
@@ -238,10 +239,10 @@ def make_character(
 
 
 def check_card(card: Card) -> Card:
-    """The card as it would be read from a file: what can be typed in can be exported and imported.
+    """Return a card as it would be read from a file, so that every card survives an export.
 
-    CPU-bound. Raises `CardError` (no name) or `CardLimitError`, as an import does, and
-    `ValidationError` for what an import would bend.
+    CPU-bound. Raises `CardError` (no name) and `CardLimitError` as an import does, and
+    `ValidationError` if an import would change the card.
     """
     envelope = {"spec": "chara_card_v3", "spec_version": "3.0", "data": card}
     found = normalise(parse_json(msgspec.json.encode(envelope)))
@@ -278,7 +279,7 @@ def _seal_asset(sealer: Sealer, character_id: UUID, asset: Asset) -> CharacterAs
 
 @dataclass(frozen=True, slots=True)
 class BookView:
-    """A card's book as it is shown: its lorebook (None while it is in the card), its members."""
+    """A card's book as shown. `lorebook_id` is None while the book is stored in the card itself."""
 
     lorebook_id: UUID | None
     book: dict[str, Any]
@@ -286,26 +287,25 @@ class BookView:
 
 @dataclass(frozen=True, slots=True)
 class CardChange:
-    """A card with a patch merged into it, as it is stored, and what becomes of its book.
+    """A patched card without its book, and the change to the book.
 
-    `ready` is a book to be stored; `drops_book` says that the one that is there goes.
-    `new_scripts` says that its regex scripts are other ones.
+    `prepared` is a new book to store. `drops_book` is true if the present one must be deleted.
+    `new_scripts` is true if the card's regex scripts have changed.
     """
 
     card: Card
     shown: BookView | None
-    ready: PreparedBook | None = None
+    prepared: BookImport | None = None
     drops_book: bool = False
     new_scripts: bool = False
 
 
-def view_prepared(ready: PreparedBook | None) -> BookView | None:
-    """A book that is about to be stored, as it is shown then."""
-    return BookView(ready.summary.id, ready.shown) if ready else None
+def view_import(prepared: BookImport | None) -> BookView | None:
+    return BookView(prepared.summary.id, prepared.shown) if prepared else None
 
 
 def view_stored(card: Card, stored: LazyBook | None) -> BookView | None:
-    """The book of a stored card. Those of older versions may have it in the card itself."""
+    """Return the book of a stored card. Cards of older versions may contain it themselves."""
     if stored is not None:
         return BookView(stored.id, stored.open())
     return None if card.character_book is None else BookView(None, card.character_book)
@@ -320,7 +320,7 @@ def patch_card(
     *,
     longest_greeting: int,
 ) -> CardChange:
-    """Merge into a card; a patch of `character_book` merges into what is shown of its lorebook.
+    """Merge a patch into a card. `character_book` is merged into the book that its lorebook shows.
 
     Raises `CardError`, `ValidationError` (see `check_card`, `check_greetings`).
     """
@@ -335,9 +335,9 @@ def patch_card(
     if keeps_book or (stored is not None and book is not None and changed.character_book == book):
         return result
     replaced = stored.id if stored else None
-    ready = prepare_book(sealer, books, changed, row.id, replaced=replaced)
-    drops_book = ready is None and stored is not None
-    return replace(result, shown=view_prepared(ready), ready=ready, drops_book=drops_book)
+    prepared = prepare_book(sealer, books, changed, row.id, replaced=replaced)
+    drops_book = prepared is None and stored is not None
+    return replace(result, shown=view_import(prepared), prepared=prepared, drops_book=drops_book)
 
 
 _FALLBACK_STEM = "character"
@@ -346,7 +346,7 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9 ._-]+")
 
 @dataclass(frozen=True, slots=True)
 class FileDownload:
-    """A file to download. `stem` is its name without the extension, of the user's own words."""
+    """A file to download. `stem` is its name without the extension; it may be user text."""
 
     data: bytes
     media_type: str
@@ -355,7 +355,7 @@ class FileDownload:
 
     @property
     def disposition(self) -> str:
-        """The `Content-Disposition` header: the name in ASCII, and as it is (RFC 6266, 8187)."""
+        """The `Content-Disposition` header: the name in ASCII and in UTF-8 (RFC 6266, 8187)."""
         stem = file_stem(self.stem, fallback=_FALLBACK_STEM)
         folded = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
         plain = file_stem(_NOT_PLAIN.sub("", folded), fallback=_FALLBACK_STEM)
@@ -367,7 +367,7 @@ class FileDownload:
 
 @dataclass(slots=True)
 class ExportRows:
-    """What is stored of a character, still sealed. JSON needs neither file nor assets."""
+    """The sealed rows for an export. JSON needs neither `file` nor `assets`."""
 
     row: Character
     book: LazyBook | None
@@ -383,10 +383,10 @@ def export_card(
     file_format: ExportFormat,
     spec: ExportSpec,
 ) -> FileDownload:
-    """A card as a file.
+    """Return a card as a file.
 
-    JSON and PNG leave out the files of an archive. A PNG that was imported comes back byte for
-    byte, but for what has changed; a character without a picture gets a placeholder there.
+    JSON and PNG leave out the files of an archive. An imported PNG is returned byte for byte,
+    except for later changes. A PNG of a character without a picture gets a placeholder.
     """
     row = stored.row
     card = open_card(sealer, row.id, row.sealed_card)
@@ -422,7 +422,7 @@ def export_card(
 
 
 def _open_picture(sealer: Sealer, stored: AvatarRow | None, came: bytes | None) -> bytes | None:
-    """A picture as a PNG: just as it came, where it came in that format."""
+    """Return the avatar as a PNG, or unchanged if `came` is the imported picture and a PNG."""
     if stored is None:
         return None
     from backend.characters.pictures import convert_to_png  # noqa: PLC0415  # imports Pillow
@@ -433,7 +433,7 @@ def _open_picture(sealer: Sealer, stored: AvatarRow | None, came: bytes | None) 
 
 
 def _read_imported_card(file: bytes, books: CardBooks) -> Card:
-    """The card of a PNG as it was shown when it had been imported."""
+    """Return the card of an imported PNG as it was shown after the import."""
     card = read_card(file).card
     if card.character_book is None:
         return card

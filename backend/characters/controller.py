@@ -1,4 +1,4 @@
-"""Characters: `/characters`, their pictures, and card files in and out."""
+"""Characters, their avatars and their card files: `/characters`."""
 
 from typing import Annotated, Any
 from uuid import UUID
@@ -59,10 +59,10 @@ class CharacterController(Controller):
         after: FromQuery[UUID | None] = None,
         search: Annotated[str, QueryParameter(max_length=200)] = "",
     ) -> Page[CharacterItem]:
-        """Characters, newest first.
+        """List characters, newest first.
 
-        With `search`, those in whose name, nickname, creator or tags each of its words occurs,
-        whatever the case. A page of a search may be short, or empty, while `next` leads on.
+        With `search`, each of its words must occur in the name, nickname, creator or tags, in any
+        letter case. A page of search results may be short or empty and still have a `next`.
         """
         return await characters.list_page(identity, limit=limit, after=after, search=search)
 
@@ -73,7 +73,7 @@ class CharacterController(Controller):
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
     ) -> Response[CharacterView]:
-        """Make a character of the fields of a card (Character Card V3)."""
+        """Create a character from the fields of a card (Character Card V3)."""
         return _tagged(await characters.create(identity, data))
 
     @post(
@@ -89,11 +89,11 @@ class CharacterController(Controller):
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
     ) -> ImportedCharacter:
-        """Make a character of a PNG, CHARX, JSON or YAML card of any version.
+        """Create a character from a PNG, CHARX, JSON or YAML card of any version.
 
         Characters of Agnai, Backyard (also `.byaf`), Chub, Character.AI and RisuAI are translated.
-        Members without a field here are kept for the export, and `warnings` name them. Another
-        kind of file is refused by its name. A file that is refused changes nothing.
+        Members without a field here are kept for the export, and `warnings` name them. Other kinds
+        of files are refused with their name. A refused file changes nothing.
         """
         return await characters.import_file(identity, await read_file(request))
 
@@ -106,7 +106,7 @@ class CharacterController(Controller):
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
     ) -> Response[CharacterView]:
-        """A character, with all fields of its card."""
+        """Return a character with all fields of its card."""
         return _tagged(await characters.get(identity, character_id))
 
     @patch(
@@ -131,7 +131,7 @@ class CharacterController(Controller):
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
     ) -> Response[CharacterView]:
-        """Merge into the card's fields: what is absent stays, null goes back to the default."""
+        """Merge a patch into the card's fields. Null restores a default."""
         view = await characters.patch(
             identity, character_id, data, if_match=request.headers.get("if-match")
         )
@@ -149,7 +149,7 @@ class CharacterController(Controller):
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
     ) -> None:
-        """Delete a character with its picture and files. Chats that it took part in stay."""
+        """Delete a character, its picture and its files. Its chats are kept."""
         await characters.delete(identity, character_id, if_match=request.headers.get("if-match"))
 
     @put(
@@ -166,9 +166,10 @@ class CharacterController(Controller):
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
     ) -> None:
-        """Let the regex scripts that a card brings run, or not. Until then they don't.
+        """Allow or forbid the card's regex scripts. They do not run until they are allowed.
 
-        They are `extensions.regex_scripts` of the card. Changed ones have to be allowed again.
+        They are in `extensions.regex_scripts` of the card. After a change they must be allowed
+        again.
         """
         await characters.allow_scripts(identity, character_id, allowed=data.allowed)
 
@@ -192,12 +193,12 @@ class CharacterController(Controller):
         file_format: Annotated[ExportFormat, QueryParameter(name="format")] = "png",
         spec: FromQuery[ExportSpec] = "v3",
     ) -> Response[bytes]:
-        """The card as a file that other tools read, and that imports back to the same.
+        """Return the card as a file that can be imported again without changes.
 
-        A PNG carries the card as version 3 and as version 2, a CHARX archive as version 3 with
-        every file that came with it; `spec` chooses for JSON alone. A character without a picture
-        gets a placeholder in a PNG. JSON and PNG leave an archive's files out, and name them as the
-        card does.
+        A PNG contains the card as version 3 and as version 2. A CHARX archive contains version 3
+        and every imported file. `spec` selects the version of JSON only. In a PNG, a character
+        without a picture gets a placeholder. JSON and PNG do not contain an archive's files, but
+        still name them.
         """
         file = await characters.export(identity, character_id, file_format=file_format, spec=spec)
         await activity.note(request, "exported", detail="character")
@@ -218,7 +219,7 @@ class CharacterController(Controller):
         characters: NamedDependency[CharacterService],
         size: FromQuery[AvatarSize] = "full",
     ) -> Response[bytes]:
-        """The picture, at most 1,024 pixels a side, or its thumbnail, at most 256."""
+        """Return the picture, at most 1,024 pixels a side, or its thumbnail, at most 256."""
         return make_picture_response(
             request, await characters.avatars.read(identity, character_id, size)
         )
@@ -239,7 +240,7 @@ class CharacterController(Controller):
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
     ) -> None:
-        """Set the picture: a PNG, JPEG, WebP or GIF, which is encoded anew without metadata."""
+        """Set the picture: a PNG, JPEG, WebP or GIF. It is encoded again without metadata."""
         await characters.avatars.replace(identity, character_id, await read_image(request))
 
     @delete(
@@ -254,7 +255,7 @@ class CharacterController(Controller):
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
     ) -> None:
-        """Delete the picture, in both sizes."""
+        """Delete the picture in both sizes."""
         await characters.avatars.remove(identity, character_id)
 
 

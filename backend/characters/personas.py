@@ -1,4 +1,4 @@
-"""Personas, who the user is in a chat: `/personas`, and their pictures."""
+"""Personas: `/personas`."""
 
 from typing import Any
 from uuid import UUID
@@ -38,7 +38,7 @@ from backend.vault.sealing import Sealer
 
 
 class PersonaService:
-    """What a user does with personas."""
+    """List, create, change and delete personas."""
 
     def __init__(self, database: Database, pool: CpuPool) -> None:
         self._database = database
@@ -52,7 +52,7 @@ class PersonaService:
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None
     ) -> Page[PersonaView]:
-        """Personas, newest first."""
+        """List personas, newest first."""
         async with self._database.read() as session:
             rows = await repository.list_personas(
                 session, owner_id=identity.user_id, limit=limit + 1, after=after
@@ -64,7 +64,6 @@ class PersonaService:
         return Page(items=items, next=str(items[-1].id) if len(rows) > limit else None)
 
     async def create(self, identity: Identity, fields: PersonaFields) -> PersonaView:
-        """Make a persona."""
         persona = Persona(id=new_id(), user_id=identity.user_id)
         seal_persona(identity.sealer, persona, fields)
         async with self._database.write() as session:
@@ -72,7 +71,7 @@ class PersonaService:
         return _make_view(identity.sealer, persona, has_avatar=False)
 
     async def get(self, identity: Identity, persona_id: UUID) -> PersonaView:
-        """Raises `PersonaNotFoundError`."""
+        """Raise `PersonaNotFoundError` if the persona does not exist or belongs to another user."""
         async with self._database.read() as session:
             persona = await repository.get_persona(session, persona_id, owner_id=identity.user_id)
             has_avatar = await repository.has_avatar(session, persona)
@@ -81,7 +80,7 @@ class PersonaService:
     async def patch(
         self, identity: Identity, persona_id: UUID, patch: dict[str, Any], *, if_match: str | None
     ) -> PersonaView:
-        """Merge into a persona: what is absent stays, null goes back to the default.
+        """Merge a patch into a persona. Null restores a default.
 
         Raises `PersonaNotFoundError`, `PreconditionFailedError`, `ValidationError`.
         """
@@ -100,7 +99,7 @@ class PersonaService:
         return _make_view(sealer, persona, has_avatar=has_avatar)
 
     async def delete(self, identity: Identity, persona_id: UUID, *, if_match: str | None) -> None:
-        """Delete a persona with its picture; its chats stay, and go on without one.
+        """Delete a persona and its avatar. Its chats continue without a persona.
 
         Raises `PersonaNotFoundError`, `PreconditionFailedError`.
         """
@@ -142,7 +141,7 @@ class PersonaController(Controller):
         limit: PageSize = 50,
         after: FromQuery[UUID | None] = None,
     ) -> Page[PersonaView]:
-        """Personas, newest first."""
+        """List personas, newest first."""
         return await personas.list_page(identity, limit=limit, after=after)
 
     @post(summary="Create a persona")
@@ -152,7 +151,7 @@ class PersonaController(Controller):
         identity: NamedDependency[Identity],
         personas: NamedDependency[PersonaService],
     ) -> Response[PersonaView]:
-        """Make a persona: who the user is in a chat."""
+        """Create a persona, the user's role in a chat."""
         return _tagged(await personas.create(identity, data))
 
     @get("/{persona_id:uuid}", opt={RAISES: (PersonaNotFoundError,)}, summary="Read a persona")
@@ -162,7 +161,7 @@ class PersonaController(Controller):
         identity: NamedDependency[Identity],
         personas: NamedDependency[PersonaService],
     ) -> Response[PersonaView]:
-        """A persona."""
+        """Return a persona."""
         return _tagged(await personas.get(identity, persona_id))
 
     @patch(
@@ -178,7 +177,7 @@ class PersonaController(Controller):
         identity: NamedDependency[Identity],
         personas: NamedDependency[PersonaService],
     ) -> Response[PersonaView]:
-        """Merge into a persona: what is absent stays, null goes back to the default."""
+        """Merge a patch into a persona. Null restores a default."""
         view = await personas.patch(
             identity, persona_id, data, if_match=request.headers.get("if-match")
         )
@@ -196,7 +195,7 @@ class PersonaController(Controller):
         identity: NamedDependency[Identity],
         personas: NamedDependency[PersonaService],
     ) -> None:
-        """Delete a persona with its picture. Chats stay, and go on without it."""
+        """Delete a persona and its picture. Its chats continue without a persona."""
         await personas.delete(identity, persona_id, if_match=request.headers.get("if-match"))
 
     @get(
@@ -214,7 +213,7 @@ class PersonaController(Controller):
         personas: NamedDependency[PersonaService],
         size: FromQuery[AvatarSize] = "full",
     ) -> Response[bytes]:
-        """The picture, at most 1,024 pixels a side, or its thumbnail, at most 256."""
+        """Return the picture, at most 1,024 pixels a side, or its thumbnail, at most 256."""
         return make_picture_response(
             request, await personas.avatars.read(identity, persona_id, size)
         )
@@ -235,7 +234,7 @@ class PersonaController(Controller):
         identity: NamedDependency[Identity],
         personas: NamedDependency[PersonaService],
     ) -> None:
-        """Set the picture: a PNG, JPEG, WebP or GIF, which is encoded anew without metadata."""
+        """Set the picture: a PNG, JPEG, WebP or GIF. It is encoded again without metadata."""
         await personas.avatars.replace(identity, persona_id, await read_image(request))
 
     @delete(
@@ -250,7 +249,7 @@ class PersonaController(Controller):
         identity: NamedDependency[Identity],
         personas: NamedDependency[PersonaService],
     ) -> None:
-        """Delete the picture, in both sizes."""
+        """Delete the picture in both sizes."""
         await personas.avatars.remove(identity, persona_id)
 
 

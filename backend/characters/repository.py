@@ -1,4 +1,7 @@
-"""Rows of characters and personas. Nothing here commits; what is someone else's does not exist."""
+"""Rows of characters and personas.
+
+No function commits, and each one ignores rows of other users.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,11 @@ from backend.characters.schemas import AvatarSize
 from backend.vault.sealing import Sealer
 
 HolderLink = InstrumentedAttribute[UUID | None]
-"""The column that ties a picture to its holder: `Avatar.character_id` or `Avatar.persona_id`."""
+"""The column that links an avatar to its holder: `Avatar.character_id` or `Avatar.persona_id`."""
 
 
 class PersonaData(msgspec.Struct, frozen=True):
-    """What a prompt needs of a persona."""
+    """The persona of a prompt."""
 
     id: UUID
     name: str
@@ -41,7 +44,7 @@ class PersonaData(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CharacterRow:
-    """What a list needs of a character, still sealed."""
+    """The columns of a character that a list shows, still sealed."""
 
     id: UUID
     sealed_summary: bytes
@@ -53,9 +56,9 @@ class CharacterRow:
 
 @dataclass(frozen=True, slots=True)
 class AvatarRow:
-    """A picture in one of its two sizes, still sealed. A new picture has a new id.
+    """An avatar in one of its two sizes, still sealed. A new picture has a new id.
 
-    `is_imported` says that it came with the character's card.
+    `is_imported` is true if it was imported with the character's card.
     """
 
     id: UUID
@@ -72,10 +75,10 @@ async def get_character(
     lock: bool = False,
     source: bool = False,
 ) -> Character:
-    """Raises `CharacterNotFoundError`, both when absent and when someone else's.
+    """Raise `CharacterNotFoundError` if it does not exist or belongs to another user.
 
-    `lock` lets one transaction at a time change it. `source` loads the card as it came in, too:
-    it may take megabytes.
+    `lock` blocks other transactions that change it. `source` also loads the card as it was
+    imported, which may take megabytes.
     """
     query = select(Character).where(Character.id == character_id, Character.user_id == owner_id)
     if not source:
@@ -89,7 +92,7 @@ async def get_character(
 async def list_characters(
     session: AsyncSession, *, owner_id: UUID, limit: int, after: UUID | None
 ) -> list[CharacterRow]:
-    """Characters of a user, newest first, from behind `after`."""
+    """List a user's characters after `after`, newest first."""
     query = (
         select(
             Character.id,
@@ -111,7 +114,7 @@ async def list_characters(
 async def get_card(
     session: AsyncSession, character_id: UUID, *, owner_id: UUID, sealer: Sealer
 ) -> Card:
-    """A character's card. Raises `CharacterNotFoundError`, also for someone else's."""
+    """Raise `CharacterNotFoundError` if the character does not exist or belongs to another user."""
     blob = await session.scalar(
         select(Character.sealed_card).where(
             Character.id == character_id, Character.user_id == owner_id
@@ -125,10 +128,10 @@ async def get_card(
 async def find_names(
     session: AsyncSession, character_ids: Sequence[UUID], *, owner_id: UUID, sealer: Sealer
 ) -> dict[UUID, str]:
-    """What characters are called in a chat: the nickname, else the name.
+    """Return the names of characters in a chat: the nickname, or else the name.
 
-    In the order asked for; those that are not the owner's are left out. Cards, which may be large,
-    are not read.
+    They are in the order of `character_ids`. Characters of other users are left out. Whole cards,
+    which may be large, are not read.
     """
     if not character_ids:
         return {}
@@ -148,7 +151,7 @@ async def find_names(
 async def list_assets(
     session: AsyncSession, character_id: UUID, *, owner_id: UUID
 ) -> list[CharacterAsset]:
-    """The files that came with a character's card, in their order."""
+    """List the files imported with a character's card, in their order."""
     query = (
         select(CharacterAsset)
         .where(CharacterAsset.character_id == character_id, CharacterAsset.user_id == owner_id)
@@ -160,7 +163,7 @@ async def list_assets(
 async def find_card_file(
     session: AsyncSession, character_id: UUID, *, owner_id: UUID
 ) -> CardFile | None:
-    """The PNG that a character's card came in."""
+    """Return the PNG file from which a character's card was imported."""
     return await session.scalar(
         select(CardFile).where(CardFile.character_id == character_id, CardFile.user_id == owner_id)
     )
@@ -169,9 +172,9 @@ async def find_card_file(
 async def get_persona(
     session: AsyncSession, persona_id: UUID, *, owner_id: UUID, lock: bool = False
 ) -> Persona:
-    """Raises `PersonaNotFoundError`, both when absent and when someone else's.
+    """Raise `PersonaNotFoundError` if it does not exist or belongs to another user.
 
-    `lock` lets one transaction at a time change it.
+    `lock` blocks other transactions that change it.
     """
     query = select(Persona).where(Persona.id == persona_id, Persona.user_id == owner_id)
     persona = await session.scalar(query.with_for_update() if lock else query)
@@ -183,7 +186,7 @@ async def get_persona(
 async def list_personas(
     session: AsyncSession, *, owner_id: UUID, limit: int, after: UUID | None
 ) -> list[tuple[Persona, bool]]:
-    """Personas of a user, newest first, from behind `after`, and whether each has a picture."""
+    """List a user's personas after `after`, newest first. The flag is true with an avatar."""
     query = (
         select(Persona, exists().where(Avatar.persona_id == Persona.id))
         .where(Persona.user_id == owner_id)
@@ -198,7 +201,7 @@ async def list_personas(
 async def find_persona(
     session: AsyncSession, persona_id: UUID, *, owner_id: UUID, sealer: Sealer
 ) -> PersonaData | None:
-    """A persona's texts; None when absent or someone else's."""
+    """Return a persona, or None if it does not exist or belongs to another user."""
     blob = await session.scalar(
         select(Persona.sealed_persona).where(Persona.id == persona_id, Persona.user_id == owner_id)
     )
@@ -217,7 +220,7 @@ async def has_avatar(session: AsyncSession, holder: Character | Persona) -> bool
 async def find_avatar(
     session: AsyncSession, link: HolderLink, holder_id: UUID, *, owner_id: UUID, size: AvatarSize
 ) -> AvatarRow | None:
-    """The picture of a character or persona, in one size."""
+    """Return the avatar of a character or persona in one size."""
     columns = (
         (Avatar.id, Avatar.media_type, Avatar.is_imported, Avatar.sealed_image)
         if size == "full"
@@ -236,7 +239,7 @@ async def find_avatar(
 async def delete_avatar(
     session: AsyncSession, link: HolderLink, holder_id: UUID, *, owner_id: UUID
 ) -> bool:
-    """Delete the picture of a character or persona; whether there was one."""
+    """Delete the avatar of a character or persona. Return False if it had none."""
     query = delete(Avatar).where(link == holder_id, Avatar.user_id == owner_id)
     deleted = await session.scalars(query.returning(Avatar.id))
     return deleted.one_or_none() is not None

@@ -1,4 +1,4 @@
-"""Characters: listing, searching, making, changing, deleting, and their way in and out of files."""
+"""List, search, create, change, delete, import and export characters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from backend.characters.card_rows import (
     import_rows,
     make_rows,
     patch_card,
-    view_prepared,
+    view_import,
     view_stored,
 )
 from backend.characters.cards.model import Card, check_greetings, describe_long_greetings
@@ -47,14 +47,17 @@ from backend.http.schemas import Page, check_revision, reject_unknown
 from backend.vault.sealing import Sealer
 
 MAX_SEARCH_ROWS = 5000
-"""Characters that one request looks through: their names are sealed, so no index finds them."""
+"""Limit of characters that one request searches. Names are sealed, so no index can find them."""
 
 MAX_ATTEMPTS = 20
-"""How often a change is made anew because others changed the same card meanwhile."""
+"""Limit of attempts to change a card that other requests change at the same time."""
 
 
 class CharacterService:
-    """What a user does with characters. `longest_message` is a limit in characters."""
+    """List, search, create, change, delete, import and export characters.
+
+    `longest_message` is a limit in characters.
+    """
 
     def __init__(
         self, database: Database, books: CardBooks, *, pool: CpuPool, longest_message: int
@@ -73,10 +76,10 @@ class CharacterService:
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None, search: str
     ) -> Page[CharacterItem]:
-        """Characters, newest first.
+        """List characters, newest first.
 
-        With a `search`, those in whose name, nickname, creator or tags each of its words occurs; a
-        page ends after `MAX_SEARCH_ROWS` characters, however few were found among them.
+        With a `search`, each of its words must occur in the name, nickname, creator or tags. A page
+        ends after `MAX_SEARCH_ROWS` characters, even if it has few results.
         """
         words = search.casefold().split()
         bound = MAX_SEARCH_ROWS if words else limit
@@ -91,10 +94,10 @@ class CharacterService:
         )
 
     async def create(self, identity: Identity, card: Card) -> CharacterView:
-        """Make a character.
+        """Create a character.
 
-        Raises `CardError`, `ValidationError` (see `check_card`), `CardLimitError` for a greeting
-        that no chat could open with.
+        Raises `CardError`, `ValidationError` (see `check_card`), and `CardLimitError` for a
+        greeting that is too long for a chat.
         """
         check_greetings(card, longest=self._longest_message)
         rows = await self._pool.run(
@@ -105,10 +108,10 @@ class CharacterService:
             if rows.book is not None:
                 await session.flush()
                 await rows.book.store(session, identity)
-        return _make_view(rows.character, rows.card, view_prepared(rows.book), has_avatar=False)
+        return _make_view(rows.character, rows.card, view_import(rows.book), has_avatar=False)
 
     async def get(self, identity: Identity, character_id: UUID) -> CharacterView:
-        """Raises `CharacterNotFoundError`."""
+        """Raise `CharacterNotFoundError` if it does not exist or belongs to another user."""
         async with self._database.read() as session:
             character = await repository.get_character(
                 session, character_id, owner_id=identity.user_id
@@ -116,7 +119,7 @@ class CharacterService:
             has_avatar = await repository.has_avatar(session, character)
             stored = await self._books.find(session, identity, character_id)
         card = open_card(identity.sealer, character.id, character.sealed_card)
-        shown = await self._shown(identity, card, stored)
+        shown = await self._open_book(identity, card, stored)
         return _make_view(character, card, shown, has_avatar=has_avatar)
 
     async def patch(
@@ -127,7 +130,7 @@ class CharacterService:
         *,
         if_match: str | None,
     ) -> CharacterView:
-        """Merge into a card: what is absent stays, null goes back to the default.
+        """Merge a patch into a card. Null restores a default.
 
         Raises `CharacterNotFoundError`, `PreconditionFailedError`, `ValidationError`, `CardError`.
         """
@@ -138,8 +141,8 @@ class CharacterService:
                 before = await repository.get_character(session, character_id, owner_id=owner_id)
                 stored = await self._books.find(session, identity, character_id)
             check_revision(if_match, before.revision)
-            # Outside of the transaction that stores: a large card takes a while, and nobody else
-            # can write to SQLite meanwhile.
+            # Outside the write transaction, because a large card takes long and SQLite has one
+            # writer at a time.
             changed = await self._pool.run(
                 owner_id,
                 partial(
@@ -165,14 +168,14 @@ class CharacterService:
                 character.updated_at = now()
                 if changed.drops_book:
                     await self._books.drop(session, identity, character_id)
-                if changed.ready is not None:
-                    await changed.ready.store(session, identity)
+                if changed.prepared is not None:
+                    await changed.prepared.store(session, identity)
                 has_avatar = await repository.has_avatar(session, character)
             return _make_view(character, changed.card, changed.shown, has_avatar=has_avatar)
         raise ConflictError("Another request is changing it. Send the change again.")
 
     async def allow_scripts(self, identity: Identity, character_id: UUID, *, allowed: bool) -> None:
-        """Let a card's regex scripts run, or not. Raises `CharacterNotFoundError`."""
+        """Allow or forbid a card's regex scripts. Raises `CharacterNotFoundError`."""
         async with self._database.write() as session:
             character = await repository.get_character(
                 session, character_id, owner_id=identity.user_id, lock=True
@@ -180,7 +183,7 @@ class CharacterService:
             character.scripts_allowed = allowed
 
     async def delete(self, identity: Identity, character_id: UUID, *, if_match: str | None) -> None:
-        """Delete a character with its picture and files; its chats stay.
+        """Delete a character, its picture and its files. Its chats are kept.
 
         Raises `CharacterNotFoundError`, `PreconditionFailedError`.
         """
@@ -193,9 +196,9 @@ class CharacterService:
             await session.delete(character)
 
     async def import_file(self, identity: Identity, data: bytes) -> ImportedCharacter:
-        """Make a character of a card file (PNG, CHARX, JSON, YAML). What is refused stores nothing.
+        """Create a character from a card file (PNG, CHARX, JSON, YAML).
 
-        A greeting that no chat could open with costs a warning.
+        A refused file stores nothing. A greeting that is too long for a chat causes a warning.
 
         Raises `CardError`, `TooLargeError`.
         """
@@ -203,7 +206,7 @@ class CharacterService:
             identity.user_id, partial(import_rows, identity.sealer, data, self._books)
         )
         if (made_id := find_made_id()) is not None:
-            return await self._imported_before(identity, made_id, rows)
+            return await self._find_earlier_import(identity, made_id, rows)
         async with self._database.write() as session:
             await record_made(session, rows.character.id)
             session.add(rows.character)
@@ -214,23 +217,23 @@ class CharacterService:
             if rows.book is not None:
                 await rows.book.store(session, identity)
         made = _make_view(
-            rows.character, rows.card, view_prepared(rows.book), has_avatar=rows.avatar is not None
+            rows.character, rows.card, view_import(rows.book), has_avatar=rows.avatar is not None
         )
-        return self._imported(identity, made, rows, rows.book.summary if rows.book else None)
+        return self._make_result(identity, made, rows, rows.book.summary if rows.book else None)
 
-    async def _imported_before(
+    async def _find_earlier_import(
         self, identity: Identity, character_id: UUID, rows: CardRows
     ) -> ImportedCharacter:
-        """What the same request made, and was not answered with. Raises as `get` does."""
+        """Return the character that the same request created before. Raises the errors of `get`."""
         made = await self.get(identity, character_id)
         async with self._database.read() as session:
             stored = await self._books.find(session, identity, character_id)
         summary = None
         if stored is not None and rows.book is not None:
             summary = msgspec.structs.replace(rows.book.summary, id=stored.id)
-        return self._imported(identity, made, rows, summary)
+        return self._make_result(identity, made, rows, summary)
 
-    def _imported(
+    def _make_result(
         self,
         identity: Identity,
         made: CharacterView,
@@ -256,9 +259,9 @@ class CharacterService:
         file_format: ExportFormat,
         spec: ExportSpec,
     ) -> FileDownload:
-        """A file that imports back to the same card. `spec` chooses the version of JSON alone.
+        """Return a file that can be imported again without changes.
 
-        What came in comes back as it was, but for what has changed since.
+        It differs from the imported file only by later changes. `spec` selects the version of JSON.
 
         Raises `CharacterNotFoundError`.
         """
@@ -284,10 +287,10 @@ class CharacterService:
             owner_id, partial(export_card, sealer, stored, self._books, file_format, spec)
         )
 
-    async def _shown(
+    async def _open_book(
         self, identity: Identity, card: Card, stored: LazyBook | None
     ) -> BookView | None:
-        """A stored card's book; opened in a thread, for it may have thousands of entries."""
+        """Open a card's book in a thread, because it may have thousands of entries."""
         if stored is None:
             return view_stored(card, None)
         return await self._pool.run(identity.user_id, partial(view_stored, card, stored))
@@ -301,7 +304,7 @@ def _make_page(
     limit: int,
     bound: int,
 ) -> Page[CharacterItem]:
-    """At most `limit` of the rows that match; only the first `bound` are looked at."""
+    """Return at most `limit` matching rows among the first `bound`."""
     items: list[CharacterItem] = []
     for looked_at, row in enumerate(rows):
         if looked_at == bound or len(items) == limit:

@@ -13,7 +13,7 @@ from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
-from backend.characters.card_rows import LazyBook, PreparedBook
+from backend.characters.card_rows import BookImport, LazyBook
 from backend.characters.errors import CardError, CardLimitError
 from backend.characters.schemas import CardLorebook
 from backend.errors import ConflictError
@@ -45,7 +45,7 @@ class CardBookService:
         character_id: UUID,
         name: str,
         replaced: UUID | None,
-    ) -> PreparedBook:
+    ) -> BookImport:
         """Read a card's book. CPU-bound, no database. Raises `CardLimitError`, `CardError`."""
         with _as_card_errors():
             read = read_card_book(book, given_name=name)
@@ -56,7 +56,7 @@ class CardBookService:
             entry_count=len(rows.entries),
             mode=rows.fields.mode,
         )
-        return PreparedBook(summary, _shown(read), rows.warnings, partial(self._store, rows))
+        return BookImport(summary, _shown(read), rows.warnings, partial(self._store, rows))
 
     async def _store(self, rows: LoreRows, session: AsyncSession, identity: Identity) -> None:
         """Store the book for its character and replace an existing one.
