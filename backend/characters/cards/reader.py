@@ -1,4 +1,8 @@
-"""Any file into an `CardImport`: what it is shows in its first bytes, not in its name."""
+"""Read a character card from a file of any kind or version.
+
+The first bytes identify the kind of file; the name is ignored. Other kinds of files, a card without
+a name, a text over its limit, and unknown files with only a name are refused.
+"""
 
 from __future__ import annotations
 
@@ -54,15 +58,15 @@ _FILE_MEMBERS: Final = frozenset(
         "chat_size", "data_size", "file_name",
     }
 )  # fmt: skip
-"""Members that need no warning: SillyTavern and card editors write them about the file."""
+"""Members about the file, written by SillyTavern and card editors. They need no warning."""
 
 
 def normalise(raw: object) -> CardImport:
-    """Read a parsed JSON value as a character card: of the card format, or of another program.
+    """Read a parsed JSON value as a character card of any version, or of another program.
 
     Raises:
-        CardError: Another kind of file, no name, or nothing but a name.
-        CardLimitError: A text, a list or the whole is too long.
+        CardError: It is another kind of file, has no name, or has only a name.
+        CardLimitError: A text, a list or the whole card is too long.
     """
     kind = find_kind(raw)
     if isinstance(raw, dict) and is_card(cast("Object", raw)):
@@ -102,13 +106,13 @@ def _get_single(values: list[object]) -> Object:
 
 
 def _describes_character(card: Card) -> bool:
-    """True if a card says who its character is, or how it speaks."""
+    """True if a card describes its character or the way it speaks."""
     texts = card.description, card.personality, card.first_mes, card.mes_example, card.system_prompt
     return any(text.strip() for text in (*texts, *card.alternate_greetings))
 
 
 def _has_words(value: object) -> bool:
-    """True if a value contains text with letters: numbers, dates and flags need no warning."""
+    """True if a value contains text with letters. Numbers, dates and flags need no warning."""
     match value:
         case str():
             return any(map(str.isalpha, value))
@@ -132,9 +136,9 @@ def _convert_card(source: Object) -> CardImport:
 
 
 def _read_fields(raw: Object, notes: Notes) -> tuple[Spec, Object]:
-    """Tell the version, and read the fields: from `data` where there is one.
+    """Detect the version and read the fields, from `data` if present.
 
-    SillyTavern repeats V1's fields beside `data`; they only fill in for what `data` lacks.
+    SillyTavern repeats the fields of V1 outside `data`. They are used only if `data` lacks them.
     """
     data = raw.get("data")
     if isinstance(data, dict):
@@ -152,7 +156,7 @@ def _read_fields(raw: Object, notes: Notes) -> tuple[Spec, Object]:
 
 
 def _note_unused(raw: Object, fields: Object, codec: Codec, notes: Notes) -> None:
-    """Name the members that say something and become no field of the card."""
+    """Note the members with a value that are not fields of the card."""
     unknown = [
         member
         for member, value in raw.items()
@@ -161,7 +165,7 @@ def _note_unused(raw: Object, fields: Object, codec: Codec, notes: Notes) -> Non
     if unknown:
         notes.add(f"Not used here, and kept for the export: {list_names(unknown)}")
     if unread := codec.unread(fields):
-        notes.add(f"Left out, because another member has its place: {list_names(unread)}")
+        notes.add(f"Left out, because its field was read from another member: {list_names(unread)}")
 
 
 def _get_spec_name(raw: Object) -> str:
@@ -181,12 +185,12 @@ def _detect_spec(raw: Object, data: Object, notes: Notes) -> Spec:
     try:
         version = max(read_number(raw.get("spec_version"), notes), number)
     except UnusableError:
-        notes.add("`spec_version` is no number; the card was read as 3.0")
+        notes.add("`spec_version` is not a number; the card was read as 3.0")
     else:
         if version > NEWEST_VERSION:
             notes.add(
-                f"The card is of version {version:g}, newer than {NEWEST_VERSION}: "
-                "what is new in it is kept, but not used"
+                f"The card has version {version:g}, newer than {NEWEST_VERSION}: "
+                "its new fields are kept, but not used"
             )
     return "v3"
 
@@ -204,13 +208,13 @@ _RISU_MODULE_WARNING: Final = (
 def read_card(data: bytes) -> CardImport:
     """Read a character card: PNG, CHARX, JSON or YAML, of version 1, 2, 3 or newer.
 
-    CPU-bound: up to some seconds for 20 MB. Call it in a thread.
+    CPU-bound, up to some seconds for 20 MB. Call it in a thread.
 
     Raises:
-        CardError: Broken, or no card.
-        NoCardError: A picture without a card.
-        CardLimitError: Over a limit of `limits.py`.
-        TooLargeError: A file of more than `MAX_FILE_BYTES`.
+        CardError: The file is broken or is not a card.
+        NoCardError: The picture contains no card.
+        CardLimitError: A limit of `model` is exceeded.
+        TooLargeError: The file has more than `MAX_FILE_BYTES`.
     """
     check_file_size(len(data))
     if not data.strip():
@@ -236,7 +240,7 @@ def read_card(data: bytes) -> CardImport:
 
 
 def _refuse_lines(data: bytes) -> None:
-    """Raise if a text that could not be parsed has one JSON object a line, as chats have."""
+    """Raise if a text that could not be parsed has one JSON object in each line, as chats have."""
     first, _, rest = data.removeprefix(BOM_UTF8).lstrip().partition(b"\n")
     if not first.startswith(b"{") or not rest.lstrip().startswith(b"{"):
         return
@@ -256,7 +260,7 @@ def _add_warning(found: CardImport, warning: str) -> CardImport:
 def _add_files(
     found: CardImport, files: Mapping[str, bytes], *, inside: Collection[str] = ()
 ) -> CardImport:
-    """The card with what its file holds beside it, and a warning about what it does not hold."""
+    """Add the files to a card, and a warning about missing ones."""
     assets = found.card.assets
     return replace(
         found,
@@ -285,9 +289,9 @@ def _describe_archive(files: Mapping[str, bytes]) -> str:
     names = {path.rpartition("/")[2].lower() for path in files}
     if not names.isdisjoint({"campaign_data.json", "campaign.md"}):
         return "This is a campaign, not a character card. Import it as a campaign."
-    missing_card = f"The archive is no CHARX: there is no {charx.CARD_NAME} at its root."
+    missing_card = f"The archive is not a CHARX: there is no {charx.CARD_NAME} at its root."
     if any(name.endswith((".png", ".json", ".charx", ".byaf")) for name in names):
-        return f"{missing_card} If it holds cards, unpack it and import each card on its own."
+        return f"{missing_card} If it contains cards, unpack it and import each one separately."
     return missing_card
 
 
@@ -305,24 +309,24 @@ def _read_png(data: bytes) -> CardImport:
 
 
 def read_texts(data: bytes) -> dict[bytes, CardImport]:
-    """The card as each text of a PNG has it, by keyword: those that can be read."""
+    """Return the readable cards of a PNG by keyword."""
     reader = png.TextReader()
     cards: dict[bytes, CardImport] = {}
     for chunk in png.find_texts(data).cards:
         with suppress(CardError):
-            cards.setdefault(chunk.keyword(), _read_text(chunk, reader))
+            cards.setdefault(chunk.read_keyword(), _read_text(chunk, reader))
     return cards
 
 
 def _read_first_card(candidates: list[png.Chunk]) -> CardImport:
-    """The most trusted text that can be read; the fault of the first, where none can.
+    """Return the most trusted readable card. If there is none, raise the error of the first.
 
-    A limit is no fault to pass over: the file as a whole is refused.
+    An exceeded limit is not skipped. It refuses the whole file.
     """
     reader = png.TextReader()
     faults: list[tuple[str, CardError]] = []
     for chunk in candidates:
-        keyword = chunk.keyword().decode("latin-1")
+        keyword = chunk.read_keyword().decode("latin-1")
         try:
             card = _read_text(chunk, reader)
         except CardLimitError:
@@ -330,18 +334,15 @@ def _read_first_card(candidates: list[png.Chunk]) -> CardImport:
         except CardError as fault:
             faults.append((keyword, fault))
             continue
-        passed_over = [
-            f"The `{name}` text was passed over for the next one: {fault.detail}"
-            for name, fault in faults
-        ]
-        return replace(card, warnings=[*passed_over, *card.warnings])
+        skipped = [f"The `{name}` text was skipped: {fault.detail}" for name, fault in faults]
+        return replace(card, warnings=[*skipped, *card.warnings])
     raise faults[0][1]
 
 
 def _read_text(chunk: png.Chunk, reader: png.TextReader) -> CardImport:
-    keyword = chunk.keyword().decode("latin-1")
+    keyword = chunk.read_keyword().decode("latin-1")
     warnings: list[str] = []
-    if not chunk.crc_matches():
+    if not chunk.has_valid_crc():
         warnings.append(f"The checksum of the `{keyword}` text is wrong; it was read anyway.")
     value = reader.read(chunk)
     if value.lstrip().startswith(b"{"):

@@ -1,4 +1,9 @@
-"""Translate objects of other programs into cards, member by member."""
+"""Translate characters of Agnai, Backyard, Chub, Character.AI and RisuAI into cards.
+
+Sources: https://github.com/agnaistic/agnai (common/types/library.ts),
+https://github.com/kwaroran/RisuAI (src/ts/storage/database.svelte.ts),
+https://github.com/ahoylabs/byaf (specs/v1). Chub and Character.AI publish no description.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from backend.characters.cards.text import check_structure, parse_json
 from backend.characters.errors import CardError
 
 CHAT_MEMBERS: Final = frozenset({"chats", "Chat", "chatPage", "messages"})
-"""Members that hold whole chats. They are left out, because they can be larger than a card."""
+"""Members that contain whole chats. They are left out, because they can be larger than a card."""
 
 
 @dataclass(slots=True)
@@ -35,12 +40,12 @@ def is_set(value: Any) -> bool:
 
 
 def take_fields(raw: Mapping[str, Any], names: Mapping[str, str]) -> tuple[Object, Object]:
-    """Return the card's fields that an object has, and its other members that say something.
+    """Return the card's fields of an object, and its other members that are set.
 
     Args:
         raw: The object of another program.
-        names: By field of the card: the object's members for it, separated by blanks. The first
-            that says something is taken.
+        names: By field of the card, the object's members for it, separated by spaces. The first one
+            that is set is used.
     """
     data: Object = {}
     used: set[str] = set()
@@ -65,11 +70,11 @@ def build_translation(
     """Build a translation.
 
     Args:
-        program: The program's name, for the person who imports.
-        key: Its place in the card's `extensions`.
+        program: The program's name, for the user.
+        key: The member of the card's `extensions` for the rest.
         data: The card's fields.
         rest: Members without a field.
-        known: Those of `rest` that need no warning, such as ids and dates.
+        known: Members of `rest` that need no warning, such as ids and dates.
         warnings: More sentences.
     """
     kept = omit(rest, CHAT_MEMBERS)
@@ -117,10 +122,10 @@ def translate_backyard(raw: Object) -> Translation | None:
 
 
 def translate_archive(files: Mapping[str, bytes]) -> tuple[Translation, dict[str, bytes]]:
-    """Translate an archive that has a manifest; return its character, and its pictures by path.
+    """Translate a Backyard archive with a manifest. Return its character, and its pictures by path.
 
     Raises:
-        CardError: The manifest names no character that the archive has, or a file is broken.
+        CardError: A file is broken, or the archive lacks the characters of the manifest.
     """
     manifest = _read(files, MANIFEST)
     paths = _list_paths(manifest.get("characters"), files)
@@ -129,7 +134,7 @@ def translate_archive(files: Mapping[str, bytes]) -> tuple[Translation, dict[str
             "The archive has a Backyard manifest (.byaf), but none of the characters that it names."
         )
     stories = _list_paths(manifest.get("scenarios"), files)
-    # Together as strict as for one file.
+    # The limits of a single file apply to all of them together.
     texts = b",".join(files[path] for path in dict.fromkeys([paths[0], *stories]))
     JSON_BYTES.check(len(texts), "The archive")
     check_structure(texts)
@@ -158,7 +163,7 @@ def translate_archive(files: Mapping[str, bytes]) -> tuple[Translation, dict[str
 
 
 def _read_scenarios(scenarios: list[Object], warnings: list[str]) -> Object:
-    """Return the fields of the first scenario. Of the others, greetings are alternate ones."""
+    """Return the fields of the first scenario. Greetings of the others become alternate ones."""
     if not scenarios:
         return {}
     first, *others = scenarios
@@ -222,7 +227,7 @@ def _get_greeting(scenario: Object) -> str:
 
 
 def _replace_macros(value: Any) -> str:
-    """Replace Backyard's placeholders by the macros of cards."""
+    """Replace Backyard's placeholders with the macros of cards."""
 
     def macro(found: re.Match[str]) -> str:
         return _MACROS[found[1].lower()]
@@ -256,7 +261,7 @@ _WRAPPERS: Final = ("character", "char", "card")
 """Members that some programs put a whole character into."""
 
 _CARD_MEMBERS: Final = frozenset({"first_mes", "mes_example"})
-"""Members of the card format that no other program has."""
+"""Members that only the card format has."""
 
 _RECORD_MEMBERS: Final = frozenset(
     {"_id", "id", "kind", "userId", "createdAt", "updatedAt", "deletedAt", "favorite", "version"}
@@ -326,7 +331,7 @@ def translate(raw: Object) -> Translation | None:
             found = _translate(cast("Object", inner)) or Translation(cast("Object", inner))
             if beside := omit(raw, {wrapper, "version"}):
                 found.warnings.append(
-                    f"Left out, because it is beside the character: {list_names(beside)}."
+                    f"Left out, because it is outside the character: {list_names(beside)}."
                 )
             return found
     return _translate(raw)
@@ -387,8 +392,8 @@ def _translate_chub(raw: Object) -> Translation | None:
         data["tags"] = node["topics"]
     if isinstance(node.get("fullPath"), str):
         data["creator"] = node["fullPath"].partition("/")[0]
-    beside = "What its page says beside the character is left out."
-    return build_translation("Chub", "chub", data, rest, known=_RECORD_MEMBERS, warnings=[beside])
+    left_out = "Other data of its page is left out."
+    return build_translation("Chub", "chub", data, rest, known=_RECORD_MEMBERS, warnings=[left_out])
 
 
 def _translate_character_ai(raw: Object) -> Translation | None:
