@@ -62,8 +62,8 @@ class MessageSource(TableSource):
     ) -> list[SourceRow]:
         """Return messages with their windows, from the root down.
 
-        With `neighbours`, also the messages above them whose windows contain them. A scene is part
-        of the last of its messages in the result, so it is stored after all of them.
+        With `neighbours`, also the messages above them with windows that contain them. A scene is
+        part of the last of its messages in the result, so it is stored after all of them.
         """
         stretch = _ChatExcerpt(sealer, container_id)
         await stretch.load_near(session, source_ids)
@@ -119,7 +119,7 @@ class MessageSource(TableSource):
 
 
 async def find_windows_below(session: AsyncSession, message_id: UUID) -> list[UUID]:
-    """Return the messages below one, on all branches, whose windows contain its text."""
+    """Return the messages below one, on all branches, with windows that contain its text."""
     found: list[UUID] = []
     level: Sequence[UUID] = [message_id]
     for _ in range(WINDOW):

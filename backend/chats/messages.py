@@ -1,4 +1,4 @@
-"""Messages: reading the active path, swipes, edits, branches, hiding, deleting."""
+"""Read, edit, hide, branch and delete messages."""
 
 from __future__ import annotations
 
@@ -46,15 +46,12 @@ from backend.memory.indexing.outbox import IndexOutbox
 from backend.settings import Settings
 from backend.vault.sealing import OVERHEAD, Sealer
 
-MAX_POSITION = 2**31 - 1
-"""What the column holds; a client may ask for anything."""
-
 MAX_ATTEMPTS = 5
-"""How often an edit is counted again because its chat's unit changed meanwhile."""
+"""Limit of attempts to count an edit, if the count unit of its chat changes at the same time."""
 
 
 class MessageScripts(Protocol):
-    """Regex scripts, as far as messages are concerned."""
+    """Regex scripts for messages."""
 
     async def run_stored(
         self,
@@ -66,16 +63,16 @@ class MessageScripts(Protocol):
         text: str,
         is_edit: bool,
     ) -> str:
-        """Return a message's new text as scripts leave it: with `is_edit`, those for edits."""
+        """Apply scripts to the new text of a message; with `is_edit`, the scripts for edits."""
         ...
 
     async def show(self, identity: Identity, views: Sequence[MessageView]) -> None:
-        """Put beside messages of one chat what scripts show in the place of their texts."""
+        """Set the displayed texts of messages of one chat."""
         ...
 
 
 class LineMacros(Protocol):
-    """Expands macros in an edited line of the user."""
+    """Expands macros in edited messages of the user."""
 
     async def expand(
         self, identity: Identity, chat_id: UUID, *, parent_id: UUID | None, text: str
@@ -85,7 +82,7 @@ class LineMacros(Protocol):
 
 
 class MessageService:
-    """What a user does with the messages of a chat's tree."""
+    """Read, edit, hide, branch and delete the messages of a chat's tree."""
 
     def __init__(
         self,
@@ -107,7 +104,7 @@ class MessageService:
         self._max_chars = settings.max_message_chars
 
     def check_text(self, text: str) -> str:
-        """The text, when it can be a message. Raises `EmptyMessageError`, `MessageTooLongError`."""
+        """Return the text. Raises `EmptyMessageError`, `MessageTooLongError`."""
         if not text.strip():
             raise EmptyMessageError("Enter some text.")
         if len(text) > self._max_chars:
@@ -120,9 +117,9 @@ class MessageService:
     async def page(
         self, identity: Identity, chat_id: UUID, *, before: int | None, limit: int
     ) -> MessagePage:
-        """The end of the active path above position `before`. Raises `ChatNotFoundError`."""
+        """Return the end of the active path above position `before`. Raises `ChatNotFoundError`."""
         if before is not None:
-            before = min(max(before, 0), MAX_POSITION)
+            before = min(max(before, 0), repository.MAX_POSITION)
         async with self._database.read() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
             rows = await repository.list_active_page(session, chat.id, before=before, limit=limit)
@@ -132,7 +129,7 @@ class MessageService:
         return MessagePage(items=items, previous=rows[0].position if more else None)
 
     async def get(self, identity: Identity, message_id: UUID) -> MessageView:
-        """Raises `MessageNotFoundError`."""
+        """Raise `MessageNotFoundError` if it does not exist or belongs to another user."""
         async with self._database.read() as session:
             message = await repository.get_message(session, message_id, owner_id=identity.user_id)
             (view,) = await view_messages(session, identity.sealer, [message])
@@ -142,7 +139,7 @@ class MessageService:
     async def siblings(
         self, identity: Identity, message_id: UUID, *, after: UUID | None, limit: int
     ) -> Page[MessageView]:
-        """A message and its swipes, in the order they were made. Raises `MessageNotFoundError`."""
+        """List a message and its swipes, oldest first. Raises `MessageNotFoundError`."""
         async with self._database.read() as session:
             message = await repository.get_message(session, message_id, owner_id=identity.user_id)
             rows = await tree.list_siblings(session, message, after=after, limit=limit + 1)
@@ -152,16 +149,16 @@ class MessageService:
         return Page(items=items, next=following)
 
     async def activate(self, identity: Identity, message_id: UUID, *, follow: bool) -> MessageView:
-        """Lead the active path through a message. Raises `MessageNotFoundError`."""
+        """Move the active path through a message. Raises `MessageNotFoundError`."""
         async with self._database.write() as session:
             message, chat = await repository.lock_message(
                 session, message_id, owner_id=identity.user_id
             )
             leaf = await tree.find_last_leaf(session, message.id) if follow else message.id
             moved = await tree.choose_leaf(session, chat, leaf)
-            await self._moved(session, identity, chat, moved)
-            await self._changed(session, identity, chat, [message.id])
-            # Read before the commit: jobs that follow from the change begin with it.
+            await self._notify_moved(session, identity, chat, moved)
+            await self._queue_index(session, identity, chat, [message.id])
+            # Read before the commit, because jobs for the change start with it.
             message = await repository.get_message(session, message_id, owner_id=identity.user_id)
             (view,) = await view_messages(session, identity.sealer, [message])
         await self._scripts.show(identity, [view])
@@ -207,7 +204,7 @@ class MessageService:
         )
         for _ in range(MAX_ATTEMPTS):
             unit = chat.count_unit
-            # Before the transaction: no one who writes waits for a thread.
+            # Before the transaction, so that writers do not wait for a thread.
             sealed = await self._pool.run(
                 owner_id,
                 partial(seal_draft, sealer, draft, unit=CountUnit.parse(unit)),
@@ -217,8 +214,7 @@ class MessageService:
                 message, chat = await repository.lock_message(
                     session, message_id, owner_id=identity.user_id
                 )
-                if message.status == "streaming":
-                    raise MessageBusyError("Stop it first, or wait until it is finished.")
+                repository.check_finished(message)
                 if chat.count_unit != unit:
                     continue
                 if audience is not None:
@@ -232,16 +228,16 @@ class MessageService:
                 above = message.parent_id
                 parent = await session.get(Message, above) if above else None
                 moved = await tree.attach_message(session, chat, edited, parent=parent)
-                await self._moved(session, identity, chat, moved)
-                await self._changed(session, identity, chat, [edited.id])
+                await self._notify_moved(session, identity, chat, moved)
+                await self._queue_index(session, identity, chat, [edited.id])
             return await self.get(identity, edited.id)
         raise ConflictError("The chat's tokens are being recounted. Send the change again.")
 
     async def hide(self, identity: Identity, message_id: UUID, *, hidden: bool) -> MessageView:
-        """Leave a message out of prompts, or take it in again.
+        """Exclude a message from prompts, or include it again.
 
-        Raises `MessageNotFoundError`, and `EmptyMessageError` for one that would be taken in
-        without text.
+        Raises `MessageNotFoundError`, and `EmptyMessageError` if a message without text would be
+        included.
         """
         async with self._database.write() as session:
             message, chat = await repository.lock_message(
@@ -253,10 +249,10 @@ class MessageService:
         return await self.get(identity, message_id)
 
     async def use_thoughts(self, identity: Identity, message_id: UUID) -> MessageView:
-        """Make the thoughts of a reply without text its text.
+        """Use the thoughts of a reply without text as its text.
 
-        It changes in place, unlike an edited message: there is no text that could be lost, and
-        what the reply changed in its campaign remains.
+        The message is changed in place, because it has no text to lose and its changes to the
+        campaign remain.
 
         Raises `MessageNotFoundError`, `MessageBusyError`, `NotOnlyThoughtsError`, and
         `ConflictError` if the chat's unit changes again and again.
@@ -278,7 +274,7 @@ class MessageService:
         text = text if text.strip() else thoughts
         for _ in range(MAX_ATTEMPTS):
             unit = chat.count_unit
-            # Before the transaction: no one who writes waits for a thread.
+            # Before the transaction, so that writers do not wait for a thread.
             tokens = await self._pool.run(
                 owner_id, partial(CountUnit.parse(unit).count, author, text), size=len(text)
             )
@@ -297,14 +293,14 @@ class MessageService:
                 await tree.set_tokens(session, message, tokens)
                 await self._set_hidden(session, identity, chat, message, hidden=False)
                 below = await find_windows_below(session, message.id)
-                await self._changed(session, identity, chat, [message.id, *below])
+                await self._queue_index(session, identity, chat, [message.id, *below])
             return await self.get(identity, message_id)
         raise ConflictError("The chat's tokens are being recounted. Send the request again.")
 
     async def set_audience(
         self, identity: Identity, message_id: UUID, audience: Audience
     ) -> MessageView:
-        """Say who may know a message of a campaign's chat.
+        """Set who may know a message of a campaign's chat.
 
         Raises `MessageNotFoundError`, `MessageBusyError`, `ValidationError`.
         """
@@ -312,23 +308,25 @@ class MessageService:
             message, chat = await repository.lock_message(
                 session, message_id, owner_id=identity.user_id
             )
-            if message.status == "streaming":
-                raise MessageBusyError("Stop it first, or wait until it is finished.")
+            repository.check_finished(message)
             await check_audience(self._participants, session, chat, audience)
             if message.audience != encode_audience(audience):
-                # Whoever has read it meanwhile, a summary or the agent, has to read it again.
+                # A summary or the agent that has read it must read it again.
                 before = message.audience
                 message.audience, message.updated_at = encode_audience(audience), now()
                 chat.hidden_changes += 1
                 await session.flush()
-                for part in self._participants.find_handlers(AudienceChanged):
-                    await part.audience_changed(session, identity, message, before=before)
+                for handler in self._participants.find_handlers(AudienceChanged):
+                    await handler.audience_changed(session, identity, message, before=before)
                 below = await find_windows_below(session, message.id)
-                await self._changed(session, identity, chat, [message.id, *below])
+                await self._queue_index(session, identity, chat, [message.id, *below])
         return await self.get(identity, message_id)
 
     async def delete(self, identity: Identity, message_id: UUID) -> Deleted:
-        """Delete a message and all below it. Raises `MessageNotFoundError`, `MessageBusyError`."""
+        """Delete a message and all messages below it.
+
+        Raises `MessageNotFoundError`, `MessageBusyError`.
+        """
         async with self._database.write() as session:
             message, chat = await repository.lock_message(
                 session, message_id, owner_id=identity.user_id
@@ -337,8 +335,8 @@ class MessageService:
                 raise MessageBusyError("Stop it first, or wait until it is finished.")
             above = [message.parent_id] if message.parent_id else []
             gone = await tree.remove_message(session, chat, message)
-            await self._moved(session, identity, chat, message.position)
-            await self._changed(session, identity, chat, [*gone, *above])
+            await self._notify_moved(session, identity, chat, message.position)
+            await self._queue_index(session, identity, chat, [*gone, *above])
             return Deleted(deleted=len(gone), leaf_id=chat.leaf_id)
 
     async def _set_hidden(
@@ -353,15 +351,15 @@ class MessageService:
         was_hidden = message.hidden
         await tree.set_hidden(session, chat, message, hidden=hidden)
         if was_hidden and not hidden:
-            for part in self._participants.find_handlers(MessageShown):
-                await part.message_shown(session, identity, message)
+            for handler in self._participants.find_handlers(MessageShown):
+                await handler.message_shown(session, identity, message)
 
-    async def _moved(
+    async def _notify_moved(
         self, session: AsyncSession, identity: Identity, chat: Chat, above: int | None
     ) -> None:
         await notify_path_moved(self._participants, session, identity.sealer, chat, above)
 
-    async def _changed(
+    async def _queue_index(
         self, session: AsyncSession, identity: Identity, chat: Chat, message_ids: Sequence[UUID]
     ) -> None:
         await self._index.changed(
@@ -374,9 +372,8 @@ def _has_text(message: Message) -> bool:
 
 
 def _get_thoughts(sealer: Sealer, message: Message) -> str:
-    """The thoughts of a message without text. Raises as `MessageService.use_thoughts`."""
-    if message.status == "streaming":
-        raise MessageBusyError("Stop it first, or wait until it is finished.")
+    """Return the thoughts of a message without text. Raises the errors of `use_thoughts`."""
+    repository.check_finished(message)
     sealed = message.sealed_thinking
     thoughts = sealer.open(MESSAGE_THINKING, message.id, sealed).strip() if sealed else ""
     if _has_text(message) or not thoughts:
@@ -387,7 +384,7 @@ def _get_thoughts(sealer: Sealer, message: Message) -> str:
 async def view_messages(
     session: AsyncSession, sealer: Sealer, rows: Sequence[Message]
 ) -> list[MessageView]:
-    """Messages of one chat as the API shows them."""
+    """Return the API views of messages of one chat."""
     places = await repository.number_siblings(session, rows)
     return [_make_view(sealer, row, *places[row.id]) for row in rows]
 
