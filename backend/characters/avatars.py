@@ -46,15 +46,10 @@ class Picture:
 
 
 class AvatarService:
-    """The avatars of characters or of personas, the holders.
+    """The avatars of characters or of personas. `link` is the column that points to the holder.
 
-    Every method raises the not-found error of `get_holder`.
-
-    Args:
-        database: The database.
-        pool: The pool for encoding, which takes hundreds of megabytes for a large picture.
-        link: The column that points to the holder.
-        get_holder: Loads the holder.
+    Every method raises the not-found error of `get_holder`. `read` and `remove` raise
+    `AvatarNotFoundError` if the holder has no avatar.
     """
 
     def __init__(
@@ -71,7 +66,6 @@ class AvatarService:
         self._get_holder = get_holder
 
     async def read(self, identity: Identity, holder_id: UUID, size: AvatarSize) -> Picture:
-        """Raise `AvatarNotFoundError` if the holder has no avatar."""
         owner_id = identity.user_id
         async with self._database.read() as session:
             stored = await repository.find_avatar(
@@ -84,10 +78,7 @@ class AvatarService:
         return Picture(data, stored.media_type, f"{stored.id.hex}-{size}")
 
     async def replace(self, identity: Identity, holder_id: UUID, data: bytes) -> None:
-        """Set the avatar to a PNG, JPEG, WebP or GIF file.
-
-        Raises `ImageError`, `TooLargeError`.
-        """
+        """Set the avatar to a PNG, JPEG, WebP or GIF file. Raises `ImageError`, `TooLargeError`."""
         owner_id = identity.user_id
         async with self._database.read() as session:
             await self._get_holder(session, holder_id, owner_id=owner_id)
@@ -100,7 +91,6 @@ class AvatarService:
             session.add(avatar)
 
     async def remove(self, identity: Identity, holder_id: UUID) -> None:
-        """Raise `AvatarNotFoundError` if the holder has no avatar."""
         owner_id = identity.user_id
         async with self._database.write() as session:
             await self._get_holder(session, holder_id, owner_id=owner_id, lock=True)
@@ -113,10 +103,7 @@ class AvatarService:
 def seal_avatar(
     sealer: Sealer, link: HolderLink, holder_id: UUID, data: bytes, *, is_imported: bool = False
 ) -> Avatar:
-    """Encode a picture again, and return its sealed row. CPU-bound.
-
-    Raises `ImageError`, `TooLargeError`.
-    """
+    """Encode a picture again and seal it. CPU-bound. Raises `ImageError`, `TooLargeError`."""
     from backend.characters.pictures import reencode_avatar  # noqa: PLC0415  # imports Pillow
 
     picture = reencode_avatar(data)

@@ -62,11 +62,8 @@ from backend.vault.sealing import Sealer
 class BookImport:
     """A card's book, parsed and sealed, ready to be stored.
 
-    Attributes:
-        summary: The lorebook to be made.
-        shown: The book as the card will show it.
-        warnings: Sentences about data that was changed or left out.
-        store: Stores the book for its character, and replaces the present one.
+    `shown` is the book as the card will show it. `store` stores it for its character and replaces
+    the present one.
     """
 
     summary: CardLorebook
@@ -77,10 +74,7 @@ class BookImport:
 
 @dataclass(frozen=True, slots=True)
 class LazyBook:
-    """A card's stored book, still sealed.
-
-    `open` is CPU-bound and returns the `character_book` of the card.
-    """
+    """A card's sealed book. `open` returns the `character_book` of the card and is CPU-bound."""
 
     id: UUID
     open: Callable[[], dict[str, Any]]
@@ -98,36 +92,22 @@ class CardBooks(Protocol):
         name: str,
         replaced: UUID | None,
     ) -> BookImport:
-        """Parse a card's book. CPU-bound, without the database.
+        """Parse a card's `character_book`, which can have any shape. CPU-bound, no database.
 
-        Args:
-            sealer: The owner's sealer.
-            book: The card's `character_book`, of any shape.
-            character_id: The character of the card.
-            name: The character's name, used if the book has no name.
-            replaced: The lorebook to replace, if any.
-
-        Raises:
-            CardLimitError: The book has too many entries, or one is too long.
+        `name`, the character's, is used if the book has none. `replaced` is the lorebook to
+        replace. Raises `CardLimitError`.
         """
         ...
 
     def shown(self, book: dict[str, Any], *, name: str) -> dict[str, Any]:
-        """Return a card's book as the card will show it after it is stored.
-
-        CPU-bound. Raises the errors of `prepare`.
-        """
+        """Return a book as the card will show it after `prepare`. CPU-bound."""
         ...
 
     async def find(
         self, session: AsyncSession, identity: Identity, character_id: UUID
-    ) -> LazyBook | None:
-        """Return the book of a character's card."""
-        ...
+    ) -> LazyBook | None: ...
 
-    async def drop(self, session: AsyncSession, identity: Identity, character_id: UUID) -> None:
-        """Delete the book of a character's card, if it has one."""
-        ...
+    async def drop(self, session: AsyncSession, identity: Identity, character_id: UUID) -> None: ...
 
 
 BOOK: Final = "character_book"
@@ -137,8 +117,8 @@ BOOK: Final = "character_book"
 class CardRows:
     """The rows of a character to store, and warnings for the user.
 
-    `card` has no book, because it is stored separately. `files` are rows of the imported PNG, or of
-    the files in an imported archive.
+    `card` has no book. `files` are rows of the imported PNG, or of the files in an imported
+    archive.
     """
 
     card: Card
@@ -150,13 +130,9 @@ class CardRows:
 
 
 def import_rows(sealer: Sealer, data: bytes, books: CardBooks) -> CardRows:
-    """Read a card file for the owner of `sealer`.
+    """Read a card file for the owner of `sealer`. Raises `CardError`, `TooLargeError`.
 
     An unreadable picture only causes a warning, because the card is useful without it.
-
-    Raises:
-        CardError: The file is broken, is not a card, or exceeds a limit.
-        TooLargeError: The file has more than `MAX_FILE_BYTES`.
     """
     imported = read_card(data)
     card = remove_book(imported.card)
@@ -189,7 +165,7 @@ def prepare_book(
     *,
     replaced: UUID | None = None,
 ) -> BookImport | None:
-    """Prepare a card's book for storage. Return None if it has none. Raises `CardLimitError`."""
+    """Prepare a card's book for storage. Raises `CardLimitError`."""
     if card.character_book is None:
         return None
     return books.prepare(
@@ -210,10 +186,7 @@ def _remove_source_book(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_rows(sealer: Sealer, card: Card, books: CardBooks) -> CardRows:
-    """Return the rows of a new character. CPU-bound.
-
-    Raises `CardError`, `ValidationError` (see `check_card`).
-    """
+    """Return the rows of a new character. CPU-bound. Raises the errors of `check_card`."""
     checked = check_card(card)
     kept = remove_book(checked)
     character = make_character(sealer, kept)
@@ -289,8 +262,8 @@ class BookView:
 class CardChange:
     """A patched card without its book, and the change to the book.
 
-    `prepared` is a new book to store. `drops_book` is true if the present one must be deleted.
-    `new_scripts` is true if the card's regex scripts have changed.
+    `drops_book` is true if the stored book must be deleted, and `new_scripts` if the card's regex
+    scripts have changed.
     """
 
     card: Card
@@ -322,7 +295,7 @@ def patch_card(
 ) -> CardChange:
     """Merge a patch into a card. `character_book` is merged into the book that its lorebook shows.
 
-    Raises `CardError`, `ValidationError` (see `check_card`, `check_greetings`).
+    Raises the errors of `check_card` and `check_greetings`.
     """
     card = open_card(sealer, row.id, row.sealed_card)
     before = view_stored(card, stored)

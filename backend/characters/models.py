@@ -148,7 +148,6 @@ class AssetDescription(msgspec.Struct, kw_only=True):
 
 
 def seal_card(sealer: Sealer, row: Character, card: Card) -> None:
-    """Store a card and its summary in a row."""
     summary = Summary(name=card.name, nickname=card.nickname, tags=card.tags, creator=card.creator)
     row.sealed_summary = sealer.seal_bytes(CHARACTER_SUMMARY, row.id, msgspec.json.encode(summary))
     row.sealed_card = sealer.seal_bytes(CHARACTER_CARD, row.id, msgspec.json.encode(card))

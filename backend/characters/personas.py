@@ -38,7 +38,7 @@ from backend.vault.sealing import Sealer
 
 
 class PersonaService:
-    """List, create, change and delete personas."""
+    """List, create, change and delete personas. Each route lists its errors."""
 
     def __init__(self, database: Database, pool: CpuPool) -> None:
         self._database = database
@@ -52,7 +52,6 @@ class PersonaService:
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None
     ) -> Page[PersonaView]:
-        """List personas, newest first."""
         async with self._database.read() as session:
             rows = await repository.list_personas(
                 session, owner_id=identity.user_id, limit=limit + 1, after=after
@@ -71,7 +70,6 @@ class PersonaService:
         return _make_view(identity.sealer, persona, has_avatar=False)
 
     async def get(self, identity: Identity, persona_id: UUID) -> PersonaView:
-        """Raise `PersonaNotFoundError` if the persona does not exist or belongs to another user."""
         async with self._database.read() as session:
             persona = await repository.get_persona(session, persona_id, owner_id=identity.user_id)
             has_avatar = await repository.has_avatar(session, persona)
@@ -80,10 +78,6 @@ class PersonaService:
     async def patch(
         self, identity: Identity, persona_id: UUID, patch: dict[str, Any], *, if_match: str | None
     ) -> PersonaView:
-        """Merge a patch into a persona. Null restores a default.
-
-        Raises `PersonaNotFoundError`, `PreconditionFailedError`, `ValidationError`.
-        """
         reject_unknown(patch, PersonaFields)
         sealer = identity.sealer
         async with self._database.write() as session:
@@ -99,10 +93,6 @@ class PersonaService:
         return _make_view(sealer, persona, has_avatar=has_avatar)
 
     async def delete(self, identity: Identity, persona_id: UUID, *, if_match: str | None) -> None:
-        """Delete a persona and its avatar. Its chats continue without a persona.
-
-        Raises `PersonaNotFoundError`, `PreconditionFailedError`.
-        """
         async with self._database.write() as session:
             persona = await repository.get_persona(
                 session, persona_id, owner_id=identity.user_id, lock=True

@@ -49,13 +49,9 @@ class EncodedAvatar:
 
 
 def reencode_avatar(data: bytes) -> EncodedAvatar:
-    """Encode a PNG, JPEG, WebP or GIF (its first frame) as an avatar.
+    """Encode a PNG, JPEG, WebP or GIF (its first frame) as an avatar. Raises `ImageError`.
 
     The picture is rotated as its EXIF data says, scaled down, and stripped of all metadata.
-
-    Raises:
-        ImageError: It is damaged, has another format, or has more than `MAX_PICTURE_PIXELS`.
-        TooLargeError: The file exceeds the size limit.
     """
     image = _decode(data)
     image.thumbnail((AVATAR_SIDE, AVATAR_SIDE), Image.Resampling.LANCZOS)
@@ -72,10 +68,7 @@ def reencode_avatar(data: bytes) -> EncodedAvatar:
 
 
 def convert_to_png(data: bytes) -> bytes:
-    """Return a picture as a PNG of the same size, upright and without metadata.
-
-    Raises the errors of `reencode_avatar`.
-    """
+    """Return a picture as a PNG of the same size, upright and without metadata."""
     return _encode(_decode(data), "PNG")
 
 

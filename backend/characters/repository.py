@@ -1,6 +1,8 @@
 """Rows of characters and personas.
 
-No function commits, and each one ignores rows of other users.
+No function commits. If a row does not exist or belongs to another user, a `get_` function raises a
+not-found error, and a `find_` function returns None. `lock` blocks other transactions that change
+the row.
 """
 
 from __future__ import annotations
@@ -75,11 +77,7 @@ async def get_character(
     lock: bool = False,
     source: bool = False,
 ) -> Character:
-    """Raise `CharacterNotFoundError` if it does not exist or belongs to another user.
-
-    `lock` blocks other transactions that change it. `source` also loads the card as it was
-    imported, which may take megabytes.
-    """
+    """Return a character. `source` also loads the imported card, which may take megabytes."""
     query = select(Character).where(Character.id == character_id, Character.user_id == owner_id)
     if not source:
         query = query.options(defer(Character.sealed_source, raiseload=True))
@@ -92,7 +90,6 @@ async def get_character(
 async def list_characters(
     session: AsyncSession, *, owner_id: UUID, limit: int, after: UUID | None
 ) -> list[CharacterRow]:
-    """List a user's characters after `after`, newest first."""
     query = (
         select(
             Character.id,
@@ -114,7 +111,6 @@ async def list_characters(
 async def get_card(
     session: AsyncSession, character_id: UUID, *, owner_id: UUID, sealer: Sealer
 ) -> Card:
-    """Raise `CharacterNotFoundError` if the character does not exist or belongs to another user."""
     blob = await session.scalar(
         select(Character.sealed_card).where(
             Character.id == character_id, Character.user_id == owner_id
@@ -130,8 +126,7 @@ async def find_names(
 ) -> dict[UUID, str]:
     """Return the names of characters in a chat: the nickname, or else the name.
 
-    They are in the order of `character_ids`. Characters of other users are left out. Whole cards,
-    which may be large, are not read.
+    They are in the order of `character_ids`. Characters of other users are left out.
     """
     if not character_ids:
         return {}
@@ -151,7 +146,6 @@ async def find_names(
 async def list_assets(
     session: AsyncSession, character_id: UUID, *, owner_id: UUID
 ) -> list[CharacterAsset]:
-    """List the files imported with a character's card, in their order."""
     query = (
         select(CharacterAsset)
         .where(CharacterAsset.character_id == character_id, CharacterAsset.user_id == owner_id)
@@ -172,10 +166,6 @@ async def find_card_file(
 async def get_persona(
     session: AsyncSession, persona_id: UUID, *, owner_id: UUID, lock: bool = False
 ) -> Persona:
-    """Raise `PersonaNotFoundError` if it does not exist or belongs to another user.
-
-    `lock` blocks other transactions that change it.
-    """
     query = select(Persona).where(Persona.id == persona_id, Persona.user_id == owner_id)
     persona = await session.scalar(query.with_for_update() if lock else query)
     if persona is None:
@@ -186,7 +176,7 @@ async def get_persona(
 async def list_personas(
     session: AsyncSession, *, owner_id: UUID, limit: int, after: UUID | None
 ) -> list[tuple[Persona, bool]]:
-    """List a user's personas after `after`, newest first. The flag is true with an avatar."""
+    """List personas, newest first. The flag is true if the persona has an avatar."""
     query = (
         select(Persona, exists().where(Avatar.persona_id == Persona.id))
         .where(Persona.user_id == owner_id)
@@ -201,7 +191,6 @@ async def list_personas(
 async def find_persona(
     session: AsyncSession, persona_id: UUID, *, owner_id: UUID, sealer: Sealer
 ) -> PersonaData | None:
-    """Return a persona, or None if it does not exist or belongs to another user."""
     blob = await session.scalar(
         select(Persona.sealed_persona).where(Persona.id == persona_id, Persona.user_id == owner_id)
     )
@@ -220,18 +209,14 @@ async def has_avatar(session: AsyncSession, holder: Character | Persona) -> bool
 async def find_avatar(
     session: AsyncSession, link: HolderLink, holder_id: UUID, *, owner_id: UUID, size: AvatarSize
 ) -> AvatarRow | None:
-    """Return the avatar of a character or persona in one size."""
-    columns = (
-        (Avatar.id, Avatar.media_type, Avatar.is_imported, Avatar.sealed_image)
+    media_type, sealed = (
+        (Avatar.media_type, Avatar.sealed_image)
         if size == "full"
-        else (
-            Avatar.id,
-            Avatar.thumbnail_media_type,
-            Avatar.is_imported,
-            Avatar.sealed_thumbnail,
-        )
+        else (Avatar.thumbnail_media_type, Avatar.sealed_thumbnail)
     )
-    query = select(*columns).where(link == holder_id, Avatar.user_id == owner_id)
+    query = select(Avatar.id, media_type, Avatar.is_imported, sealed).where(
+        link == holder_id, Avatar.user_id == owner_id
+    )
     row = (await session.execute(query)).one_or_none()
     return None if row is None else AvatarRow(*row)
 

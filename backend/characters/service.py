@@ -1,5 +1,3 @@
-"""List, search, create, change, delete, import and export characters."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -54,7 +52,7 @@ MAX_ATTEMPTS = 20
 
 
 class CharacterService:
-    """List, search, create, change, delete, import and export characters.
+    """Manage characters and their card files. Each route lists its errors.
 
     `longest_message` is a limit in characters.
     """
@@ -76,10 +74,9 @@ class CharacterService:
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None, search: str
     ) -> Page[CharacterItem]:
-        """List characters, newest first.
+        """List characters, newest first. Each word of `search` must occur in the summary.
 
-        With a `search`, each of its words must occur in the name, nickname, creator or tags. A page
-        ends after `MAX_SEARCH_ROWS` characters, even if it has few results.
+        A page ends after `MAX_SEARCH_ROWS` characters, even if it has few results.
         """
         words = search.casefold().split()
         bound = MAX_SEARCH_ROWS if words else limit
@@ -94,11 +91,6 @@ class CharacterService:
         )
 
     async def create(self, identity: Identity, card: Card) -> CharacterView:
-        """Create a character.
-
-        Raises `CardError`, `ValidationError` (see `check_card`), and `CardLimitError` for a
-        greeting that is too long for a chat.
-        """
         check_greetings(card, longest=self._longest_message)
         rows = await self._pool.run(
             identity.user_id, partial(make_rows, identity.sealer, card, self._books)
@@ -111,7 +103,6 @@ class CharacterService:
         return _make_view(rows.character, rows.card, view_import(rows.book), has_avatar=False)
 
     async def get(self, identity: Identity, character_id: UUID) -> CharacterView:
-        """Raise `CharacterNotFoundError` if it does not exist or belongs to another user."""
         async with self._database.read() as session:
             character = await repository.get_character(
                 session, character_id, owner_id=identity.user_id
@@ -130,10 +121,6 @@ class CharacterService:
         *,
         if_match: str | None,
     ) -> CharacterView:
-        """Merge a patch into a card. Null restores a default.
-
-        Raises `CharacterNotFoundError`, `PreconditionFailedError`, `ValidationError`, `CardError`.
-        """
         reject_unknown(patch, Card)
         owner_id, sealer = identity.user_id, identity.sealer
         for _ in range(MAX_ATTEMPTS):
@@ -175,7 +162,6 @@ class CharacterService:
         raise ConflictError("Another request is changing it. Send the change again.")
 
     async def allow_scripts(self, identity: Identity, character_id: UUID, *, allowed: bool) -> None:
-        """Allow or forbid a card's regex scripts. Raises `CharacterNotFoundError`."""
         async with self._database.write() as session:
             character = await repository.get_character(
                 session, character_id, owner_id=identity.user_id, lock=True
@@ -183,10 +169,6 @@ class CharacterService:
             character.scripts_allowed = allowed
 
     async def delete(self, identity: Identity, character_id: UUID, *, if_match: str | None) -> None:
-        """Delete a character, its picture and its files. Its chats are kept.
-
-        Raises `CharacterNotFoundError`, `PreconditionFailedError`.
-        """
         async with self._database.write() as session:
             character = await repository.get_character(
                 session, character_id, owner_id=identity.user_id, lock=True
@@ -196,11 +178,9 @@ class CharacterService:
             await session.delete(character)
 
     async def import_file(self, identity: Identity, data: bytes) -> ImportedCharacter:
-        """Create a character from a card file (PNG, CHARX, JSON, YAML).
+        """Create a character from a card file. A refused file stores nothing.
 
-        A refused file stores nothing. A greeting that is too long for a chat causes a warning.
-
-        Raises `CardError`, `TooLargeError`.
+        A greeting that is too long for a chat only causes a warning.
         """
         rows = await self._pool.run(
             identity.user_id, partial(import_rows, identity.sealer, data, self._books)
@@ -224,7 +204,7 @@ class CharacterService:
     async def _find_earlier_import(
         self, identity: Identity, character_id: UUID, rows: CardRows
     ) -> ImportedCharacter:
-        """Return the character that the same request created before. Raises the errors of `get`."""
+        """Return the character that the same request created before."""
         made = await self.get(identity, character_id)
         async with self._database.read() as session:
             stored = await self._books.find(session, identity, character_id)
@@ -259,12 +239,7 @@ class CharacterService:
         file_format: ExportFormat,
         spec: ExportSpec,
     ) -> FileDownload:
-        """Return a file that can be imported again without changes.
-
-        It differs from the imported file only by later changes. `spec` selects the version of JSON.
-
-        Raises `CharacterNotFoundError`.
-        """
+        """Return a file that differs from the imported one only by later changes."""
         owner_id, sealer = identity.user_id, identity.sealer
         async with self._database.read() as session:
             character = await repository.get_character(

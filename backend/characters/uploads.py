@@ -53,7 +53,6 @@ class Upload:
 
 
 async def read_file(request: AnyRequest) -> bytes:
-    """Return the part `file` of a form. Raises the errors of `read_upload`."""
     return (await read_upload(request)).data
 
 
@@ -84,10 +83,7 @@ async def read_upload(request: AnyRequest) -> Upload:
 
 
 async def read_image(request: AnyRequest) -> bytes:
-    """Return the part `file` of a form, or the whole body if its media type is a picture's.
-
-    Raises the errors of `read_upload`.
-    """
+    """Return the part `file` of a form, or the whole body if its media type is a picture's."""
     media_type, _ = request.content_type
     if media_type in IMAGE_TYPES:
         return await request.body()

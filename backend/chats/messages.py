@@ -82,7 +82,7 @@ class LineMacros(Protocol):
 
 
 class MessageService:
-    """Read, edit, hide, branch and delete the messages of a chat's tree."""
+    """Read, edit, hide, branch and delete messages. Each route lists its errors."""
 
     def __init__(
         self,
@@ -104,7 +104,6 @@ class MessageService:
         self._max_chars = settings.max_message_chars
 
     def check_text(self, text: str) -> str:
-        """Return the text. Raises `EmptyMessageError`, `MessageTooLongError`."""
         if not text.strip():
             raise EmptyMessageError("Enter some text.")
         if len(text) > self._max_chars:
@@ -117,7 +116,7 @@ class MessageService:
     async def page(
         self, identity: Identity, chat_id: UUID, *, before: int | None, limit: int
     ) -> MessagePage:
-        """Return the end of the active path above position `before`. Raises `ChatNotFoundError`."""
+        """Return the end of the active path above position `before`."""
         if before is not None:
             before = min(max(before, 0), repository.MAX_POSITION)
         async with self._database.read() as session:
@@ -129,7 +128,6 @@ class MessageService:
         return MessagePage(items=items, previous=rows[0].position if more else None)
 
     async def get(self, identity: Identity, message_id: UUID) -> MessageView:
-        """Raise `MessageNotFoundError` if it does not exist or belongs to another user."""
         async with self._database.read() as session:
             message = await repository.get_message(session, message_id, owner_id=identity.user_id)
             (view,) = await view_messages(session, identity.sealer, [message])
@@ -139,7 +137,6 @@ class MessageService:
     async def siblings(
         self, identity: Identity, message_id: UUID, *, after: UUID | None, limit: int
     ) -> Page[MessageView]:
-        """List a message and its swipes, oldest first. Raises `MessageNotFoundError`."""
         async with self._database.read() as session:
             message = await repository.get_message(session, message_id, owner_id=identity.user_id)
             rows = await tree.list_siblings(session, message, after=after, limit=limit + 1)
@@ -149,7 +146,6 @@ class MessageService:
         return Page(items=items, next=following)
 
     async def activate(self, identity: Identity, message_id: UUID, *, follow: bool) -> MessageView:
-        """Move the active path through a message. Raises `MessageNotFoundError`."""
         async with self._database.write() as session:
             message, chat = await repository.lock_message(
                 session, message_id, owner_id=identity.user_id
@@ -170,11 +166,8 @@ class MessageService:
         """Add another version of a message; the old one and all messages below it are kept.
 
         Macros in a line of the user are expanded. The new version has the message's audience,
-        unless `audience` is given.
-
-        Raises `MessageNotFoundError`, `EmptyMessageError`, `MessageTooLongError`,
-        `MessageBusyError`, `MacroLimitError`, `ValidationError`, and `ConflictError` if the chat's
-        unit changes again and again.
+        unless `audience` is given. Raises `ConflictError` if the chat's unit changes again and
+        again.
         """
         self.check_text(text)
         sealer, owner_id = identity.sealer, identity.user_id
@@ -234,11 +227,6 @@ class MessageService:
         raise ConflictError("The chat's tokens are being recounted. Send the change again.")
 
     async def hide(self, identity: Identity, message_id: UUID, *, hidden: bool) -> MessageView:
-        """Exclude a message from prompts, or include it again.
-
-        Raises `MessageNotFoundError`, and `EmptyMessageError` if a message without text would be
-        included.
-        """
         async with self._database.write() as session:
             message, chat = await repository.lock_message(
                 session, message_id, owner_id=identity.user_id
@@ -252,10 +240,7 @@ class MessageService:
         """Use the thoughts of a reply without text as its text.
 
         The message is changed in place, because it has no text to lose and its changes to the
-        campaign remain.
-
-        Raises `MessageNotFoundError`, `MessageBusyError`, `NotOnlyThoughtsError`, and
-        `ConflictError` if the chat's unit changes again and again.
+        campaign remain. Raises `ConflictError` if the chat's unit changes again and again.
         """
         sealer, owner_id = identity.sealer, identity.user_id
         async with self._database.read() as session:
@@ -300,10 +285,6 @@ class MessageService:
     async def set_audience(
         self, identity: Identity, message_id: UUID, audience: Audience
     ) -> MessageView:
-        """Set who may know a message of a campaign's chat.
-
-        Raises `MessageNotFoundError`, `MessageBusyError`, `ValidationError`.
-        """
         async with self._database.write() as session:
             message, chat = await repository.lock_message(
                 session, message_id, owner_id=identity.user_id
@@ -323,10 +304,6 @@ class MessageService:
         return await self.get(identity, message_id)
 
     async def delete(self, identity: Identity, message_id: UUID) -> Deleted:
-        """Delete a message and all messages below it.
-
-        Raises `MessageNotFoundError`, `MessageBusyError`.
-        """
         async with self._database.write() as session:
             message, chat = await repository.lock_message(
                 session, message_id, owner_id=identity.user_id
@@ -372,7 +349,10 @@ def _has_text(message: Message) -> bool:
 
 
 def _get_thoughts(sealer: Sealer, message: Message) -> str:
-    """Return the thoughts of a message without text. Raises the errors of `use_thoughts`."""
+    """Return the thoughts of a message without text.
+
+    Raises `MessageBusyError`, `NotOnlyThoughtsError`.
+    """
     repository.check_finished(message)
     sealed = message.sealed_thinking
     thoughts = sealer.open(MESSAGE_THINKING, message.id, sealed).strip() if sealed else ""
@@ -384,7 +364,6 @@ def _get_thoughts(sealer: Sealer, message: Message) -> str:
 async def view_messages(
     session: AsyncSession, sealer: Sealer, rows: Sequence[Message]
 ) -> list[MessageView]:
-    """Return the API views of messages of one chat."""
     places = await repository.number_siblings(session, rows)
     return [_make_view(sealer, row, *places[row.id]) for row in rows]
 

@@ -1,6 +1,8 @@
 """Rows of chats and messages.
 
-No function commits, and each one ignores rows of other users.
+No function commits. If a row does not exist or belongs to another user, a `get_` function raises a
+not-found error, and a `find_` function returns None. `lock` blocks other transactions that change
+the chat's tree.
 """
 
 from __future__ import annotations
@@ -69,10 +71,6 @@ MAX_POSITION = 2**31 - 1
 async def get_chat(
     session: AsyncSession, chat_id: UUID, *, owner_id: UUID, lock: bool = False
 ) -> Chat:
-    """Raise `ChatNotFoundError` if it does not exist or belongs to another user.
-
-    `lock` blocks other transactions that change the chat's tree.
-    """
     chat = await find_chat(session, chat_id, owner_id=owner_id, lock=lock)
     if chat is None:
         raise ChatNotFoundError
@@ -82,7 +80,6 @@ async def get_chat(
 async def find_chat(
     session: AsyncSession, chat_id: UUID, *, owner_id: UUID, lock: bool = False
 ) -> Chat | None:
-    """Return a chat, or None if it does not exist or belongs to another user. See `get_chat`."""
     query = _LOCKED_CHAT if lock else _CHAT
     return await session.scalar(query, {"chat_id": chat_id, "owner_id": owner_id})
 
@@ -107,7 +104,6 @@ async def find_leaf_position(session: AsyncSession, chat: Chat) -> int | None:
 
 
 async def get_message(session: AsyncSession, message_id: UUID, *, owner_id: UUID) -> Message:
-    """Raise `MessageNotFoundError` if it does not exist or belongs to another user."""
     message = await session.scalar(_MESSAGE, {"message_id": message_id, "owner_id": owner_id})
     if message is None:
         raise MessageNotFoundError
@@ -117,7 +113,7 @@ async def get_message(session: AsyncSession, message_id: UUID, *, owner_id: UUID
 async def lock_message(
     session: AsyncSession, message_id: UUID, *, owner_id: UUID
 ) -> tuple[Message, Chat]:
-    """Lock the tree of a message's chat, then load the message. Raises `MessageNotFoundError`."""
+    """Lock the tree of a message's chat, then load the message."""
     named = {"message_id": message_id, "owner_id": owner_id}
     chat = await session.scalar(_LOCKED_CHAT_OF, named)
     if chat is None:
@@ -126,7 +122,6 @@ async def lock_message(
 
 
 def check_finished(message: Message) -> None:
-    """Raise `MessageBusyError` if the message is being written."""
     if message.status == "streaming":
         raise MessageBusyError("Stop it first, or wait until it is finished.")
 
@@ -290,7 +285,6 @@ async def find_greeting_number(session: AsyncSession, chat_id: UUID) -> int | No
 
 
 async def list_path(session: AsyncSession, message: Message) -> list[Message]:
-    """Return a message and its ancestors, from the root down."""
     climb = make_ancestors(message.id)
     query = select(Message).join(climb, climb.c.id == Message.id).order_by(Message.position)
     return list(await session.scalars(query))
@@ -310,7 +304,6 @@ async def stream_path(session: AsyncSession, message: Message) -> AsyncIterator[
 
 
 async def is_streaming_below(session: AsyncSession, message: Message) -> bool:
-    """True if a reply is being written at or below a message."""
     query = select(Message.id).where(
         Message.chat_id == message.chat_id, Message.status == "streaming"
     )

@@ -1,5 +1,3 @@
-"""Open, list, change, fork and delete chats."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -140,10 +138,7 @@ class ChatService:
         greetings: Sequence[MessageDraft],
         campaign_id: UUID | None = None,
     ) -> ChatView:
-        """Create a chat. The first greeting is its first message, and the others are swipes.
-
-        Raises `StorageQuotaExceededError`.
-        """
+        """Create a chat. The first greeting is its first message, and the others are swipes."""
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)
         spec = choose_counting_model(models, identity)
@@ -179,7 +174,6 @@ class ChatService:
         return _make_view(identity.sealer, chat, list(character_ids))
 
     async def get(self, identity: Identity, chat_id: UUID) -> ChatView:
-        """Raise `ChatNotFoundError` if it does not exist or belongs to another user."""
         async with self._database.read() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
             return await _load_view(session, identity.sealer, chat)
@@ -187,7 +181,6 @@ class ChatService:
     async def list_chats(
         self, identity: Identity, *, limit: int, after: UUID | None, character_id: UUID | None
     ) -> Page[ChatView]:
-        """List chats, newest first."""
         query = select(Chat).where(Chat.user_id == identity.user_id)
         if after is not None:
             query = query.where(Chat.id < after)
@@ -232,7 +225,7 @@ class ChatService:
             return await _load_view(session, identity.sealer, chat)
 
     async def read_settings(self, identity: Identity, chat_id: UUID) -> tuple[ChatSettings, int]:
-        """Return (settings, revision). Raises `ChatNotFoundError`."""
+        """Return (settings, revision)."""
         async with self._database.read() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
         return read_settings(identity.sealer, chat), chat.revision
@@ -240,9 +233,9 @@ class ChatService:
     async def patch_settings(
         self, identity: Identity, chat_id: UUID, patch: dict[str, Any], *, if_match: str | None
     ) -> tuple[ChatSettings, int]:
-        """Merge a patch into a chat's settings. Return (settings, new revision).
+        """Return (settings, new revision).
 
-        Also raises the errors of `chronicle` and of participants.
+        Also raises the errors of `chronicle` and participants.
         """
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
@@ -297,7 +290,6 @@ class ChatService:
         chat.chronicle_enabled = settings.chronicle_enabled
 
     async def delete(self, identity: Identity, chat_id: UUID) -> None:
-        """Delete a chat with all its messages. Raises `ChatNotFoundError`."""
         async with self._database.write() as session:
             chat = await repository.get_chat(session, chat_id, owner_id=identity.user_id, lock=True)
             for handler in self._participants.find_handlers(ChatDeleted):
@@ -315,10 +307,9 @@ class ChatService:
         title: str | None,
         world: ForkWorld = "shared",
     ) -> ChatView:
-        """Copy the path that ends at a message into a new chat.
+        """Copy the path that ends at a message into a new chat, in the campaign or in a copy of it.
 
-        It stays in the campaign, or gets a copy of it. Also raises the errors of `chat_copied` and
-        `world_copied`.
+        Also raises the errors of `chat_copied` and `world_copied`.
         """
         sealer = identity.sealer
         worlds: list[StoreWorld] = []
@@ -359,8 +350,8 @@ class ChatService:
             for handler in self._participants.find_handlers(ChatCopied):
                 await handler.chat_copied(session, identity, source.id, fork_id, copied)
             if world == "shared":
-                for handler in self._participants.find_handlers(WorldShared):
-                    await handler.world_shared(session, identity, source.id, fork_id, copied)
+                for sharer in self._participants.find_handlers(WorldShared):
+                    await sharer.world_shared(session, identity, source.id, fork_id, copied)
             for store in worlds:
                 await store(session, fork, copied)
             await self._index.changed(session, identity, kind="message", container_id=fork_id)
@@ -370,7 +361,6 @@ class ChatService:
 async def _find_fork_source(
     session: AsyncSession, identity: Identity, chat_id: UUID, message_id: UUID
 ) -> tuple[Chat, Message]:
-    """Return the chat and the message to copy."""
     source = await repository.get_chat(session, chat_id, owner_id=identity.user_id)
     message = await repository.get_message(session, message_id, owner_id=identity.user_id)
     if message.chat_id != source.id:

@@ -81,16 +81,13 @@ class SpeakerFilter:
     """Removes the speaker's label from a reply, and ends the reply at another speaker's line.
 
     A label is a name with a colon at the beginning of a line, in any letter case, possibly in bold,
-    italics or brackets. The speaker's own is removed at the beginning of the text only. Another
-    speaker's ends the reply, except in a fenced block and at the beginning of the reply, because
-    nothing would be left. Audience marks, which prompts put before lines that not everyone may
-    know, are removed like the speaker's own label.
+    italics or brackets. The speaker's own is removed at the beginning of the text only, and so are
+    audience marks. Another speaker's ends the reply, except in a fenced block and at the beginning
+    of the reply, because nothing would be left. `is_over` is true after that, and later text is
+    dropped.
 
     The time is linear in the text, however it is split. At most a label and `MAX_BLANKS` characters
     of white space are held back, because white space at the end is removed.
-
-    Attributes:
-        is_over: True after another speaker's line has begun. Later text is dropped.
     """
 
     def __init__(
@@ -102,14 +99,11 @@ class SpeakerFilter:
         joins_text: bool = False,
         keeps_others: bool = False,
     ) -> None:
-        """Prepare for the text of one request.
+        """Prepare for the text of one request. `others` include the user.
 
-        Args:
-            speaker: The name that the prompt uses for the speaker.
-            others: The names of everyone else, the user included.
-            has_text: The reply has text before this one.
-            joins_text: This text is joined to that one: the space after a label stays.
-            keeps_others: Keep lines of other speakers.
+        `has_text` is true if the reply has text before this one, and `joins_text` if this one is
+        joined to it, so that the space after a label stays. `keeps_others` keeps lines of other
+        speakers.
         """
         self.is_over = False
         self._labels = _Labels(speaker, () if keeps_others else others)

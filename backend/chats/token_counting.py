@@ -49,7 +49,6 @@ class CountUnit:
         return self.tokenizer + (NAMES_SUFFIX if self.names else "")
 
     def count(self, author: str, text: str) -> int:
-        """Count the tokens of one message as sent."""
         return self.count_many([(author, text)])[0]
 
     def count_many(self, messages: Sequence[tuple[str, str]]) -> list[int]:

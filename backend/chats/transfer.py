@@ -88,7 +88,6 @@ class ChatLog:
     lines: Sequence[LogLine]
 
     def find_path(self) -> set[UUID]:
-        """Return the messages from the leaf up to its root."""
         parents = {line.id: line.parent_id for line in self.lines}
         path: set[UUID] = set()
         at = self.head.leaf_id
@@ -213,14 +212,8 @@ def build_message_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of a file's messages, sealed and counted.
 
-    Args:
-        sealer: The owner's sealer.
-        log: The file.
-        chat_id: The chat of the messages.
-        unit: The count unit of the chat.
-        ids: The new id of every message.
-        audience: Translates an audience of the file.
-        people: The owner's characters and personas. Others are dropped.
+    `ids` are the new ids of the messages. `audience` translates an audience of the file. Characters
+    and personas that are not among the owner's, `people`, are dropped.
     """
     active = log.find_path()
     selected = _choose_selected(log, active)

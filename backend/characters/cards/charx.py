@@ -61,12 +61,7 @@ def is_archive(data: bytes) -> bool:
 def unpack(
     data: bytes, *, label: str = "CHARX archive", entries: Limit = ARCHIVE_ENTRIES
 ) -> dict[str, bytes]:
-    """Return the files of an archive by path, with `/` as the separator.
-
-    Args:
-        data: The zip file.
-        label: The name of the archive in messages.
-        entries: The limit of entries.
+    """Return the files of an archive by path. `label` is its name in messages.
 
     Raises:
         CardError: Broken or encrypted, or an entry is not a plain file with a safe name.
@@ -109,8 +104,7 @@ def _read_entries(archive: zipfile.ZipFile, label: str, *, packed_size: int) -> 
 def normalise_path(name: str, label: str = "CHARX archive") -> str:
     """Return `name` with `/` as the separator.
 
-    Raises:
-        CardError: It is absolute, contains `..`, or contains a NUL.
+    Raises `CardError` if it is absolute, or contains `..` or a NUL.
     """
     path = name.replace("\\", "/")
     climbs = ".." in path.split("/")

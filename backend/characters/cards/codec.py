@@ -48,7 +48,6 @@ class Notes:
         self._counts[sentence] += 1
 
     def add_change(self, how: str) -> None:
-        """Add a sentence about the member that is being read."""
         self.add(f"`{self.member}` {how}")
 
     @property
@@ -74,11 +73,9 @@ class Field:
     """A field of a model, and its members in formats.
 
     Attributes:
-        name: The name in the model.
-        read: Converts a value to that of the field.
         places: By format, the members for the field, separated by spaces. The first one with a
             value is read. The first one is written. `a.b` is a member of the object `a`.
-        write: Converts the value for the format, if they differ. `msgspec.UNSET` leaves it out.
+        write: Converts the value for the format. `msgspec.UNSET` leaves it out.
         default: The value if it is absent. `msgspec.UNSET` uses the default of the model.
         is_required: The format always has the member, so null is converted as any value is. For
             other members null means absent.

@@ -53,9 +53,7 @@ class Chunk:
 def iterate_chunks(data: bytes) -> Iterator[Chunk]:
     """Yield the chunks of a PNG in order, up to IEND.
 
-    Raises:
-        CardError: The file is truncated or does not consist of chunks.
-        CardLimitError: It has more than `PNG_CHUNKS`.
+    Raises `CardError` if the file is truncated or damaged, and `CardLimitError`.
     """
     view = memoryview(data)
     position, count = len(SIGNATURE), 0
@@ -87,9 +85,8 @@ class TextReader:
     def read(self, chunk: Chunk) -> bytes:
         """Return the value of a tEXt, zTXt or iTXt chunk, decompressed.
 
-        Raises:
-            CardError: The chunk is malformed, or cannot be decompressed.
-            CardLimitError: The texts read so far exceed `INFLATED_TEXT`.
+        Raises `CardError` if it is malformed, and `CardLimitError` if all texts read so far exceed
+        `INFLATED_TEXT`.
         """
         rest = chunk.data[len(chunk.read_keyword()) + 1 :]
         if chunk.kind == b"tEXt":
@@ -151,11 +148,7 @@ def find_texts(data: bytes) -> PngTexts:
 
 
 def decode_value(value: bytes) -> bytes:
-    """Decode base64, which may contain line breaks or lack its padding.
-
-    Raises:
-        CardError: It is not base64.
-    """
+    """Decode base64, which may contain line breaks or lack its padding. Raises `CardError`."""
     packed = value.translate(None, _WHITE_SPACE)
     try:
         return binascii.a2b_base64(packed + b"=" * (-len(packed) % 4), strict_mode=True)

@@ -64,9 +64,7 @@ _FILE_MEMBERS: Final = frozenset(
 def normalise(raw: object) -> CardImport:
     """Read a parsed JSON value as a character card of any version, or of another program.
 
-    Raises:
-        CardError: It is another kind of file, has no name, or has only a name.
-        CardLimitError: A text, a list or the whole card is too long.
+    Raises `CardError` if it is another kind of file, or has nothing but a name; `CardLimitError`.
     """
     kind = find_kind(raw)
     if isinstance(raw, dict) and is_card(cast("Object", raw)):

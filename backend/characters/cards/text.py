@@ -38,11 +38,8 @@ _DEPTH_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 def check_structure(data: bytes, *, slice_bytes: int = _SLICE_BYTES) -> None:
     """Limit nesting and values by the punctuation outside strings, before a parser recurses.
 
-    `data` is read in slices, so that the memory is a small multiple of one slice. Reading stops at
-    the first exceeded limit.
-
-    Raises:
-        CardLimitError: Too deep, or too many values.
+    Raises `CardLimitError` at the first exceeded limit. `data` is read in slices, so that the
+    memory is a small multiple of one slice.
     """
     values = depth = 0
     begun = b""  # the quote of a string that the last slice left open, and a pending backslash
@@ -106,9 +103,7 @@ def parse_json(data: bytes) -> Any:
     Unlike the standard, line breaks inside strings are allowed. NaN, Infinity and numbers that
     overflow are refused. Lone surrogates become U+FFFD.
 
-    Raises:
-        CardError: It is not UTF-8, or not JSON. The message has the line and column.
-        CardLimitError: Too long, too deep or too many values, found before parsing.
+    Raises `CardError` with the line and column, and `CardLimitError` before parsing.
     """
     body = data.removeprefix(BOM_UTF8)
     JSON_BYTES.check(len(body), "The JSON text")
@@ -139,11 +134,8 @@ def parse_json(data: bytes) -> Any:
 def parse_yaml(data: bytes) -> Any:
     """Parse YAML 1.2 in its core schema, in which `no` and dates are texts.
 
-    Aliases are expanded, and tags are refused.
-
-    Raises:
-        CardError: It is not UTF-8, or not YAML. The message has the line and column.
-        CardLimitError: Too long, too deep, too many values, or too large after expanding aliases.
+    Aliases are expanded, and tags are refused. Raises `CardError` with the line and column, and
+    `CardLimitError`.
     """
     YAML_BYTES.check(len(data), "The YAML text")
     text = _decode(data)

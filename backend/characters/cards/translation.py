@@ -42,10 +42,8 @@ def is_set(value: Any) -> bool:
 def take_fields(raw: Mapping[str, Any], names: Mapping[str, str]) -> tuple[Object, Object]:
     """Return the card's fields of an object, and its other members that are set.
 
-    Args:
-        raw: The object of another program.
-        names: By field of the card, the object's members for it, separated by spaces. The first one
-            that is set is used.
+    `names` lists, by field of the card, the object's members for it, separated by spaces. The first
+    one that is set is used.
     """
     data: Object = {}
     used: set[str] = set()
@@ -67,15 +65,10 @@ def build_translation(
     known: Collection[str] = (),
     warnings: Iterable[str] = (),
 ) -> Translation:
-    """Build a translation.
+    """Build a translation from the card's fields and the `rest` of the object.
 
-    Args:
-        program: The program's name, for the user.
-        key: The member of the card's `extensions` for the rest.
-        data: The card's fields.
-        rest: Members without a field.
-        known: Members of `rest` that need no warning, such as ids and dates.
-        warnings: More sentences.
+    The rest is kept in the card's `extensions` under `key`. Members in `known`, such as ids and
+    dates, need no warning.
     """
     kept = omit(rest, CHAT_MEMBERS)
     found = [f"It was translated from {program}."]
@@ -122,11 +115,7 @@ def translate_backyard(raw: Object) -> Translation | None:
 
 
 def translate_archive(files: Mapping[str, bytes]) -> tuple[Translation, dict[str, bytes]]:
-    """Translate a Backyard archive with a manifest. Return its character, and its pictures by path.
-
-    Raises:
-        CardError: A file is broken, or the archive lacks the characters of the manifest.
-    """
+    """Translate a Backyard archive with a manifest into a card and its pictures by path."""
     manifest = _read(files, MANIFEST)
     paths = _list_paths(manifest.get("characters"), files)
     if not paths:

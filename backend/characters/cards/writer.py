@@ -116,16 +116,11 @@ def to_png(card: Card, raw: Mapping[str, Any], picture: bytes) -> bytes:
 
 
 def to_changed_png(card: Card, before: Card, original: bytes, picture: bytes | None) -> bytes:
-    """Return the imported PNG with all changes since its import.
+    """Return the imported PNG, `original`, with all changes from `before` to `card`.
 
     Unchanged parts stay byte for byte. Each text of the PNG gets the changed fields and keeps its
-    other fields, so that a `chara` that differs from `ccv3` still differs.
-
-    Args:
-        card: The card now.
-        before: The card as it was imported.
-        original: The imported file.
-        picture: A PNG that replaces the file's picture, or None to keep it.
+    other fields, so that a `chara` that differs from `ccv3` still differs. `picture`, a PNG,
+    replaces the picture of the file.
     """
     if card == before and picture is None:
         return original
@@ -180,16 +175,9 @@ def to_charx(
     picture: bytes | None = None,
     assets: Iterable[Asset] = (),
 ) -> bytes:
-    """Return a CHARX archive of the card and its files.
+    """Return a CHARX archive of the card and its files, by the paths in the card's `assets`.
 
-    Args:
-        card: The card.
-        raw: Its source.
-        picture: A PNG that replaces the main icon.
-        assets: The files, by the paths in the card's `assets`.
-
-    Raises:
-        CardError: A path leads out of the archive.
+    `picture`, a PNG, replaces the main icon. Raises `CardError` if a path leads out of the archive.
     """
     files = {charx.normalise_path(asset.path): asset.data for asset in assets}
     files.pop(charx.CARD_NAME, None)
