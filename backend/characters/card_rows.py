@@ -99,7 +99,7 @@ class CardBooks(Protocol):
         """
         ...
 
-    def shown(self, book: dict[str, Any], *, name: str) -> dict[str, Any]:
+    def preview(self, book: dict[str, Any], *, name: str) -> dict[str, Any]:
         """Return a book as the card will show it after `prepare`. CPU-bound."""
         ...
 
@@ -303,8 +303,8 @@ def patch_card(
     book = before.book if before is not None and not keeps_book else None
     changed = check_card(merge_patch(msgspec.structs.replace(card, character_book=book), patch))
     check_greetings(changed, known=card, longest=longest_greeting)
-    then, new = (each.extensions.get("regex_scripts") for each in (card, changed))
-    result = CardChange(remove_book(changed), before, new_scripts=new != then)
+    old, new = (each.extensions.get("regex_scripts") for each in (card, changed))
+    result = CardChange(remove_book(changed), before, new_scripts=new != old)
     if keeps_book or (stored is not None and book is not None and changed.character_book == book):
         return result
     replaced = stored.id if stored else None
@@ -394,15 +394,15 @@ def export_card(
     return FileDownload(data, "image/png", card.name, "png")
 
 
-def _open_picture(sealer: Sealer, stored: AvatarRow | None, came: bytes | None) -> bytes | None:
-    """Return the avatar as a PNG, or unchanged if `came` is the imported picture and a PNG."""
+def _open_picture(sealer: Sealer, stored: AvatarRow | None, original: bytes | None) -> bytes | None:
+    """Return the avatar as a PNG, or unchanged if `original` is the imported picture and a PNG."""
     if stored is None:
         return None
     from backend.characters.pictures import convert_to_png  # noqa: PLC0415  # imports Pillow
 
-    if came is None:
+    if original is None:
         return convert_to_png(sealer.open_bytes(AVATAR_IMAGE, stored.id, stored.sealed))
-    return remove_texts(came) if came.startswith(SIGNATURE) else convert_to_png(came)
+    return remove_texts(original) if original.startswith(SIGNATURE) else convert_to_png(original)
 
 
 def _read_imported_card(file: bytes, books: CardBooks) -> Card:
@@ -410,5 +410,5 @@ def _read_imported_card(file: bytes, books: CardBooks) -> Card:
     card = read_card(file).card
     if card.character_book is None:
         return card
-    shown = books.shown(card.character_book, name=card.nickname or card.name)
+    shown = books.preview(card.character_book, name=card.nickname or card.name)
     return msgspec.structs.replace(card, character_book=shown)

@@ -312,9 +312,9 @@ def _make_item(row: CharacterRow, summary: Summary) -> CharacterItem:
 def _make_view(
     character: Character, card: Card, shown: BookView | None, *, has_avatar: bool
 ) -> CharacterView:
-    whole = msgspec.structs.replace(card, character_book=shown.book if shown else None)
+    complete = msgspec.structs.replace(card, character_book=shown.book if shown else None)
     return CharacterView(
-        **msgspec.structs.asdict(whole),
+        **msgspec.structs.asdict(complete),
         id=character.id,
         lorebook_id=shown.lorebook_id if shown else None,
         scripts_allowed=character.scripts_allowed,

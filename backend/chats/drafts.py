@@ -144,14 +144,14 @@ def place_in_scene(message: Message, parent: Message | None) -> None:
     A new scene begins with the first message, after a pause, after `MAX_SCENE_MESSAGES` messages,
     and at a mark in the text. For a mark, `seal_draft` has set `scene_id` to the message's own id.
     """
-    goes_on = (
+    continues = (
         message.scene_id != message.id
         and parent is not None
         and parent.scene_id is not None
         and parent.scene_place + 1 < MAX_SCENE_MESSAGES
         and message.created_at - parent.created_at <= MAX_SCENE_PAUSE
     )
-    if goes_on and parent is not None:
+    if continues and parent is not None:
         message.scene_id, message.scene_place = parent.scene_id, parent.scene_place + 1
     else:
         message.scene_id, message.scene_place = message.id, 0

@@ -191,5 +191,5 @@ async def translate_audiences(
     """Translate the audiences of the selected rows for another world."""
     limited, table = column.not_in((GM, PUBLIC)), get_table(column.parent.class_)
     for audience in (await session.scalars(select(column).where(*rows, limited).distinct())).all():
-        there = {"audience": translate(audience)}
-        await session.execute(table.update().where(*rows, column == audience).values(there))
+        translated = {"audience": translate(audience)}
+        await session.execute(table.update().where(*rows, column == audience).values(translated))

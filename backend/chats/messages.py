@@ -311,10 +311,10 @@ class MessageService:
             if await repository.is_streaming_below(session, message):
                 raise MessageBusyError("Stop it first, or wait until it is finished.")
             above = [message.parent_id] if message.parent_id else []
-            gone = await tree.remove_message(session, chat, message)
+            deleted = await tree.remove_message(session, chat, message)
             await self._notify_moved(session, identity, chat, message.position)
-            await self._queue_index(session, identity, chat, [*gone, *above])
-            return Deleted(deleted=len(gone), leaf_id=chat.leaf_id)
+            await self._queue_index(session, identity, chat, [*deleted, *above])
+            return Deleted(deleted=len(deleted), leaf_id=chat.leaf_id)
 
     async def _set_hidden(
         self,

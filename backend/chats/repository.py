@@ -245,8 +245,8 @@ async def list_round_starts(
     query = _ROUND_STARTS
     if viewpoint != GM:
         query = query.where(filter_known_to(viewpoint, Message.audience))
-    asked = {"chat": leaf.chat_id, "leaf": leaf.position, "limit": limit}
-    return list(await session.scalars(query, asked))
+    values = {"chat": leaf.chat_id, "leaf": leaf.position, "limit": limit}
+    return list(await session.scalars(query, values))
 
 
 _RESTRICTED = (

@@ -95,13 +95,12 @@ async def recount_chat(
 
 def _count_rows(sealer: Sealer, rows: Sequence[Any], unit: CountUnit) -> list[int]:
     return [
-        held.get(str(unit))
+        _read_counts(row).get(str(unit))
         or unit.count(
             sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),
             sealer.open(MESSAGE_CONTENT, row.id, row.sealed_content),
         )
         for row in rows
-        for held in [_read_counts(row)]
     ]
 
 
@@ -127,13 +126,13 @@ async def _store_counts(
                 if row.status == "streaming" or changed_at != row.updated_at:
                     raise _ChatChangedError
                 sums[row.id] = sums[row.parent_id] + (0 if row.hidden else tokens)
-                held = {**_read_counts(row), str(unit): tokens}
+                counts_by_unit = {**_read_counts(row), str(unit): tokens}
                 changes.append(
                     {
                         "id": row.id,
                         "tokens": tokens,
                         "path_tokens": sums[row.id],
-                        "token_counts": msgspec.json.encode(held).decode(),
+                        "token_counts": msgspec.json.encode(counts_by_unit).decode(),
                     }
                 )
             await session.execute(update(Message), changes)

@@ -115,8 +115,8 @@ def write_log(
     # The rows are ordered by position, so a parent is handled before its children.
     above: dict[UUID | None, UUID | None] = {None: None}
     for row in rows:
-        is_told = row.is_active and not row.hidden and may_know(viewpoint, row.audience)
-        if is_whole or is_told:
+        is_visible = row.is_active and not row.hidden and may_know(viewpoint, row.audience)
+        if is_whole or is_visible:
             known.append(row)
             above[row.id] = row.id
         else:

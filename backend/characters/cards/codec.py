@@ -109,8 +109,8 @@ class Codec:
     def read(self, raw: Mapping[str, Any], notes: Notes) -> Object:
         """Return the fields that `raw` has, by their names in the model."""
         objects = {outer: reduce(get_object, outer, raw) for outer in self._outer}
-        around = notes.member
-        prefix = f"{around}." if around else ""
+        outer_member = notes.member
+        prefix = f"{outer_member}." if outer_member else ""
         found: Object = {}
         for field, places in self._fields:
             value = _UNSET
@@ -129,7 +129,7 @@ class Codec:
                     value = field.default
             if value is not _UNSET:
                 found[field.name] = value
-        notes.member = around
+        notes.member = outer_member
         return found
 
     def unread(self, raw: Mapping[str, Any]) -> list[str]:
@@ -137,9 +137,9 @@ class Codec:
         objects = {outer: reduce(get_object, outer, raw) for outer in self._outer}
         lost: list[str] = []
         for _, places in self._fields:
-            said = [(name, objects[outer].get(name)) for outer, name in places]
-            said = [(name, value) for name, value in said if value is not None and value != ""]
-            lost += [name for name, value in said[1:] if value != said[0][1]]
+            found = [(name, objects[outer].get(name)) for outer, name in places]
+            found = [(name, value) for name, value in found if value is not None and value != ""]
+            lost += [name for name, value in found[1:] if value != found[0][1]]
         return lost
 
     def write(self, values: Mapping[str, Any]) -> Object:

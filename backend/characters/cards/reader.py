@@ -144,8 +144,8 @@ def _read_fields(raw: Object, notes: Notes) -> tuple[Spec, Object]:
         spec = _detect_spec(raw, nested, notes)
         flat = {each.name: raw[each.name] for each in V1_FIELDS if raw.get(each.name) is not None}
         fields = flat | nested
-        beside = omit(raw, CARD_FIELDS.members)
-        _note_unused({**beside, **nested}, fields, CARD_FIELDS, notes)
+        outside = omit(raw, CARD_FIELDS.members)
+        _note_unused({**outside, **nested}, fields, CARD_FIELDS, notes)
         return spec, CARD_FIELDS.read(fields, notes)
     if "spec" in raw:
         notes.add("The card names a version but has no `data`: it was read as V1")

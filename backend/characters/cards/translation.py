@@ -48,10 +48,10 @@ def take_fields(raw: Mapping[str, Any], names: Mapping[str, str]) -> tuple[Objec
     data: Object = {}
     used: set[str] = set()
     for name, members in names.items():
-        said = next((each for each in members.split() if is_set(raw.get(each))), None)
-        if said is not None:
-            data[name] = raw[said]
-            used.add(said)
+        member = next((each for each in members.split() if is_set(raw.get(each))), None)
+        if member is not None:
+            data[name] = raw[member]
+            used.add(member)
     rest = {member: value for member, value in raw.items() if member not in used and is_set(value)}
     return data, rest
 
@@ -318,9 +318,9 @@ def translate(raw: Object) -> Translation | None:
         inner = raw.get(wrapper)
         if isinstance(inner, dict) and FLAT_FIELDS.members.isdisjoint(raw):
             found = _translate(cast("Object", inner)) or Translation(cast("Object", inner))
-            if beside := omit(raw, {wrapper, "version"}):
+            if outside := omit(raw, {wrapper, "version"}):
                 found.warnings.append(
-                    f"Left out, because it is outside the character: {list_names(beside)}."
+                    f"Left out, because it is outside the character: {list_names(outside)}."
                 )
             return found
     return _translate(raw)
@@ -361,8 +361,8 @@ def _format_persona(persona: Object) -> str:
     attributes = get_object(persona, "attributes")
     lines = _list_texts(persona.get("text")) + _list_texts(attributes.get("text"))
     for name, value in attributes.items():
-        if name != "text" and (said := ", ".join(_list_texts(value))):
-            lines.append(f"{name}: {said}")
+        if name != "text" and (texts := ", ".join(_list_texts(value))):
+            lines.append(f"{name}: {texts}")
     return "\n".join(lines)
 
 

@@ -54,12 +54,12 @@ def build_card_object(card: Card, raw: Mapping[str, Any], spec: ExportSpec) -> O
         **omit(nested, CARD_FIELDS.members),
     }
     name, version = _VERSIONS[spec]
-    beside = (
+    outside = (
         _copy_unknown_members(raw, data)
         if is_nested
         else omit(raw, FLAT_FIELDS.members | _ENVELOPE)
     )
-    return {"spec": name, "spec_version": version, "data": data, **beside}
+    return {"spec": name, "spec_version": version, "data": data, **outside}
 
 
 def _write_known_fields(card: Card, source: Mapping[str, Any], spec: ExportSpec) -> Object:
