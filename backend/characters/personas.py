@@ -31,6 +31,7 @@ from backend.http.schemas import (
     PageSize,
     check_revision,
     make_etag,
+    make_struct,
     merge_patch,
     reject_unknown,
 )
@@ -43,10 +44,7 @@ class PersonaService:
     def __init__(self, database: Database, pool: CpuPool) -> None:
         self._database = database
         self.avatars = AvatarService(
-            database,
-            pool,
-            link=Avatar.persona_id,
-            get_holder=repository.get_persona,
+            database, pool, link=Avatar.persona_id, get_holder=repository.get_persona
         )
 
     async def list_page(
@@ -103,14 +101,12 @@ class PersonaService:
 
 def _make_view(sealer: Sealer, persona: Persona, *, has_avatar: bool) -> PersonaView:
     fields = open_persona(sealer, persona.id, persona.sealed_persona)
-    return PersonaView(
-        id=persona.id,
+    return make_struct(
+        PersonaView,
+        persona,
         name=fields.name,
         description=fields.description,
         has_avatar=has_avatar,
-        revision=persona.revision,
-        created_at=persona.created_at,
-        updated_at=persona.updated_at,
     )
 
 

@@ -41,7 +41,7 @@ from backend.core.cpu_pool import CpuPool
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ConflictError
-from backend.http.schemas import Page, check_revision, reject_unknown
+from backend.http.schemas import Page, check_revision, make_struct, reject_unknown
 from backend.vault.sealing import Sealer
 
 MAX_SEARCH_ROWS = 5000
@@ -65,10 +65,7 @@ class CharacterService:
         self._longest_message = longest_message
         self._books = books
         self.avatars = AvatarService(
-            database,
-            pool,
-            link=Avatar.character_id,
-            get_holder=repository.get_character,
+            database, pool, link=Avatar.character_id, get_holder=repository.get_character
         )
 
     async def list_page(
@@ -286,7 +283,7 @@ def _make_page(
             return Page(items=items, next=str(rows[looked_at - 1].id))
         summary = open_summary(sealer, row.id, row.sealed_summary)
         if _matches(summary, words):
-            items.append(_make_item(row, summary))
+            items.append(make_struct(CharacterItem, row, **msgspec.structs.asdict(summary)))
     return Page(items=items)
 
 
@@ -298,29 +295,12 @@ def _matches(summary: Summary, words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
-def _make_item(row: CharacterRow, summary: Summary) -> CharacterItem:
-    return CharacterItem(
-        **msgspec.structs.asdict(summary),
-        id=row.id,
-        has_avatar=row.has_avatar,
-        revision=row.revision,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-    )
-
-
 def _make_view(
     character: Character, card: Card, shown: BookView | None, *, has_avatar: bool
 ) -> CharacterView:
-    complete = msgspec.structs.replace(card, character_book=shown.book if shown else None)
-    return CharacterView(
-        **msgspec.structs.asdict(complete),
-        id=character.id,
-        lorebook_id=shown.lorebook_id if shown else None,
-        scripts_allowed=character.scripts_allowed,
-        preset_id=character.preset_id,
-        has_avatar=has_avatar,
-        revision=character.revision,
-        created_at=character.created_at,
-        updated_at=character.updated_at,
+    fields = msgspec.structs.asdict(card)
+    fields["character_book"] = shown.book if shown else None
+    lorebook_id = shown.lorebook_id if shown else None
+    return make_struct(
+        CharacterView, character, **fields, lorebook_id=lorebook_id, has_avatar=has_avatar
     )

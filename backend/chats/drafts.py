@@ -87,9 +87,7 @@ def seal_draft(sealer: Sealer, draft: MessageDraft, *, unit: CountUnit) -> dict[
         "token_counts": msgspec.json.encode({str(unit): tokens}).decode(),
         "sealed_author": sealer.seal(MESSAGE_AUTHOR, message_id, draft.author),
         "sealed_content": sealer.seal(MESSAGE_CONTENT, message_id, draft.text),
-        "sealed_typed": (
-            None if draft.typed is None else sealer.seal(MESSAGE_TYPED, message_id, draft.typed)
-        ),
+        "sealed_typed": seal_optional(sealer, MESSAGE_TYPED, message_id, draft.typed),
         "created_at": at,
         "updated_at": at,
     }
@@ -122,6 +120,10 @@ def copy_row(sealer: Sealer, row: Any, chat_id: UUID, copied: dict[UUID, UUID]) 
         "scene_id": copied.get(row.scene_id),
         "updated_at": now(),
     }
+
+
+def seal_optional(sealer: Sealer, column: Column, row_id: UUID, text: str | None) -> bytes | None:
+    return None if text is None else sealer.seal(column, row_id, text)
 
 
 def reseal(

@@ -17,6 +17,7 @@ from uuid import UUID
 
 import msgspec
 
+from backend.chats.drafts import seal_optional
 from backend.chats.models import (
     CHAT_TITLE,
     MESSAGE_AUTHOR,
@@ -247,14 +248,10 @@ def build_message_rows(
                 "scene_place": line.scene_place if scene_id else 0,
                 "sealed_author": sealer.seal(MESSAGE_AUTHOR, message_id, line.author),
                 "sealed_content": sealer.seal(MESSAGE_CONTENT, message_id, line.text),
-                "sealed_typed": (
-                    None
-                    if line.typed is None
-                    else sealer.seal(MESSAGE_TYPED, message_id, line.typed)
+                "sealed_typed": seal_optional(sealer, MESSAGE_TYPED, message_id, line.typed),
+                "sealed_thinking": seal_optional(
+                    sealer, MESSAGE_THINKING, message_id, line.thinking
                 ),
-                "sealed_thinking": None
-                if line.thinking is None
-                else sealer.seal(MESSAGE_THINKING, message_id, line.thinking),
                 "audience": audience(line.audience),
                 "created_at": line.created_at.astimezone(UTC),
                 "updated_at": line.created_at.astimezone(UTC),
