@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
 from uuid import UUID
@@ -146,17 +147,14 @@ class MessageService:
         return Page(items=items, next=following)
 
     async def activate(self, identity: Identity, message_id: UUID, *, follow: bool) -> MessageView:
-        async with self._database.write() as session:
-            message, chat = await repository.lock_message(
-                session, message_id, owner_id=identity.user_id
-            )
+        async with self._lock_message(identity, message_id) as (session, message, chat):
             leaf = await tree.find_last_leaf(session, message.id) if follow else message.id
             moved = await tree.choose_leaf(session, chat, leaf)
             await self._notify_moved(session, identity, chat, moved)
             await self._queue_index(session, identity, chat, [message.id])
             # Read before the commit, because jobs for the change start with it.
-            message = await repository.get_message(session, message_id, owner_id=identity.user_id)
-            (view,) = await view_messages(session, identity.sealer, [message])
+            current = await repository.get_message(session, message_id, owner_id=identity.user_id)
+            (view,) = await view_messages(session, identity.sealer, [current])
         await self._scripts.show(identity, [view])
         return view
 
@@ -203,10 +201,7 @@ class MessageService:
                 partial(seal_draft, sealer, draft, unit=CountUnit.parse(unit)),
                 size=len(text),
             )
-            async with self._database.write() as session:
-                message, chat = await repository.lock_message(
-                    session, message_id, owner_id=identity.user_id
-                )
+            async with self._lock_message(identity, message_id) as (session, message, chat):
                 repository.check_finished(message)
                 if chat.count_unit != unit:
                     continue
@@ -227,10 +222,7 @@ class MessageService:
         raise ConflictError("The chat's tokens are being recounted. Send the change again.")
 
     async def hide(self, identity: Identity, message_id: UUID, *, hidden: bool) -> MessageView:
-        async with self._database.write() as session:
-            message, chat = await repository.lock_message(
-                session, message_id, owner_id=identity.user_id
-            )
+        async with self._lock_message(identity, message_id) as (session, message, chat):
             if message.hidden and not hidden and not _has_text(message):
                 raise EmptyMessageError("Its text is empty for a model. Enter some text.")
             await self._set_hidden(session, identity, chat, message, hidden=hidden)
@@ -263,10 +255,7 @@ class MessageService:
             tokens = await self._pool.run(
                 owner_id, partial(CountUnit.parse(unit).count, author, text), size=len(text)
             )
-            async with self._database.write() as session:
-                message, chat = await repository.lock_message(
-                    session, message_id, owner_id=owner_id
-                )
+            async with self._lock_message(identity, message_id) as (session, message, chat):
                 if _get_thoughts(sealer, message) != thoughts:
                     raise ConflictError("The reply's thoughts have changed. Read it again.")
                 if chat.count_unit != unit:
@@ -285,10 +274,7 @@ class MessageService:
     async def set_audience(
         self, identity: Identity, message_id: UUID, audience: Audience
     ) -> MessageView:
-        async with self._database.write() as session:
-            message, chat = await repository.lock_message(
-                session, message_id, owner_id=identity.user_id
-            )
+        async with self._lock_message(identity, message_id) as (session, message, chat):
             repository.check_finished(message)
             await check_audience(self._participants, session, chat, audience)
             if message.audience != encode_audience(audience):
@@ -304,10 +290,7 @@ class MessageService:
         return await self.get(identity, message_id)
 
     async def delete(self, identity: Identity, message_id: UUID) -> Deleted:
-        async with self._database.write() as session:
-            message, chat = await repository.lock_message(
-                session, message_id, owner_id=identity.user_id
-            )
+        async with self._lock_message(identity, message_id) as (session, message, chat):
             if await repository.is_streaming_below(session, message):
                 raise MessageBusyError("Stop it first, or wait until it is finished.")
             above = [message.parent_id] if message.parent_id else []
@@ -315,6 +298,17 @@ class MessageService:
             await self._notify_moved(session, identity, chat, message.position)
             await self._queue_index(session, identity, chat, [*deleted, *above])
             return Deleted(deleted=len(deleted), leaf_id=chat.leaf_id)
+
+    @asynccontextmanager
+    async def _lock_message(
+        self, identity: Identity, message_id: UUID
+    ) -> AsyncGenerator[tuple[AsyncSession, Message, Chat]]:
+        """Begin a transaction that locks the tree of a message's chat."""
+        async with self._database.write() as session:
+            message, chat = await repository.lock_message(
+                session, message_id, owner_id=identity.user_id
+            )
+            yield session, message, chat
 
     async def _set_hidden(
         self,
