@@ -31,7 +31,7 @@ from backend.accounts.profile.controller import ActivityController, MeController
 from backend.accounts.service import finish_deletions
 from backend.campaigns.api.controller import CONTROLLERS as CAMPAIGN_CONTROLLERS
 from backend.campaigns.files.controller import CampaignTransferController
-from backend.characters.controller import CharacterController
+from backend.characters.controller import AVATAR_CONTROLLERS, CharacterController
 from backend.characters.personas import PersonaController
 from backend.chats.controller import ChatController, MessageController
 from backend.chronicles.controller import (
@@ -113,6 +113,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     AccountUsageController,
     CharacterController,
     PersonaController,
+    *AVATAR_CONTROLLERS,
     ScriptController,
     OpeningController,
     ChatController,

@@ -31,6 +31,7 @@ from backend.campaigns.state.viewpoints import (
     check_event_audience,
     find_player_name,
 )
+from backend.characters.avatars import AvatarService
 from backend.characters.personas import PersonaService
 from backend.characters.repository import get_persona
 from backend.characters.service import CharacterService
@@ -201,7 +202,8 @@ class Services:
             pool=pool,
             longest_message=settings.max_message_chars,
         )
-        self.personas = PersonaService(database, pool)
+        self.personas = PersonaService(database)
+        self.avatars = AvatarService(database, pool)
         self.presets = PresetService(database, pool)
         participants.add(self.presets)
         self.lorebooks = LorebookService(database, index, pool=pool, check_added=check_entries)

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 from uuid import UUID
-
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.characters import repository
 from backend.characters.errors import AvatarNotFoundError
 from backend.characters.models import AVATAR_IMAGE, AVATAR_THUMBNAIL, Avatar
-from backend.characters.repository import HolderLink
+from backend.characters.repository import HolderKind
 from backend.characters.schemas import AvatarSize
 from backend.core.cpu_pool import CpuPool
 from backend.database.base import new_id
@@ -24,16 +21,6 @@ from backend.database.engine import Database
 from backend.vault.sealing import Sealer
 
 _COLUMNS = {"full": AVATAR_IMAGE, "thumbnail": AVATAR_THUMBNAIL}
-
-
-class GetHolder(Protocol):
-    """The signature of `repository.get_character` and `get_persona`."""
-
-    async def __call__(
-        self, session: AsyncSession, holder_id: UUID, /, *, owner_id: UUID, lock: bool = False
-    ) -> object:
-        """Return the row. Raise a not-found error if it is missing or belongs to another user."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,62 +33,55 @@ class Picture:
 
 
 class AvatarService:
-    """The avatars of characters or of personas. `link` is the column that points to the holder.
+    """The avatars of characters and personas.
 
-    Every method raises the not-found error of `get_holder`. `read` and `remove` raise
+    Every method raises the holder's not-found error. `read` and `remove` raise
     `AvatarNotFoundError` if the holder has no avatar.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        pool: CpuPool,
-        *,
-        link: HolderLink,
-        get_holder: GetHolder,
-    ) -> None:
+    def __init__(self, database: Database, pool: CpuPool) -> None:
         self._database = database
         self._pool = pool
-        self._link = link
-        self._get_holder = get_holder
 
-    async def read(self, identity: Identity, holder_id: UUID, size: AvatarSize) -> Picture:
+    async def read(
+        self, identity: Identity, kind: HolderKind, holder_id: UUID, size: AvatarSize
+    ) -> Picture:
         owner_id = identity.user_id
         async with self._database.read() as session:
             stored = await repository.find_avatar(
-                session, self._link, holder_id, owner_id=owner_id, size=size
+                session, kind, holder_id, owner_id=owner_id, size=size
             )
             if stored is None:
-                await self._get_holder(session, holder_id, owner_id=owner_id)
+                await repository.get_holder(session, kind, holder_id, owner_id=owner_id)
                 raise AvatarNotFoundError
         data = identity.sealer.open_bytes(_COLUMNS[size], stored.id, stored.sealed)
         return Picture(data, stored.media_type, f"{stored.id.hex}-{size}")
 
-    async def replace(self, identity: Identity, holder_id: UUID, data: bytes) -> None:
+    async def replace(
+        self, identity: Identity, kind: HolderKind, holder_id: UUID, data: bytes
+    ) -> None:
         """Set the avatar to a PNG, JPEG, WebP or GIF file. Raises `ImageError`, `TooLargeError`."""
         owner_id = identity.user_id
         async with self._database.read() as session:
-            await self._get_holder(session, holder_id, owner_id=owner_id)
+            await repository.get_holder(session, kind, holder_id, owner_id=owner_id)
         avatar = await self._pool.run(
-            owner_id, partial(seal_avatar, identity.sealer, self._link, holder_id, data)
+            owner_id, partial(seal_avatar, identity.sealer, kind, holder_id, data)
         )
         async with self._database.write() as session:
-            await self._get_holder(session, holder_id, owner_id=owner_id, lock=True)
-            await repository.delete_avatar(session, self._link, holder_id, owner_id=owner_id)
+            await repository.get_holder(session, kind, holder_id, owner_id=owner_id, lock=True)
+            await repository.delete_avatar(session, kind, holder_id, owner_id=owner_id)
             session.add(avatar)
 
-    async def remove(self, identity: Identity, holder_id: UUID) -> None:
+    async def remove(self, identity: Identity, kind: HolderKind, holder_id: UUID) -> None:
         owner_id = identity.user_id
         async with self._database.write() as session:
-            await self._get_holder(session, holder_id, owner_id=owner_id, lock=True)
-            if not await repository.delete_avatar(
-                session, self._link, holder_id, owner_id=owner_id
-            ):
+            await repository.get_holder(session, kind, holder_id, owner_id=owner_id, lock=True)
+            if not await repository.delete_avatar(session, kind, holder_id, owner_id=owner_id):
                 raise AvatarNotFoundError
 
 
 def seal_avatar(
-    sealer: Sealer, link: HolderLink, holder_id: UUID, data: bytes, *, is_imported: bool = False
+    sealer: Sealer, kind: HolderKind, holder_id: UUID, data: bytes, *, is_imported: bool = False
 ) -> Avatar:
     """Encode a picture again and seal it. CPU-bound. Raises `ImageError`, `TooLargeError`."""
     from backend.characters.pictures import reencode_avatar  # noqa: PLC0415  # imports Pillow
@@ -116,5 +96,5 @@ def seal_avatar(
         is_imported=is_imported,
         sealed_image=sealer.seal_bytes(AVATAR_IMAGE, avatar_id, picture.data),
         sealed_thumbnail=sealer.seal_bytes(AVATAR_THUMBNAIL, avatar_id, picture.thumbnail),
-        **{link.key: holder_id},
+        **{f"{kind}_id": holder_id},
     )

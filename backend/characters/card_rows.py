@@ -143,7 +143,7 @@ def import_rows(sealer: Sealer, data: bytes, books: CardBooks) -> CardRows:
     if imported.avatar is not None:
         try:
             avatar = seal_avatar(
-                sealer, Avatar.character_id, character.id, imported.avatar, is_imported=True
+                sealer, "character", character.id, imported.avatar, is_imported=True
             )
         except (ImageError, TooLargeError) as error:
             warnings.append(f"The card came without its picture: {error.detail}")

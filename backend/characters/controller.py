@@ -1,14 +1,15 @@
-"""Characters, their avatars and their card files: `/characters`."""
+"""Characters and their card files: `/characters`; the avatars of characters and personas."""
 
 from typing import Annotated, Any
 from uuid import UUID
 
 from litestar import Controller, Request, Response, delete, get, patch, post, put
 from litestar.di import NamedDependency
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryParameter
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.activity import ActivityLog
+from backend.characters.avatars import AvatarService
 from backend.characters.cards.model import Card
 from backend.characters.cards.writer import ExportSpec
 from backend.characters.errors import (
@@ -18,7 +19,9 @@ from backend.characters.errors import (
     CharacterNotFoundError,
     ImageError,
     NoCardError,
+    PersonaNotFoundError,
 )
+from backend.characters.repository import HolderKind
 from backend.characters.schemas import (
     AvatarSize,
     CharacterItem,
@@ -38,7 +41,7 @@ from backend.characters.uploads import (
     read_file,
     read_image,
 )
-from backend.errors import ConflictError, PreconditionFailedError
+from backend.errors import AppError, ConflictError, PreconditionFailedError
 from backend.http.schemas import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, make_etag
 
 AnyRequest = Request[Any, Any, Any]
@@ -204,59 +207,71 @@ class CharacterController(Controller):
         await activity.note(request, "exported", detail="character")
         return make_file_response(file)
 
-    @get(
-        "/{character_id:uuid}/avatar",
-        opt={RAISES: (CharacterNotFoundError, AvatarNotFoundError), FILES: ("image/webp",)},
-        operation_id="getCharacterAvatar",
-        summary="Read a character's picture",
-        media_type="image/webp",
-    )
-    async def get_avatar(
-        self,
-        request: AnyRequest,
-        character_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        characters: NamedDependency[CharacterService],
-        size: FromQuery[AvatarSize] = "full",
-    ) -> Response[bytes]:
-        """Return the picture, at most 1,024 pixels a side, or its thumbnail, at most 256."""
-        return make_picture_response(
-            request, await characters.avatars.read(identity, character_id, size)
+
+def build_avatar_controller(kind: HolderKind, not_found: type[AppError]) -> type[Controller]:
+    """Build the controller of the avatars of characters, or of personas."""
+
+    class AvatarController(Controller):
+        path = f"/{kind}s/{{{kind}_id:uuid}}/avatar"
+        tags = (f"{kind.title()}s",)
+
+        @get(
+            opt={RAISES: (not_found, AvatarNotFoundError), FILES: ("image/webp",)},
+            operation_id=f"get{kind.title()}Avatar",
+            summary=f"Read a {kind}'s picture",
+            media_type="image/webp",
         )
+        async def get_avatar(
+            self,
+            request: AnyRequest,
+            holder_id: Annotated[UUID, PathParameter(name=f"{kind}_id")],
+            identity: NamedDependency[Identity],
+            avatars: NamedDependency[AvatarService],
+            size: FromQuery[AvatarSize] = "full",
+        ) -> Response[bytes]:
+            """Return the picture, at most 1,024 pixels a side, or its thumbnail, at most 256."""
+            picture = await avatars.read(identity, kind, holder_id, size)
+            return make_picture_response(request, picture)
 
-    @put(
-        "/{character_id:uuid}/avatar",
-        status_code=204,
-        opt={RAISES: (CharacterNotFoundError, ImageError)},
-        operation_id="putCharacterAvatar",
-        summary="Set a character's picture",
-        operation_class=ImageOperation,
-        request_max_body_size=MAX_UPLOAD_BYTES,
-    )
-    async def put_avatar(
-        self,
-        request: AnyRequest,
-        character_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        characters: NamedDependency[CharacterService],
-    ) -> None:
-        """Set the picture: a PNG, JPEG, WebP or GIF. It is encoded again without metadata."""
-        await characters.avatars.replace(identity, character_id, await read_image(request))
+        @put(
+            status_code=204,
+            opt={RAISES: (not_found, ImageError)},
+            operation_id=f"put{kind.title()}Avatar",
+            summary=f"Set a {kind}'s picture",
+            operation_class=ImageOperation,
+            request_max_body_size=MAX_UPLOAD_BYTES,
+        )
+        async def put_avatar(
+            self,
+            request: AnyRequest,
+            holder_id: Annotated[UUID, PathParameter(name=f"{kind}_id")],
+            identity: NamedDependency[Identity],
+            avatars: NamedDependency[AvatarService],
+        ) -> None:
+            """Set the picture: a PNG, JPEG, WebP or GIF. It is encoded again without metadata."""
+            await avatars.replace(identity, kind, holder_id, await read_image(request))
 
-    @delete(
-        "/{character_id:uuid}/avatar",
-        opt={RAISES: (CharacterNotFoundError, AvatarNotFoundError)},
-        operation_id="deleteCharacterAvatar",
-        summary="Delete a character's picture",
-    )
-    async def delete_avatar(
-        self,
-        character_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        characters: NamedDependency[CharacterService],
-    ) -> None:
-        """Delete the picture in both sizes."""
-        await characters.avatars.remove(identity, character_id)
+        @delete(
+            opt={RAISES: (not_found, AvatarNotFoundError)},
+            operation_id=f"delete{kind.title()}Avatar",
+            summary=f"Delete a {kind}'s picture",
+        )
+        async def delete_avatar(
+            self,
+            holder_id: Annotated[UUID, PathParameter(name=f"{kind}_id")],
+            identity: NamedDependency[Identity],
+            avatars: NamedDependency[AvatarService],
+        ) -> None:
+            """Delete the picture in both sizes."""
+            await avatars.remove(identity, kind, holder_id)
+
+    return AvatarController
+
+
+AVATAR_CONTROLLERS = (
+    build_avatar_controller("character", CharacterNotFoundError),
+    build_avatar_controller("persona", PersonaNotFoundError),
+)
 
 
 def _tagged(view: CharacterView) -> Response[CharacterView]:

@@ -3,28 +3,19 @@
 from typing import Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post, put
+from litestar import Controller, Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from backend.accounts.auth.identity import Identity
 from backend.characters import repository
-from backend.characters.avatars import AvatarService
-from backend.characters.errors import AvatarNotFoundError, ImageError, PersonaNotFoundError
-from backend.characters.models import Avatar, Persona, open_persona, seal_persona
-from backend.characters.schemas import AvatarSize, PersonaFields, PersonaView
-from backend.characters.uploads import (
-    MAX_UPLOAD_BYTES,
-    ImageOperation,
-    make_picture_response,
-    read_image,
-)
-from backend.core.cpu_pool import CpuPool
+from backend.characters.errors import PersonaNotFoundError
+from backend.characters.models import Persona, open_persona, seal_persona
+from backend.characters.schemas import PersonaFields, PersonaView
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.errors import PreconditionFailedError
 from backend.http.schemas import (
-    FILES,
     PATCHES,
     RAISES,
     Page,
@@ -41,11 +32,8 @@ from backend.vault.sealing import Sealer
 class PersonaService:
     """List, create, change and delete personas. Each route lists its errors."""
 
-    def __init__(self, database: Database, pool: CpuPool) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self.avatars = AvatarService(
-            database, pool, link=Avatar.persona_id, get_holder=repository.get_persona
-        )
 
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None
@@ -183,60 +171,6 @@ class PersonaController(Controller):
     ) -> None:
         """Delete a persona and its picture. Its chats continue without a persona."""
         await personas.delete(identity, persona_id, if_match=request.headers.get("if-match"))
-
-    @get(
-        "/{persona_id:uuid}/avatar",
-        opt={RAISES: (PersonaNotFoundError, AvatarNotFoundError), FILES: ("image/webp",)},
-        operation_id="getPersonaAvatar",
-        summary="Read a persona's picture",
-        media_type="image/webp",
-    )
-    async def get_avatar(
-        self,
-        request: AnyRequest,
-        persona_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        personas: NamedDependency[PersonaService],
-        size: FromQuery[AvatarSize] = "full",
-    ) -> Response[bytes]:
-        """Return the picture, at most 1,024 pixels a side, or its thumbnail, at most 256."""
-        return make_picture_response(
-            request, await personas.avatars.read(identity, persona_id, size)
-        )
-
-    @put(
-        "/{persona_id:uuid}/avatar",
-        status_code=204,
-        opt={RAISES: (PersonaNotFoundError, ImageError)},
-        operation_id="putPersonaAvatar",
-        summary="Set a persona's picture",
-        operation_class=ImageOperation,
-        request_max_body_size=MAX_UPLOAD_BYTES,
-    )
-    async def put_avatar(
-        self,
-        request: AnyRequest,
-        persona_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        personas: NamedDependency[PersonaService],
-    ) -> None:
-        """Set the picture: a PNG, JPEG, WebP or GIF. It is encoded again without metadata."""
-        await personas.avatars.replace(identity, persona_id, await read_image(request))
-
-    @delete(
-        "/{persona_id:uuid}/avatar",
-        opt={RAISES: (PersonaNotFoundError, AvatarNotFoundError)},
-        operation_id="deletePersonaAvatar",
-        summary="Delete a persona's picture",
-    )
-    async def delete_avatar(
-        self,
-        persona_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        personas: NamedDependency[PersonaService],
-    ) -> None:
-        """Delete the picture in both sizes."""
-        await personas.avatars.remove(identity, persona_id)
 
 
 def _tagged(view: PersonaView) -> Response[PersonaView]:

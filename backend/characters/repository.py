@@ -7,9 +7,10 @@ the row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -32,8 +33,13 @@ from backend.characters.models import (
 from backend.characters.schemas import AvatarSize
 from backend.vault.sealing import Sealer
 
-HolderLink = InstrumentedAttribute[UUID | None]
-"""The column that links an avatar to its holder: `Avatar.character_id` or `Avatar.persona_id`."""
+HolderKind = Literal["character", "persona"]
+"""The kinds of rows that have an avatar."""
+
+_HOLDER_IDS: Mapping[HolderKind, InstrumentedAttribute[UUID | None]] = {
+    "character": Avatar.character_id,
+    "persona": Avatar.persona_id,
+}
 
 
 class PersonaData(msgspec.Struct, frozen=True):
@@ -173,6 +179,13 @@ async def get_persona(
     return persona
 
 
+async def get_holder(
+    session: AsyncSession, kind: HolderKind, holder_id: UUID, *, owner_id: UUID, lock: bool = False
+) -> Character | Persona:
+    get = get_character if kind == "character" else get_persona
+    return await get(session, holder_id, owner_id=owner_id, lock=lock)
+
+
 async def list_personas(
     session: AsyncSession, *, owner_id: UUID, limit: int, after: UUID | None
 ) -> list[tuple[Persona, bool]]:
@@ -207,7 +220,7 @@ async def has_avatar(session: AsyncSession, holder: Character | Persona) -> bool
 
 
 async def find_avatar(
-    session: AsyncSession, link: HolderLink, holder_id: UUID, *, owner_id: UUID, size: AvatarSize
+    session: AsyncSession, kind: HolderKind, holder_id: UUID, *, owner_id: UUID, size: AvatarSize
 ) -> AvatarRow | None:
     media_type, sealed = (
         (Avatar.media_type, Avatar.sealed_image)
@@ -215,16 +228,16 @@ async def find_avatar(
         else (Avatar.thumbnail_media_type, Avatar.sealed_thumbnail)
     )
     query = select(Avatar.id, media_type, Avatar.is_imported, sealed).where(
-        link == holder_id, Avatar.user_id == owner_id
+        _HOLDER_IDS[kind] == holder_id, Avatar.user_id == owner_id
     )
     row = (await session.execute(query)).one_or_none()
     return None if row is None else AvatarRow(*row)
 
 
 async def delete_avatar(
-    session: AsyncSession, link: HolderLink, holder_id: UUID, *, owner_id: UUID
+    session: AsyncSession, kind: HolderKind, holder_id: UUID, *, owner_id: UUID
 ) -> bool:
     """Delete the avatar of a character or persona. Return False if it had none."""
-    query = delete(Avatar).where(link == holder_id, Avatar.user_id == owner_id)
+    query = delete(Avatar).where(_HOLDER_IDS[kind] == holder_id, Avatar.user_id == owner_id)
     deleted = await session.scalars(query.returning(Avatar.id))
     return deleted.one_or_none() is not None

@@ -11,7 +11,6 @@ from backend.accounts.auth.idempotency import find_made_id, record_made
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import DEFAULT_LORE_MODE
 from backend.characters import repository
-from backend.characters.avatars import AvatarService
 from backend.characters.card_rows import (
     BookView,
     CardBooks,
@@ -28,7 +27,7 @@ from backend.characters.card_rows import (
 )
 from backend.characters.cards.model import Card, check_greetings, describe_long_greetings
 from backend.characters.cards.writer import ExportSpec
-from backend.characters.models import Avatar, Character, Summary, open_card, open_summary, seal_card
+from backend.characters.models import Character, Summary, open_card, open_summary, seal_card
 from backend.characters.repository import CharacterRow
 from backend.characters.schemas import (
     CardLorebook,
@@ -64,9 +63,6 @@ class CharacterService:
         self._database = database
         self._longest_message = longest_message
         self._books = books
-        self.avatars = AvatarService(
-            database, pool, link=Avatar.character_id, get_holder=repository.get_character
-        )
 
     async def list_page(
         self, identity: Identity, *, limit: int, after: UUID | None, search: str
@@ -243,7 +239,7 @@ class CharacterService:
                 session, character_id, owner_id=owner_id, source=True
             )
             picture = await repository.find_avatar(
-                session, Avatar.character_id, character_id, owner_id=owner_id, size="full"
+                session, "character", character_id, owner_id=owner_id, size="full"
             )
             stored = ExportRows(
                 character, await self._books.find(session, identity, character_id), picture
