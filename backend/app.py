@@ -30,7 +30,7 @@ from backend.accounts.profile.administration import AdministrationController
 from backend.accounts.profile.controller import ActivityController, MeController
 from backend.accounts.service import finish_deletions
 from backend.campaigns.api.controller import CONTROLLERS as CAMPAIGN_CONTROLLERS
-from backend.campaigns.files.controller import CampaignTransferController
+from backend.campaigns.api.controller import CampaignTransferController
 from backend.characters.controller import AVATAR_CONTROLLERS, CharacterController
 from backend.characters.personas import PersonaController
 from backend.chats.controller import ChatController, MessageController
@@ -42,7 +42,7 @@ from backend.chronicles.controller import (
 from backend.container import Services
 from backend.core.logs import get_logger
 from backend.database.base import now
-from backend.database.patience import persist
+from backend.database.engine import persist
 from backend.enrichment.controller import (
     CompactionController,
     EnrichmentController,
@@ -52,8 +52,7 @@ from backend.enrichment.controller import (
     SummaryController,
 )
 from backend.generation.tokens import best_tokenizer, get_tokenizer
-from backend.http.disconnects import DisconnectMiddleware
-from backend.http.drain import DrainMiddleware
+from backend.http.connections import DisconnectMiddleware, DrainMiddleware
 from backend.http.responses import EXCEPTION_HANDLERS
 from backend.jobs.controller import JobController
 from backend.lan.controller import LanController
@@ -71,7 +70,7 @@ from backend.memory.controller import MemoryController
 from backend.memory.embedding.controller import EmbeddingModelController
 from backend.memory.search.features import VOCABULARY
 from backend.operations.health import HealthController
-from backend.operations.openapi import openapi_config
+from backend.operations.openapi import make_openapi_config
 from backend.presets.controller import CharacterPresetController, PresetController
 from backend.quotas.controller import AccountUsageController, UsageController
 from backend.quotas.ledgers import fold_ledger
@@ -93,8 +92,8 @@ from backend.web.controller import PageController
 log = get_logger(__name__)
 
 API = "/api/v1"
-SWEEP_EVERY = 15.0
-LOOK_EVERY = 20
+SWEEP_SECONDS = 15.0
+SWEEPS_PER_LONG_ROUND = 20
 """Rounds of the sweep between two looks at what is in the database's tables."""
 JSON_BODY_BYTES = 8 * 1024 * 1024
 """Largest body of a route that says nothing else: a card with every field full."""
@@ -162,29 +161,29 @@ PLAIN_CONTROLLERS: Sequence[type[Controller]] = (PageController, HealthControlle
 
 def create_app(parts: Services) -> Litestar:
     """The application: routes, guards, and what runs beside them."""
-    provided = _dependencies(parts)
+    provided = _make_dependencies(parts)
     api = Router(
         API,
-        route_handlers=[_provided_for(each, provided) for each in API_CONTROLLERS],
+        route_handlers=[_add_dependencies(each, provided) for each in API_CONTROLLERS],
         guards=[guard],
     )
     return Litestar(
-        route_handlers=[api, *(_provided_for(each, provided) for each in PLAIN_CONTROLLERS)],
+        route_handlers=[api, *(_add_dependencies(each, provided) for each in PLAIN_CONTROLLERS)],
         middleware=[
             PrometheusConfig(
                 app_name="talekeeper", prefix="talekeeper", group_path=True
             ).middleware,
-            *guarding(parts),
+            *make_middleware(parts),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
-        lifespan=[lambda _: _running(parts)],
+        lifespan=[lambda _: _run_services(parts)],
         request_max_body_size=JSON_BODY_BYTES,
         logging_config=None,
-        openapi_config=openapi_config(),
+        openapi_config=make_openapi_config(),
     )
 
 
-def guarding(parts: Services) -> list[ASGIMiddleware]:
+def make_middleware(parts: Services) -> list[ASGIMiddleware]:
     """What every request goes through, the outermost first."""
     return [
         DrainMiddleware(parts.drain),
@@ -201,12 +200,12 @@ def guarding(parts: Services) -> list[ASGIMiddleware]:
     ]
 
 
-def _dependencies(parts: Services) -> dict[str, Provide]:
-    found = {name: _part(parts, name) for name in vars(parts)}
+def _make_dependencies(parts: Services) -> dict[str, Provide]:
+    found = {name: _provide_service(parts, name) for name in vars(parts)}
     return {**found, "identity": Provide(provide_identity, sync_to_thread=False)}
 
 
-def _provided_for(
+def _add_dependencies(
     controller: type[Controller], provided: Mapping[str, Provide]
 ) -> type[Controller]:
     """The controller with those dependencies that its handlers name.
@@ -220,12 +219,12 @@ def _provided_for(
     return type(controller.__name__, (controller,), {"dependencies": dependencies})
 
 
-def _part(parts: Services, name: str) -> Provide:
+def _provide_service(parts: Services, name: str) -> Provide:
     return Provide(lambda: getattr(parts, name), sync_to_thread=False)
 
 
 @contextlib.asynccontextmanager
-async def _running(parts: Services) -> AsyncGenerator[None]:
+async def _run_services(parts: Services) -> AsyncGenerator[None]:
     """What happens before the first request, beside all, and after the last."""
     begin = partial(persist, parts.database)
     await begin("processes", parts.processes.start)
@@ -269,8 +268,10 @@ async def _sweep(parts: Services) -> None:
     """Look after turns that other processes left behind, and drop what has served its time."""
     rounds = count(1)
     while True:
-        await asyncio.sleep(SWEEP_EVERY)
-        for name, chore in _chores(parts, is_long_round=next(rounds) % LOOK_EVERY == 0).items():
+        await asyncio.sleep(SWEEP_SECONDS)
+        for name, chore in _list_chores(
+            parts, is_long_round=next(rounds) % SWEEPS_PER_LONG_ROUND == 0
+        ).items():
             try:
                 found = chore()
                 if isawaitable(found):
@@ -279,7 +280,7 @@ async def _sweep(parts: Services) -> None:
                 log.warning("server.sweep_failed", chore=name, exc_info=error)
 
 
-def _chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], object]]:
+def _list_chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], object]]:
     """Return the chores of one round of the sweep, by names for the log.
 
     Nothing in one chore depends on another: if one fails, the others are done.

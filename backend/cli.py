@@ -60,9 +60,9 @@ class UsageError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 when all went well, 1 when not, 2 for a command that makes no sense."""
     accept_any_text()
-    options = _parser().parse_args(arguments)
+    options = _make_parser().parse_args(arguments)
     try:
-        settings = _settings(options)
+        settings = _load_settings(options)
     except SettingsFault as fault:
         for each in fault.errors():
             name = "_".join(str(part) for part in each["loc"]).upper()
@@ -106,7 +106,7 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
     return uvloop.run(work)
 
 
-def _settings(options: argparse.Namespace) -> Settings:
+def _load_settings(options: argparse.Namespace) -> Settings:
     given = {
         name: getattr(options, name)
         for name in ("port", "host", "lan", "data_dir")
@@ -115,7 +115,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     return Settings(**given)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="talekeeper", description=backend.__doc__)
     parser.add_argument("--version", action="version", version=backend.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -172,9 +172,9 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
         await EngineProcess.prepare()
     from backend.app import create_app
     from backend.container import build_services
-    from backend.database.patience import persist
-    from backend.http.responses import Transport, observe
-    from backend.server import Server, address, greeting, server_config
+    from backend.database.engine import persist
+    from backend.http.responses import SchemeFinder, observe
+    from backend.server import Server, format_address, make_server_config, render_greeting
 
     with _lock(settings), _listen(settings) as listener, _listen_in_lan(settings) as lan:
         settings = settings.model_copy(
@@ -186,14 +186,16 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
         database, root = await _open_installation(settings, create_root_key=True)
         build = partial(build_services, settings, root, database)
         parts = await persist(database, "services", build)
-        transport = Transport(
+        transport = SchemeFinder(
             settings.public_origin, settings.trusted_proxies, signs_itself=settings.lan
         )
-        config = server_config(observe(create_app(parts), transport), settings, shutdown_seconds=10)
+        config = make_server_config(
+            observe(create_app(parts), transport), settings, shutdown_seconds=10
+        )
         tls = (lan, parts.lan.open()) if lan else None
         log.info(
             "server.starting",
-            address=address(settings.host, listener),
+            address=format_address(settings.host, listener),
             version=backend.__version__,
             python=platform.python_version(),
             database="sqlite" if settings.embedded else "postgresql",
@@ -202,7 +204,7 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
         if settings.plain_http_networks:
             log.warning("server.plain_http", count=len(settings.plain_http_networks))
         shared = parts.user_models.shared
-        print(greeting(settings, shared, listener, parts.lan, embeds=embeds), flush=True)
+        print(render_greeting(settings, shared, listener, parts.lan, embeds=embeds), flush=True)
         server = Server(
             config,
             parts.drain,
@@ -218,7 +220,7 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
 
 async def _work(settings: Settings, _: argparse.Namespace) -> int:
     from backend.container import build_services
-    from backend.database.patience import persist
+    from backend.database.engine import persist
     from backend.jobs.keys import JobKeys
     from backend.jobs.worker import build_worker
 
@@ -326,13 +328,13 @@ async def _reindex(settings: Settings, options: argparse.Namespace) -> int:
     from backend.operations import maintenance
 
     password = ask_password() if options.user else ""
-    async with _locked_database(settings) as database:
+    async with _open_locked(settings) as database:
         if options.user:
             message = await maintenance.reindex_user(
                 database, settings, name=options.user, password=password, report=show_progress
             )
         else:
-            message = await maintenance.reindex_everybody(database, settings, show_progress)
+            message = await maintenance.reindex_all_users(database, settings, show_progress)
     print(message)
     return 0
 
@@ -345,7 +347,7 @@ async def _rotate(settings: Settings, options: argparse.Namespace) -> int:
     if options.what == "user" and not options.user:
         raise UsageError("rotate-keys user needs --user NAME.")
     password = ask_password() if options.user else ""
-    async with _locked_database(settings) as database:
+    async with _open_locked(settings) as database:
         if options.what == "root":
             message = await maintenance.rotate_root_keys(database, settings, show_progress)
         elif options.what == "user":
@@ -353,7 +355,7 @@ async def _rotate(settings: Settings, options: argparse.Namespace) -> int:
                 database, settings, name=options.user, password=password
             )
         elif options.all:
-            message = await maintenance.make_data_keys_due(database)
+            message = await maintenance.schedule_new_data_keys(database)
         else:
             message = await maintenance.rotate_user_data_key(
                 database, settings, name=options.user, password=password, report=show_progress
@@ -363,7 +365,7 @@ async def _rotate(settings: Settings, options: argparse.Namespace) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _locked_database(settings: Settings) -> AsyncGenerator[Any]:
+async def _open_locked(settings: Settings) -> AsyncGenerator[Any]:
     with _lock(settings):
         database, _ = await _open_installation(settings)
         try:
@@ -378,9 +380,8 @@ async def _open_installation(settings: Settings, *, create_root_key: bool = Fals
     The key comes first, so that a database that it does not open stays as it is.
     """
     from backend.accounts.auth.names import load_database_root_keys
-    from backend.database.engine import Database
+    from backend.database.engine import Database, persist
     from backend.database.migrate import HEAD, upgrade
-    from backend.database.patience import persist
 
     database = Database(settings.resolved_database_url, pool_size=settings.database_pool_size)
     path, value = settings.resolved_root_key_file, settings.root_key_text

@@ -21,7 +21,7 @@ from backend.campaigns.chat_events import CampaignSessions, ItemAudiences, World
 from backend.campaigns.files.transfer import CampaignTransfer
 from backend.campaigns.ledger.change_log import ChangeLogService
 from backend.campaigns.ledger.item_service import ItemService
-from backend.campaigns.proposals.service import ProposalService
+from backend.campaigns.proposals.store import ProposalService
 from backend.campaigns.state.index_source import CampaignSource
 from backend.campaigns.state.situations import SituationService
 from backend.campaigns.state.snapshot import SnapshotCache
@@ -55,7 +55,7 @@ from backend.enrichment.summaries.service import SummaryService
 from backend.enrichment.summaries.store import ChatSummaries
 from backend.generation.environment import build_registry
 from backend.generation.registry import ModelRegistry
-from backend.http.drain import Drain
+from backend.http.connections import Drain
 from backend.http.responses import RequestCaches
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import JOB_LEASES
@@ -84,8 +84,8 @@ from backend.memory.search.search import RowReader
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
 from backend.prompts import load_prompts
-from backend.quotas.definitions import CHATS, LOREBOOK_ENTRIES, STORED_BYTES
 from backend.quotas.ledgers import NightlyRecount
+from backend.quotas.limits import CHATS, LOREBOOK_ENTRIES, STORED_BYTES
 from backend.quotas.service import Quotas
 from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine

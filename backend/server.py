@@ -23,7 +23,7 @@ from backend.core.operating_system import allow_address_again, stop_signals
 from backend.core.private_networks import LOOPBACK, PRIVATE, contains_address
 from backend.core.qr_codes import draw_qr
 from backend.generation.registry import ModelRegistry
-from backend.http.drain import IS_KEPT, Drain
+from backend.http.connections import IS_KEPT, Drain
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
 from backend.lan.service import LocalNetwork
@@ -36,16 +36,16 @@ log = get_logger(__name__)
 ALWAYS_ANSWERED = frozenset({b"/health"})
 """Paths that are answered also when there are more connections than `limit_concurrency`."""
 
-PIPELINED = 16
+MAX_PIPELINED_REQUESTS = 16
 """Requests of one connection that may wait for the answers before them."""
 
 LINGER_SECONDS = 10.0
 """Seconds in which the rest of a body is taken after its request was answered."""
 
-LATE_SECONDS = 0.2
+LATE_CHECK_SECONDS = 0.2
 """Between two looks for connections that came while the server stopped."""
 
-TLS_GOODBYE_SECONDS = 1.0
+TLS_SHUTDOWN_SECONDS = 1.0
 """A client has this long to confirm the end of a TLS connection: a phone may be asleep."""
 
 ARRIVAL_SECONDS = 1.0
@@ -104,7 +104,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self._overhead > self.header_bytes:
             self._refuse(_TOO_LARGE)
-        elif len(self.pipeline) > PIPELINED:
+        elif len(self.pipeline) > MAX_PIPELINED_REQUESTS:
             self._abort()
 
     def on_headers_complete(self) -> None:
@@ -188,7 +188,7 @@ class LanProtocol(LimitedProtocol):
             self._abort()
 
 
-def server_config(app: Any, settings: Settings, *, shutdown_seconds: int) -> uvicorn.Config:
+def make_server_config(app: Any, settings: Settings, *, shutdown_seconds: int) -> uvicorn.Config:
     """Uvicorn's configuration, with this installation's limits."""
     limits = {
         "header_bytes": settings.header_bytes,
@@ -283,7 +283,7 @@ class Server(uvicorn.Server):
             sock=listener,
             ssl=context,
             ssl_handshake_timeout=protocol.header_seconds,
-            ssl_shutdown_timeout=TLS_GOODBYE_SECONDS,
+            ssl_shutdown_timeout=TLS_SHUTDOWN_SECONDS,
         )
         self.servers.append(server)
 
@@ -346,7 +346,7 @@ class Server(uvicorn.Server):
         Uvicorn tells those that it knows once, and waits for all.
         """
         while True:
-            await asyncio.sleep(LATE_SECONDS)
+            await asyncio.sleep(LATE_CHECK_SECONDS)
             for connection in list(self.server_state.connections):
                 connection.shutdown()
 
@@ -393,14 +393,14 @@ def open_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def address(host: str, listener: socket.socket) -> str:
+def format_address(host: str, listener: socket.socket) -> str:
     """Where a browser on this machine finds the server that listens on `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # shown, not bound
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{listener.getsockname()[1]}"
 
 
-def greeting(
+def render_greeting(
     settings: Settings,
     registry: ModelRegistry,
     listener: socket.socket,
@@ -410,12 +410,12 @@ def greeting(
 ) -> str:
     """What `talekeeper serve` says first: where it is, and what would make it better."""
     lines = [
-        f"Talekeeper {backend.__version__} at {address(settings.host, listener)}",
+        f"Talekeeper {backend.__version__} at {format_address(settings.host, listener)}",
         f"  data folder: {settings.data_dir.absolute()}",
         f"  models: {', '.join(spec.id for spec in registry.specs())}",
     ]
     if lan.is_on:
-        lines += _greet_lan(lan)
+        lines += _render_lan_addresses(lan)
     if settings.plain_http_networks:
         networks = ", ".join(map(str, settings.plain_http_networks))
         lines += [
@@ -439,7 +439,7 @@ def greeting(
     return "\n".join(lines)
 
 
-def _greet_lan(lan: LocalNetwork) -> list[str]:
+def _render_lan_addresses(lan: LocalNetwork) -> list[str]:
     """Say where phones find the server; with a QR code if the terminal can show it."""
     origins = lan.find_origins()
     if not origins:

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from backend.context.budget import Budget, ContextOverflowError, Gap, fill, find_middle_gap
-from backend.context.layout import History, LeftOut, PromptItem, build_messages, layout
 from backend.core.reasons import Reason
 from backend.generation.catalogue import MessageShape
 from backend.generation.message_shapes import count_shape, limit_shape_tokens

@@ -66,7 +66,7 @@ async def examine(settings: Settings) -> list[Finding]:
         _helpers,
         _embeddings,
         _own_embeddings,
-        _door,
+        _network,
     )
     findings: list[Finding] = []
     for check in checks:
@@ -93,7 +93,7 @@ async def _data_folder(settings: Settings) -> Finding:
 
 async def _root_key(settings: Settings) -> Finding:
     path, value = settings.resolved_root_key_file, settings.root_key_text
-    if not await _is_in_order(_tables, settings):
+    if not await _is_usable(_tables, settings):
         # Only the key itself can be looked at: the database's own finding says why.
         is_needed = False
     else:
@@ -125,7 +125,7 @@ async def _root_key(settings: Settings) -> Finding:
     )
 
 
-async def _is_in_order(check: Callable[[Settings], Awaitable[Finding]], settings: Settings) -> bool:
+async def _is_usable(check: Callable[[Settings], Awaitable[Finding]], settings: Settings) -> bool:
     """True if the checked part exists and can be used."""
     try:
         return (await check(settings)).state != "missing"
@@ -192,7 +192,7 @@ async def _models(settings: Settings) -> Finding:
 
 
 async def _providers(settings: Settings) -> Finding:
-    shared = await _shared(settings)
+    shared = await _load_shared(settings)
     if not shared:
         detail = "none shared; users can add their own"
         return Finding("providers", "missing", detail)
@@ -202,9 +202,9 @@ async def _providers(settings: Settings) -> Finding:
     return Finding("providers", "ok", f"shared: {', '.join(shared)}")
 
 
-async def _shared(settings: Settings) -> dict[str, ProviderConfig | None]:
+async def _load_shared(settings: Settings) -> dict[str, ProviderConfig | None]:
     """The installation's providers by their slugs; None for those that do not open."""
-    if not await _is_in_order(_tables, settings) or not await _is_in_order(_root_key, settings):
+    if not await _is_usable(_tables, settings) or not await _is_usable(_root_key, settings):
         return {}
     root = load_root_keys(settings.resolved_root_key_file, value=settings.root_key_text)
     database = Database(settings.resolved_database_url)
@@ -308,7 +308,7 @@ async def _helpers(settings: Settings) -> Finding:
 
 async def _own_embeddings(settings: Settings) -> Finding:
     name = "own embeddings"
-    if not await _is_in_order(_tables, settings):
+    if not await _is_usable(_tables, settings):
         return Finding(name, "missing", "not checked: the database is not ready yet")
     database = Database(settings.resolved_database_url)
     chosen = IndexState.is_chosen.is_(True)
@@ -341,7 +341,7 @@ async def _own_embeddings(settings: Settings) -> Finding:
 
 async def _embeddings(settings: Settings) -> Finding:
     if allows_provider(settings):
-        for slug, config in (await _shared(settings)).items():
+        for slug, config in (await _load_shared(settings)).items():
             if config is not None and config.embedding_model:
                 detail = (
                     f"{slug}, {config.embedding_model} (not tested, because that would cost money)"
@@ -383,7 +383,7 @@ def _no_embeddings(settings: Settings) -> Finding:
     return Finding("embeddings", "missing", "none: search uses keywords only", advice)
 
 
-async def _door(settings: Settings) -> Finding:
+async def _network(settings: Settings) -> Finding:
     if settings.lan:
         return Finding("door", "ok", f"port {settings.lan_port} on the local network, with TLS")
     if settings.host in {"127.0.0.1", "::1", "localhost"}:

@@ -14,16 +14,16 @@ from backend.accounts.auth.middleware import PUBLIC, is_loopback
 from backend.database.engine import Database, DatabaseUnavailableError
 from backend.errors import AppError, NotFoundError
 from backend.generation.registry import ModelRegistry
-from backend.http.drain import Drain, ServerStoppingError
+from backend.http.connections import Drain, ServerStoppingError
 from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.runtime import MemoryRuntime
 from backend.regex.process import RegexProcess
 from backend.settings import Settings
 
-PATIENCE_SECONDS = 5.0
+PING_SECONDS = 5.0
 """How long `/ready` waits for a part that does not answer: shorter than those who ask it wait."""
 
-PROXIES_SAY = {"forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip"}
+PROXY_HEADERS = {"forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip"}
 
 
 class HealthCheck(msgspec.Struct, kw_only=True):
@@ -80,9 +80,9 @@ class HealthController(Controller):
         stopping = HealthCheck(name="server", ready=False, detail=ServerStoppingError.title)
         parts = [
             *([stopping] if drain.is_on else []),
-            await _pinged("database", kind, database.ping, DatabaseUnavailableError),
+            await _ping("database", kind, database.ping, DatabaseUnavailableError),
             HealthCheck(name="models", ready=True, detail=names),
-            await _pinged("index", index.name, index.ping, IndexUnavailableError, needed=False),
+            await _ping("index", index.name, index.ping, IndexUnavailableError, needed=False),
             HealthCheck(
                 name="embeddings",
                 ready=True,
@@ -104,14 +104,14 @@ class HealthController(Controller):
         self, request: Request[Any, Any, Any], settings: NamedDependency[Settings]
     ) -> Response[bytes]:
         """Counts and durations for Prometheus, by route; nothing of anybody's."""
-        if settings.metrics == "off" or (settings.metrics == "loopback" and not _is_near(request)):
+        if settings.metrics == "off" or (settings.metrics == "loopback" and not _is_local(request)):
             raise NotFoundError
         return Response(
             generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST.partition("; charset")[0]
         )
 
 
-async def _pinged(
+async def _ping(
     name: str,
     detail: str,
     ping: Callable[[], Awaitable[None]],
@@ -120,15 +120,15 @@ async def _pinged(
     needed: bool = True,
 ) -> HealthCheck:
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(PING_SECONDS):
             await ping()
     except (refused, TimeoutError):
         return HealthCheck(name=name, ready=False, detail=refused.title, needed=needed)
     return HealthCheck(name=name, ready=True, detail=detail, needed=needed)
 
 
-def _is_near(request: Request[Any, Any, Any]) -> bool:
+def _is_local(request: Request[Any, Any, Any]) -> bool:
     """Asked from this machine itself, not through a proxy on it."""
     client = request.client.host if request.client else ""
-    forwarded = PROXIES_SAY & {name.lower() for name in request.headers}
+    forwarded = PROXY_HEADERS & {name.lower() for name in request.headers}
     return not forwarded and is_loopback(request) and client in {"127.0.0.1", "::1"}

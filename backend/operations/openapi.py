@@ -56,7 +56,7 @@ PROBLEM = {
     "additionalProperties": True,
 }
 PROBLEM_REFERENCE = {"$ref": REFERENCE.format(name="Problem")}
-EVERYWHERE: tuple[type[AppError], ...] = (
+COMMON_ERRORS: tuple[type[AppError], ...] = (
     errors.BadRequestError,
     errors.UnauthenticatedError,
     errors.ForbiddenError,
@@ -78,7 +78,7 @@ EVERYWHERE: tuple[type[AppError], ...] = (
 )
 """What any route may answer with."""
 
-HOOKED: dict[str, tuple[type[AppError], ...]] = {
+HOOK_ERRORS: dict[str, tuple[type[AppError], ...]] = {
     "forkChat": (ChronicleFullError, LorebookFullError),
     "patchSettings": (PersonaNotFoundError,),
     "patchChatSettings": (ChronicleNotFoundError, ChronicleFullError),
@@ -86,29 +86,29 @@ HOOKED: dict[str, tuple[type[AppError], ...]] = {
 """What operations answer with beside what their handlers name: chats do not know the parts that
 the application hooks into them."""
 
-MADE = "$response.body#/id"
-FIRST = "$response.body#/items/0/id"
+CREATED_ID = "$response.body#/id"
+FIRST_ID = "$response.body#/items/0/id"
 
-GIVES: dict[str, dict[str, str]] = {
-    "openChat": {"chat_id": MADE},
-    "forkChat": {"chat_id": MADE},
-    "listMessages": {"message_id": FIRST},
-    "patchMessage": {"message_id": MADE},
-    "listTurns": {"turn_id": FIRST},
-    "createCharacter": {"character_id": MADE},
+LINK_IDS: dict[str, dict[str, str]] = {
+    "openChat": {"chat_id": CREATED_ID},
+    "forkChat": {"chat_id": CREATED_ID},
+    "listMessages": {"message_id": FIRST_ID},
+    "patchMessage": {"message_id": CREATED_ID},
+    "listTurns": {"turn_id": FIRST_ID},
+    "createCharacter": {"character_id": CREATED_ID},
     "importCharacter": {"character_id": "$response.body#/character/id"},
-    "createPersona": {"persona_id": MADE},
-    "createPreset": {"preset_id": MADE},
+    "createPersona": {"persona_id": CREATED_ID},
+    "createPreset": {"preset_id": CREATED_ID},
     "importPreset": {"preset_id": "$response.body#/preset/id"},
-    "createLorebook": {"lorebook_id": MADE},
+    "createLorebook": {"lorebook_id": CREATED_ID},
     "importLorebook": {"lorebook_id": "$response.body#/lorebook/id"},
-    "createLoreEntry": {"lorebook_id": "$request.path.lorebook_id", "entry_id": MADE},
-    "createChronicle": {"chronicle_id": MADE},
+    "createLoreEntry": {"lorebook_id": "$request.path.lorebook_id", "entry_id": CREATED_ID},
+    "createChronicle": {"chronicle_id": CREATED_ID},
     "importChronicle": {"chronicle_id": "$response.body#/chronicle_id"},
-    "createChronicleEvent": {"chronicle_id": "$request.path.chronicle_id", "event_id": MADE},
-    "listJobs": {"job_id": FIRST},
+    "createChronicleEvent": {"chronicle_id": "$request.path.chronicle_id", "event_id": CREATED_ID},
+    "listJobs": {"job_id": FIRST_ID},
     "makeApiKey": {"key_id": "$response.body#/key/id"},
-    "invite": {"invitation_id": MADE},
+    "invite": {"invitation_id": CREATED_ID},
 }
 """Operations whose answers give ids, by the parameters of paths that take them: they become the
 document's links, to every operation that needs no other id."""
@@ -149,10 +149,10 @@ class SchemaDocument(JsonRenderPlugin):
 
     def _render(self, request: Request[Any, Any, Any]) -> bytes:
         document = request.app.openapi_schema.to_schema()
-        return self.render_json(request, completed(document, _options(request.app)))
+        return self.render_json(request, complete_document(document, _get_options(request.app)))
 
 
-def _options(app: Litestar) -> dict[str, dict[str, Any]]:
+def _get_options(app: Litestar) -> dict[str, dict[str, Any]]:
     """The `opt` of each operation, by the operation's id."""
     handlers: list[HTTPRouteHandler] = [
         handler
@@ -160,10 +160,10 @@ def _options(app: Litestar) -> dict[str, dict[str, Any]]:
         if isinstance(route, HTTPRoute)
         for handler, _ in route.route_handler_map.values()
     ]
-    return {operation_id(handler): handler.opt for handler in handlers}
+    return {make_operation_id(handler): handler.opt for handler in handlers}
 
 
-def operation_id(handler: HTTPRouteHandler, *_: object) -> str:
+def make_operation_id(handler: HTTPRouteHandler, *_: object) -> str:
     """The id of an operation: the name of its handler, unless that says otherwise."""
     if isinstance(handler.operation_id, str):
         return handler.operation_id
@@ -171,7 +171,9 @@ def operation_id(handler: HTTPRouteHandler, *_: object) -> str:
     return first + "".join(word.capitalize() for word in others)
 
 
-def completed(document: dict[str, Any], options: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def complete_document(
+    document: dict[str, Any], options: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
     """The document with what the operations' options say, with their problems and ways to sign in.
 
     Changes the document that it is given.
@@ -184,9 +186,9 @@ def completed(document: dict[str, Any], options: dict[str, dict[str, Any]]) -> d
     for path in document.get("paths", {}).values():
         for operation in path.values():
             _complete(operation, options.get(operation["operationId"], {}), schemas)
-    _link([each for path in document.get("paths", {}).values() for each in path.values()])
+    _add_links([each for path in document.get("paths", {}).values() for each in path.values()])
     # A problem has further members, which no struct can say.
-    schemas["TurnView"]["properties"]["problem"] = _nullable(PROBLEM_REFERENCE)
+    schemas["TurnView"]["properties"]["problem"] = _make_nullable(PROBLEM_REFERENCE)
     return document
 
 
@@ -197,26 +199,33 @@ def _complete(operation: dict[str, Any], options: dict[str, Any], schemas: dict[
     if "204" in responses:
         # It has no body, whatever the handler's own answer could be.
         responses["204"].pop("content", None)
-    hooked = HOOKED.get(operation["operationId"], ())
-    responses |= _problems([*options.get(RAISES, ()), *hooked])
-    responses["default"] = _problem(
-        "A problem. Any route may answer with " + _slugs(EVERYWHERE) + "."
+    hooked = HOOK_ERRORS.get(operation["operationId"], ())
+    responses |= _make_problems([*options.get(RAISES, ()), *hooked])
+    responses["default"] = _make_problem(
+        "A problem. Any route may answer with " + _join_slugs(COMMON_ERRORS) + "."
     )
     if options.get(PUBLIC):
         operation["security"] = []
     if options.get(STREAMS):
         content = responses["200"]["content"]
         other = {kind: each for kind, each in content.items() if each.get("schema")}
-        responses["200"]["content"] = {EVENTS: {"schema": _event(options[STREAMS])}, **other}
+        responses["200"]["content"] = {
+            EVENTS: {"schema": _make_event_schema(options[STREAMS])},
+            **other,
+        }
     if FILES in options:
-        responses["200"]["content"] = {kind: {"schema": _file(kind)} for kind in options[FILES]}
+        responses["200"]["content"] = {
+            kind: {"schema": _make_file_schema(kind)} for kind in options[FILES]
+        }
     if PATCHES in options:
-        operation["requestBody"]["content"][JSON]["schema"] = _patch(options[PATCHES], schemas)
+        operation["requestBody"]["content"][JSON]["schema"] = _make_patch_schema(
+            options[PATCHES], schemas
+        )
     if EXAMPLE in options:
         operation["requestBody"]["content"][JSON]["example"] = options[EXAMPLE]
 
 
-def _link(operations: list[dict[str, Any]]) -> None:
+def _add_links(operations: list[dict[str, Any]]) -> None:
     """Say of what an answer gives where it can be used."""
     needs = {
         each["operationId"]: {
@@ -227,7 +236,7 @@ def _link(operations: list[dict[str, Any]]) -> None:
         for each in operations
     }
     for operation in operations:
-        gives = GIVES.get(operation["operationId"], {})
+        gives = LINK_IDS.get(operation["operationId"], {})
         links = {
             target: {
                 "operationId": target,
@@ -241,7 +250,7 @@ def _link(operations: list[dict[str, Any]]) -> None:
             next(answers[each] for each in answers if each.startswith("2"))["links"] = links
 
 
-def _event(events: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _make_event_schema(events: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """One of the events of a stream: its fields are text, and its `data` is JSON."""
     return {
         "description": "One event. The stream is a sequence of them, as text (server-sent events).",
@@ -268,27 +277,30 @@ def _event(events: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     }
 
 
-def _file(kind: str) -> dict[str, Any]:
+def _make_file_schema(kind: str) -> dict[str, Any]:
     return {"type": "object"} if kind == JSON else {"type": "string", "format": "binary"}
 
 
-def _problems(kinds: Iterable[type[AppError]]) -> dict[str, Any]:
+def _make_problems(kinds: Iterable[type[AppError]]) -> dict[str, Any]:
     """A response for each status that the kinds have."""
     by_status: dict[int, list[type[AppError]]] = defaultdict(list)
     for kind in kinds:
         by_status[kind.status].append(kind)
-    return {str(status): _problem(_slugs(group)) for status, group in sorted(by_status.items())}
+    return {
+        str(status): _make_problem(_join_slugs(group))
+        for status, group in sorted(by_status.items())
+    }
 
 
-def _problem(description: str) -> dict[str, Any]:
+def _make_problem(description: str) -> dict[str, Any]:
     return {"description": description, "content": {MEDIA_TYPE: {"schema": PROBLEM_REFERENCE}}}
 
 
-def _slugs(kinds: Iterable[type[AppError]]) -> str:
+def _join_slugs(kinds: Iterable[type[AppError]]) -> str:
     return ", ".join(f"`{kind.slug}`" for kind in kinds)
 
 
-def _patch(struct: type[msgspec.Struct], schemas: dict[str, Any]) -> dict[str, Any]:
+def _make_patch_schema(struct: type[msgspec.Struct], schemas: dict[str, Any]) -> dict[str, Any]:
     """A JSON Merge Patch of a struct: each member may be absent, or null for its default."""
     _, components = msgspec.json.schema_components([struct], ref_template=REFERENCE)
     own = components.pop(struct.__name__)
@@ -298,12 +310,12 @@ def _patch(struct: type[msgspec.Struct], schemas: dict[str, Any]) -> dict[str, A
         "title": f"{struct.__name__}Patch",
         "description": "A JSON Merge Patch (RFC 7396): absent stays, null is the default.",
         "type": "object",
-        "properties": {name: _nullable(each) for name, each in own["properties"].items()},
+        "properties": {name: _make_nullable(each) for name, each in own["properties"].items()},
         "additionalProperties": False,
     }
 
 
-def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+def _make_nullable(schema: dict[str, Any]) -> dict[str, Any]:
     # A default would say what becomes of an absent member, which stays as it is.
     schema = {name: value for name, value in schema.items() if name != "default"}
     choices: list[Any] = schema.get("anyOf", [schema])
@@ -311,7 +323,7 @@ def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [*choices, null]} if null not in choices else schema
 
 
-def openapi_config() -> OpenAPIConfig:
+def make_openapi_config() -> OpenAPIConfig:
     """Where the document is, and what it says of itself."""
     document = SchemaDocument(path=["/", "/openapi.json"])
     return OpenAPIConfig(
@@ -319,7 +331,7 @@ def openapi_config() -> OpenAPIConfig:
         version=backend.__version__,
         description="docs/reference/api.md says what holds for every route.",
         use_handler_docstrings=True,
-        operation_id_creator=operation_id,
+        operation_id_creator=make_operation_id,
         render_plugins=[document],
         openapi_router=Router(
             "/schema",

@@ -20,7 +20,6 @@ from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
-from backend.quotas.models import StorageLedger, TokenLedger
 
 log = get_logger(__name__)
 

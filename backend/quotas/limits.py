@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Hashable
 from uuid import UUID
 
 from backend.errors import AppError
-from backend.quotas.definitions import Quota
 
 SECONDS_PER_MINUTE = 60.0
 SWEEP_INTERVAL_SECONDS = 60.0

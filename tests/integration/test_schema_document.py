@@ -24,7 +24,7 @@ async def test_requests_are_answered_while_the_document_is_rendered_once_for_all
     go_on = threading.Event()
     threads: list[threading.Thread] = []
     rendered: list[bool] = []
-    completed, to_schema = openapi.completed, OpenAPIConfig.to_openapi_schema
+    completed, to_schema = openapi.complete_document, OpenAPIConfig.to_openapi_schema
 
     def slow(*args: Any) -> dict[str, Any]:
         threads.append(threading.current_thread())

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from uuid import UUID
 
 from backend.campaigns.errors import CampaignFileError
-from backend.campaigns.files.archive import MAIN, read_archive, told_items
+from backend.campaigns.files.archive import MAIN, list_covered_items, read_archive
 from backend.campaigns.files.draft import ZIP_ENTRIES, CampaignDraft
 from backend.campaigns.files.vault import FOLDER_KINDS
 from backend.campaigns.files.vault_reader import is_vault, read_vault
@@ -37,7 +37,7 @@ def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUI
         raise CampaignFileError(error.detail) from error
     if MAIN in files:
         draft = read_archive(files)
-        return draft, told_items(files, draft)
+        return draft, list_covered_items(files, draft)
     if is_vault(files):
         return read_vault(files, folder.strip() or name), ()
     raise CampaignFileError(

@@ -21,17 +21,7 @@ from backend.campaigns.files.archive import (
     SourceRecord,
     write_archive,
 )
-from backend.campaigns.files.draft import CampaignDraft, settle
-from backend.campaigns.files.reader import read_campaign
-from backend.campaigns.files.rows import (
-    CampaignRows,
-    ChatRows,
-    campaign_rows,
-    chat_rows,
-    existing_items,
-    open_changes,
-    open_items,
-)
+from backend.campaigns.files.draft import CampaignDraft, settle_ledger
 from backend.campaigns.files.vault_writer import write_vault
 from backend.campaigns.ledger.records import build_campaign_views, open_campaign, open_reading
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
@@ -61,7 +51,7 @@ from backend.quotas.service import CheckAdded
 
 ExportFormat = Literal["json", "vault"]
 
-AT_ONCE = 500
+INSERT_BATCH_ROWS = 500
 """Rows that are written in one statement."""
 
 
@@ -111,7 +101,7 @@ class CampaignTransfer:
         async with open_reading(self._database, identity, campaign_id) as (session, campaign):
             await check_viewpoint(session, viewpoint, [campaign_id], owner_id=identity.user_id)
             fields = open_campaign(sealer, campaign)
-            rows = await _items(session, campaign, viewpoint)
+            rows = await _load_items(session, campaign, viewpoint)
             events: Sequence[StoryEvent] = ()
             changes: Sequence[Any] = ()
             sources: Mapping[UUID, list[SourceRecord]] = {}
@@ -119,11 +109,11 @@ class CampaignTransfer:
             if campaign.chronicle_id is not None:
                 events = await load_all_events(session, sealer, campaign.chronicle_id)
                 if viewpoint != GM:
-                    events = [_known_event(each) for each in events if _is_known(each, viewpoint)]
+                    events = [_hide_keywords(each) for each in events if _is_known(each, viewpoint)]
             if file_format == "json":
-                chats = await _chats(session, campaign)
+                chats = await _load_chats(session, campaign)
             if file_format == "json" and viewpoint == GM:
-                changes, sources = await _changes(session, campaign)
+                changes, sources = await _load_changes(session, campaign)
 
         def write() -> bytes:
             items, counters = open_items(sealer, rows), CompactionRecord()
@@ -132,7 +122,7 @@ class CampaignTransfer:
                 counters.edits = campaign.edits
                 counters.compactions = campaign.compactions
             else:
-                items = existing_items(filter_known_items(items, find_rules(fields.rules)))
+                items = filter_existing_items(filter_known_items(items, find_rules(fields.rules)))
             found = OpenCampaign(
                 id=campaign_id,
                 fields=fields,
@@ -162,7 +152,7 @@ class CampaignTransfer:
         chats = await self._chat_rows(identity, draft)
 
         def make() -> CampaignRows:
-            return campaign_rows(sealer, draft, settle(draft, told=told), chats)
+            return make_campaign_rows(sealer, draft, settle_ledger(draft, told=told), chats)
 
         rows = await self._pool.run(sealer.user_id, make)
         async with self._database.write() as session:
@@ -177,12 +167,12 @@ class CampaignTransfer:
             return []
         async with self._database.read() as session:
             models = await self._user_models.of(session, identity.user, identity.sealer)
-            people = await _people(session, identity, draft)
+            people = await _load_people(session, identity, draft)
         tokenizer = best_tokenizer(choose_counting_model(models, identity).tokenizer)
         found: list[ChatRows] = []
         for log in draft.chats:
             unit = CountUnit(tokenizer, names=len(people.intersection(log.head.character_ids)) > 1)
-            work = partial(chat_rows, identity.sealer, draft, log, unit=unit, people=people)
+            work = partial(make_chat_rows, identity.sealer, draft, log, unit=unit, people=people)
             found.append(await self._pool.run(identity.user_id, work))
         return found
 
@@ -229,11 +219,13 @@ async def insert_campaign(
 
 
 async def _insert(session: AsyncSession, table: type[Any], rows: Sequence[dict[str, Any]]) -> None:
-    for part in split_chunks(rows, AT_ONCE):
+    for part in split_chunks(rows, INSERT_BATCH_ROWS):
         await session.execute(insert(table), list(part))
 
 
-async def _items(session: AsyncSession, campaign: Campaign, viewpoint: Viewpoint) -> Sequence[Any]:
+async def _load_items(
+    session: AsyncSession, campaign: Campaign, viewpoint: Viewpoint
+) -> Sequence[Any]:
     query = select(CampaignItem.id, CampaignItem.kind, CampaignItem.uses, CampaignItem.sealed_state)
     mine = CampaignItem.campaign_id == campaign.id, CampaignItem.user_id == campaign.user_id
     query = query.where(*mine, filter_known_to(viewpoint, CampaignItem.audience))
@@ -244,13 +236,13 @@ def _is_known(event: StoryEvent, viewpoint: Viewpoint) -> bool:
     return event.is_current and may_know(viewpoint, event.audience)
 
 
-def _known_event(event: StoryEvent) -> StoryEvent:
+def _hide_keywords(event: StoryEvent) -> StoryEvent:
     """Return an event without the keywords that find it, because no prompt renders them."""
     fields = msgspec.structs.replace(event.fields, keywords=[])
     return msgspec.structs.replace(event, fields=fields)
 
 
-async def _changes(
+async def _load_changes(
     session: AsyncSession, campaign: Campaign
 ) -> tuple[Sequence[Any], dict[UUID, list[SourceRecord]]]:
     """The ledger in order, and the messages that made its changes."""
@@ -272,7 +264,7 @@ async def _changes(
     return rows, sources
 
 
-async def _chats(
+async def _load_chats(
     session: AsyncSession, campaign: Campaign
 ) -> list[tuple[Chat, list[UUID], Sequence[Any]]]:
     """The sessions, oldest first: (chat, its characters, its messages)."""
@@ -288,7 +280,9 @@ async def _chats(
     return found
 
 
-async def _people(session: AsyncSession, identity: Identity, draft: CampaignDraft) -> set[UUID]:
+async def _load_people(
+    session: AsyncSession, identity: Identity, draft: CampaignDraft
+) -> set[UUID]:
     """Of the characters and personas that the chats name, those that are the user's."""
     named: set[UUID | None] = set()
     for log in draft.chats:

@@ -156,13 +156,13 @@ RAW = LINKED | {"objective"}
 """Details that are read as they are written: names, and what has a box in front."""
 
 
-def entity_kind(path: str) -> EntityKind | None:
+def find_entity_kind(path: str) -> EntityKind | None:
     """What kind of entity a file is about, by the nearest folder that says so."""
     folders = path.casefold().split("/")[:-1]
     return next((FOLDER_KINDS[each] for each in reversed(folders) if each in FOLDER_KINDS), None)
 
 
-def outline_name(path: str) -> str | None:
+def find_outline_name(path: str) -> str | None:
     """Which file of lists it is, if any."""
     stem = path.casefold().rpartition("/")[2].removesuffix(".md")
     return stem if stem in OUTLINES and path.casefold().endswith(".md") else None

@@ -106,14 +106,16 @@ class EntityFile:
         self.name = name or (heading[:NAME] if is_name else "") or _spelled(stem)
         if is_name and heading.casefold() == self.name.casefold():
             parts = [Section("", 0, parts[1].text), *parts[2:]]
-        self.location = link_target(_text(meta.get("location")))
+        self.location = link_target(_to_text(meta.get("location")))
         self.audience = meta.get("audience", "public")
-        self.secrets = _texts(meta.get("secret")) + _texts(meta.get("secrets"))
+        self.secrets = _to_texts(meta.get("secret")) + _to_texts(meta.get("secrets"))
         self.fields: dict[str, Any] = {
             "kind": kind,
             "name": self.name,
-            "aliases": [self._short(each, NAME, "aliases") for each in _texts(meta.get("aliases"))],
-            "locked": _texts(meta.get("locked")),
+            "aliases": [
+                self._short(each, NAME, "aliases") for each in _to_texts(meta.get("aliases"))
+            ],
+            "locked": _to_texts(meta.get("locked")),
             "attributes": self._attributes(),
         }
         for name in ("status", "role", "disposition", "wants"):
@@ -134,16 +136,16 @@ class EntityFile:
         return found
 
     def _keep_fact(self, key: str, value: Any, why: str) -> None:
-        self.leftover.append(f"{key}: {_text(value)}")
+        self.leftover.append(f"{key}: {_to_text(value)}")
         self.warnings.append(f"`{key[:NAME]}` is kept as a fact: {why}")
 
     def _read_body(self, parts: Iterable[Section]) -> None:
         """Read sections by their headings. Sections inside a secret are secret."""
         told = {
-            name: [text] if (text := _text(self._meta.get(name))) else []
+            name: [text] if (text := _to_text(self._meta.get(name))) else []
             for name in ("description", "personality")
         }
-        voice = [_text(each) for each in _items(self._meta.get("voice"))]
+        voice = [_to_text(each) for each in _list_values(self._meta.get("voice"))]
         secret_level = 0
         described: list[str] = []
         for part in parts:
@@ -222,7 +224,7 @@ class EntityFile:
             members = cast("dict[str, Any]", kept).items()
             found |= {key[:NAME]: value for key, value in members if key}
         elif kept is not None:
-            self.leftover.append(f"attributes: {_text(kept)}")
+            self.leftover.append(f"attributes: {_to_text(kept)}")
         return found
 
     def _read_values(self, found: dict[str, Any]) -> None:
@@ -278,7 +280,7 @@ class EntityFile:
             self._keep_fact(key, whole, f"as a number it is {found[key]:,}")
 
     def _short(self, value: Any, limit: int, where: str) -> str:
-        return self._cut(unlinked(_text(value)).strip(), limit, where)
+        return self._cut(unlinked(_to_text(value)).strip(), limit, where)
 
     def _cut(self, text: str, limit: int, where: str) -> str:
         if len(text) > limit:
@@ -330,11 +332,11 @@ def write_entity(entity: Entity, *, location: str, secrets: list[str], audience:
         voice = [f"- {line}" for line in entity.voice]
         told = "\n\n".join(filter(None, [entity.personality, "\n".join(voice)]))
         body = f"{body}\n\n## Personality\n{told}".strip()
-    if not _reads_back(entity, meta, body, ("attributes",)):
+    if not _is_read_back(entity, meta, body, ("attributes",)):
         for key in attributes:
             del meta[key]
         meta["attributes"] = entity.attributes
-    if not _reads_back(entity, meta, body, ("description", "personality", "voice")):
+    if not _is_read_back(entity, meta, body, ("description", "personality", "voice")):
         meta |= {
             "description": entity.description,
             "personality": entity.personality,
@@ -344,7 +346,7 @@ def write_entity(entity: Entity, *, location: str, secrets: list[str], audience:
     return document(meta, body)
 
 
-def _reads_back(entity: Entity, meta: Mapping[str, Any], body: str, names: Iterable[str]) -> bool:
+def _is_read_back(entity: Entity, meta: Mapping[str, Any], body: str, names: Iterable[str]) -> bool:
     """Whether a file with this front matter and body gives the entity's fields again."""
     text = document(dict(meta), body).decode()
     read = EntityFile(entity.kind, "", read_document(text)).fields
@@ -377,7 +379,7 @@ def _plain(key: str) -> str:
     return "_".join(key.casefold().replace("-", " ").replace("_", " ").split())
 
 
-def _items(value: Any) -> list[Any]:
+def _list_values(value: Any) -> list[Any]:
     if isinstance(value, list):
         many: list[Any] = cast("Any", value)
         return many
@@ -402,21 +404,21 @@ def _unwrapped(value: Any) -> Any:
             return value
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     plain: Any = value if isinstance(value, str) else _unwrapped(value)
     if isinstance(plain, list):
-        return ", ".join(map(_text, cast("Any", plain)))
+        return ", ".join(map(_to_text, cast("Any", plain)))
     if isinstance(plain, dict):
         members = cast("dict[str, Any]", plain).items()
-        return ", ".join(f"{name}: {_text(each)}" for name, each in members)
+        return ", ".join(f"{name}: {_to_text(each)}" for name, each in members)
     return "" if plain is None else str(plain)
 
 
-def _texts(value: Any) -> list[str]:
+def _to_texts(value: Any) -> list[str]:
     """A list of texts, be it one, several, or none."""
     plain: Any = value if isinstance(value, str) else _unwrapped(value)
     many: list[Any] = cast("Any", plain) if isinstance(plain, list) else [plain]
-    return [text for each in many if (text := _text(each).strip())]
+    return [text for each in many if (text := _to_text(each).strip())]
 
 
 def _spelled(stem: str) -> str:

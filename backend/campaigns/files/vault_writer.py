@@ -39,7 +39,7 @@ from backend.campaigns.ledger.items import (
     Thread,
     World,
 )
-from backend.campaigns.names.mentions import slug
+from backend.campaigns.names.roster import make_slug
 from backend.chronicles.repository import StoryEvent
 from backend.core.audience import Audience, decode_audience
 from backend.core.files import is_device
@@ -56,9 +56,9 @@ def write_vault(campaign: OpenCampaign) -> dict[str, bytes]:
     return _Writer(campaign).files()
 
 
-def _file_name(entity: Entity) -> str:
+def _make_file_name(entity: Entity) -> str:
     """Return the entity's name as a file name that every system can have."""
-    name = slug(entity.name)[:100].encode()[:_NAME_BYTES].decode(errors="ignore")
+    name = make_slug(entity.name)[:100].encode()[:_NAME_BYTES].decode(errors="ignore")
     return f"{name}-{entity.kind}" if is_device(name) else name
 
 
@@ -75,7 +75,7 @@ class _Writer:
         self._stems: dict[UUID, str] = {}
         taken: set[str] = set()
         for item_id, entity in self._of(Entity):
-            name = _file_name(entity)
+            name = _make_file_name(entity)
             stem, number = name, 2
             while stem in taken:
                 stem = f"{name}-{number}"

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from backend.campaigns.names.mentions import MAX_TEXT
+from backend.campaigns.names.roster import MAX_TEXT
 from backend.campaigns.names.words import (
     ARTICLES,
     CAPITALISED,
     CONNECTORS,
     GERMAN_ENDINGS,
-    LEAST_LETTERS,
     MEASURES,
+    MIN_LETTERS,
     NAMING,
     PRONOUN_ENDINGS,
     QUANTITIES,
@@ -31,8 +31,8 @@ from backend.campaigns.names.words import (
     Word,
     has_capitals,
     is_german,
-    plain,
-    words_in,
+    split_words,
+    to_plain,
 )
 
 _CAMEL = re.compile(r"[^\W\d_A-Z][A-Z]")
@@ -45,20 +45,20 @@ _JOINED = frozenset((" ", ". ", "' "))
 """Between words of one name, where no sentence ends: Dr. Vex, the Thieves' Court."""
 
 
-def capitalised_terms(text: str, vocabulary: Vocabulary) -> Iterator[tuple[str, int]]:
-    """Terms with their places in a `plain` text, the same one as often as it comes up."""
-    words = list(words_in(text))
-    reading = _Reading(text, words, vocabulary)
+def find_capitalised_terms(text: str, vocabulary: Vocabulary) -> Iterator[tuple[str, int]]:
+    """Terms with their places in a `to_plain` text, the same one as often as it comes up."""
+    words = list(split_words(text))
+    reading = _CapitalScan(text, words, vocabulary)
     for number, word in enumerate(words):
         if reading.is_coined_form(number):
             yield word.bare, word.at
-    for before, run in _runs(words):
+    for before, run in _find_runs(words):
         if term := reading.name(before, run):
             yield term, run[0].at
 
 
 @dataclass
-class _Reading:
+class _CapitalScan:
     """A text with how it spells its words.
 
     Attributes:
@@ -88,7 +88,7 @@ class _Reading:
         word = self.words[number].bare
         if "-" in word:
             return self._is_compound(self.words[number])
-        if len(word) < LEAST_LETTERS or not word[0].isalpha() or "'" in word:
+        if len(word) < MIN_LETTERS or not word[0].isalpha() or "'" in word:
             return False
         if word.isupper():
             return self._is_sign(number)
@@ -101,7 +101,7 @@ class _Reading:
             return True
         near = [*self.words[max(0, number - 1) : number], *self.words[number + 1 : number + 2]]
         is_shouted = any(len(each.text) > 1 and each.text.isupper() for each in near)
-        is_drawn_out = any(letter * 3 in word for letter in word) or len(set(word)) < LEAST_LETTERS
+        is_drawn_out = any(letter * 3 in word for letter in word) or len(set(word)) < MIN_LETTERS
         is_known = self.vocabulary.is_common
         return not (
             is_shouted
@@ -150,7 +150,7 @@ class _Reading:
 
     def _is_coined_name(self, before: Word | None, word: Word) -> bool:
         """Whether a capitalised word inside of a sentence is a name that was made up."""
-        if len(word.bare) < LEAST_LETTERS or word.folded in self.lower or _is_camel(word.bare):
+        if len(word.bare) < MIN_LETTERS or word.folded in self.lower or _is_camel(word.bare):
             return False
         if not self.vocabulary.is_common(word.bare):
             return True
@@ -160,7 +160,7 @@ class _Reading:
         return is_named and self.vocabulary.is_common(word.folded)
 
 
-def _runs(words: Sequence[Word]) -> Iterator[tuple[Word | None, list[Word]]]:
+def _find_runs(words: Sequence[Word]) -> Iterator[tuple[Word | None, list[Word]]]:
     """Words in a row that may be one name, capitalised ones and what joins them.
 
     Each with the word in front of it.
@@ -232,12 +232,12 @@ _MAX_QUOTED_WORDS = 4
 _MAX_UNSPACED = 12
 """Characters of a term in a script that puts no spaces between words."""
 
-_NEAR = 40
+_NAMING_CHARACTERS = 40
 """Characters before a quotation that may say that it is a name."""
 
 
-def quoted_terms(text: str, vocabulary: Vocabulary) -> Iterator[tuple[str, int]]:
-    """Terms with their places in a `plain` text, the same one as often as it is quoted."""
+def find_quoted_terms(text: str, vocabulary: Vocabulary) -> Iterator[tuple[str, int]]:
+    """Terms with their places in a `to_plain` text, the same one as often as it is quoted."""
     at = 0
     unclosed: set[str] = set()
     while (opening := _OPENING.search(text, at)) is not None:
@@ -257,7 +257,7 @@ def quoted_terms(text: str, vocabulary: Vocabulary) -> Iterator[tuple[str, int]]
         at = end + 1
 
 
-def emphasised_terms(text: str, vocabulary: Vocabulary) -> Iterator[tuple[str, int]]:
+def find_emphasised_terms(text: str, vocabulary: Vocabulary) -> Iterator[tuple[str, int]]:
     """The same of names that are set in italics or bold: the *Meridian*."""
     for match in _EMPHASIS.finditer(text):
         said = match[2]
@@ -271,7 +271,7 @@ def _may_be_term(said: str) -> bool:
 
 
 def _is_term(text: str, at: int, said: str, vocabulary: Vocabulary) -> bool:
-    before = text[max(0, at - _NEAR) : at].rstrip(" *_")
+    before = text[max(0, at - _NAMING_CHARACTERS) : at].rstrip(" *_")
     if not has_capitals(said):
         return text[at] in _TITLES or (_is_inside(before) and _is_short(said))
     words = [word for word in said.split() if word.casefold() not in ARTICLES]
@@ -307,7 +307,7 @@ MAX_COINED = 8
 MAX_TERM = 60
 MAX_SNIPPET = 300
 
-_CONSIDERED = 100
+_MAX_CANDIDATES = 100
 """Candidates that are compared with what is familiar, the most frequent first."""
 
 _ENDS = ".!?…。！？\n"  # noqa: RUF001  # sentences end so in Chinese
@@ -341,15 +341,15 @@ class Familiar:
     ) -> None:
         self.is_common = is_common
         names, terms = list(names), list(terms)
-        self._whole = {key_of(each) for each in (*names, *terms)}
-        self._names = set(_words_of("\n".join(names)))
-        self._terms = set(_words_of("\n".join(terms)))
-        self._text = plain("\n".join(texts)).casefold()
+        self._whole = {make_term_key(each) for each in (*names, *terms)}
+        self._names = set(_split_term("\n".join(names)))
+        self._terms = set(_split_term("\n".join(terms)))
+        self._text = to_plain("\n".join(texts)).casefold()
         self._words = {_stem(match[0]) for match in WORD.finditer(self._text)}
 
     def has(self, term: str) -> bool:
         """Whether a term is one of these, or made of nothing else."""
-        key, words = key_of(term), _words_of(term)
+        key, words = make_term_key(term), _split_term(term)
         if key in self._whole or all(word in CAPITALISED or word in TITLES for word in words):
             return True
         if len(words) == 1:
@@ -370,7 +370,7 @@ class Familiar:
         stems = [
             word.removesuffix(suffix)
             for suffix in _SUFFIXES
-            if word.endswith(suffix) and len(word) >= len(suffix) + LEAST_LETTERS
+            if word.endswith(suffix) and len(word) >= len(suffix) + MIN_LETTERS
         ]
         return any(self.is_common(stem) or self.is_common(f"{stem}e") for stem in stems)
 
@@ -380,22 +380,22 @@ def find_coined(text: str, familiar: Familiar, *, most: int = MAX_COINED) -> lis
 
     Where there are more than `most`, the ones that it says most often.
     """
-    text = plain(text[:MAX_TEXT])
+    text = to_plain(text[:MAX_TEXT])
     found: dict[str, tuple[int, str]] = {}
     counts: Counter[str] = Counter()
-    terms = [*quoted_terms(text, familiar)]
+    terms = [*find_quoted_terms(text, familiar)]
     if has_capitals(text):
-        terms += [*emphasised_terms(text, familiar), *capitalised_terms(text, familiar)]
+        terms += [*find_emphasised_terms(text, familiar), *find_capitalised_terms(text, familiar)]
     for term, at in terms:
         if len(term) <= MAX_TERM:
-            key = _stem(key_of(term))
+            key = _stem(make_term_key(term))
             counts[key] += 1
             found.setdefault(key, (at, term))
     kept: list[tuple[int, str]] = []
-    for key, _ in counts.most_common(_CONSIDERED):
+    for key, _ in counts.most_common(_MAX_CANDIDATES):
         if len(kept) < most and not familiar.has(found[key][1]):
             kept.append(found[key])
-    return [Coinage(term, snippet_of(text, at)) for at, term in sorted(kept)]
+    return [Coinage(term, get_sentence(text, at)) for at, term in sorted(kept)]
 
 
 def hides_names(text: str) -> bool:
@@ -404,7 +404,7 @@ def hides_names(text: str) -> bool:
     return not has_capitals(text) or is_german(text)
 
 
-def snippet_of(text: str, at: int) -> str:
+def get_sentence(text: str, at: int) -> str:
     """The sentence around a place of a text, of at most `MAX_SNIPPET` characters."""
     first = max(0, at - MAX_SNIPPET // 2)
     begin = max(text.rfind(mark, first, at) for mark in _ENDS) + 1 or first
@@ -413,19 +413,19 @@ def snippet_of(text: str, at: int) -> str:
     return " ".join(text[begin : min(ends, default=last - 1) + 1].split())
 
 
-def key_of(term: str) -> str:
+def make_term_key(term: str) -> str:
     """A term in the form in which two spellings of it are compared."""
-    words = plain(term).casefold().split()
+    words = to_plain(term).casefold().split()
     return " ".join(words[1:] if len(words) > 1 and words[0] in ARTICLES else words)
 
 
 def _stem(word: str) -> str:
     """A word without a possessive, and without the plural of many languages."""
     word = word.removesuffix("'s")
-    return word.removesuffix("s") if len(word) > LEAST_LETTERS else word
+    return word.removesuffix("s") if len(word) > MIN_LETTERS else word
 
 
-def _words_of(term: str) -> list[str]:
+def _split_term(term: str) -> list[str]:
     """The words of a term that say something, each in the form in which it is compared."""
-    words = [_stem(word) for word in WORD.findall(plain(term).casefold())]
+    words = [_stem(word) for word in WORD.findall(to_plain(term).casefold())]
     return [word for word in words if word not in CONNECTORS and word not in ARTICLES]

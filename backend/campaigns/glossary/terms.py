@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from backend.campaigns.glossary.coinages import key_of
+from backend.campaigns.glossary.coinages import make_term_key
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import Change, build_creation
 from backend.campaigns.ledger.item_service import MAX_ITEMS
@@ -34,7 +34,7 @@ MAX_DEFINITION = 300
 
 _MAX_SHOWN = 200
 _MAX_REFUSED = 5
-_LEAST_TOKENS = 4
+_MIN_LINE_TOKENS = 4
 """What a line of a glossary costs at least."""
 
 
@@ -53,7 +53,7 @@ class Definition(NamedTuple):
     text: str
 
 
-async def entity_names(session: AsyncSession, sealer: Sealer, campaign_id: UUID) -> list[str]:
+async def load_entity_names(session: AsyncSession, sealer: Sealer, campaign_id: UUID) -> list[str]:
     query = select(CampaignItem.id, CampaignItem.sealed_state).where(
         CampaignItem.campaign_id == campaign_id,
         CampaignItem.kind == "entity",
@@ -67,7 +67,7 @@ async def entity_names(session: AsyncSession, sealer: Sealer, campaign_id: UUID)
     return names
 
 
-async def known_terms(
+async def load_terms(
     session: AsyncSession, sealer: Sealer, campaign_id: UUID, *, after: int = -1
 ) -> list[KnownTerm]:
     """All terms of a campaign, or those that changed after a version of it."""
@@ -107,11 +107,11 @@ async def propose_terms(
         definitions: What was coined there, none of it known at version `known_at`.
         known_at: Terms that others added since are left out.
     """
-    since = await known_terms(session, sealer, campaign.id, after=known_at)
-    taken = {key_of(known.term) for known in since}
+    since = await load_terms(session, sealer, campaign.id, after=known_at)
+    taken = {make_term_key(known.term) for known in since}
     count = select(func.count()).where(CampaignItem.campaign_id == campaign.id)
     room = MAX_ITEMS - (await session.scalar(count) or 0)
-    new = [each for each in definitions if key_of(each.term) not in taken][: max(0, room)]
+    new = [each for each in definitions if make_term_key(each.term) not in taken][: max(0, room)]
     is_approved = open_campaign(sealer, campaign).settings.approve_terms
     changes = [
         Change(
@@ -147,12 +147,12 @@ async def count_uses(session: AsyncSession, ids: Collection[UUID]) -> None:
         )
 
 
-def most_terms(budget: int) -> int:
+def get_max_terms(budget: int) -> int:
     """How many terms at most fit into so many tokens: no more have to be read."""
-    return min(_MAX_SHOWN, budget // _LEAST_TOKENS)
+    return min(_MAX_SHOWN, budget // _MIN_LINE_TOKENS)
 
 
-def glossary_lines(
+def render_glossary(
     terms: Sequence[Term],
     *,
     count: Callable[[str], int],

@@ -27,17 +27,17 @@ from backend.campaigns.names.name_forms import (
     TITLES,
     YOUNGER,
     NameWord,
-    declined,
-    genitive,
-    inflected,
-    is_misspelt,
+    get_consonants,
+    get_sound,
+    is_misspelling,
     is_unspaced,
-    oblique_stems,
-    parts,
-    shortened,
-    skeleton,
-    sound,
-    words_of,
+    read_words,
+    yield_adjective_forms,
+    yield_case_forms,
+    yield_genitives,
+    yield_name_parts,
+    yield_oblique_stems,
+    yield_shortened,
 )
 
 SAME, PART, ROLE, NEAR = range(4)
@@ -46,7 +46,7 @@ SAME, PART, ROLE, NEAR = range(4)
 MIN_WORD = 2
 """Characters of a word that is no initial."""
 
-Found = tuple[int, Collection[UUID]]
+Matches = tuple[int, Collection[UUID]]
 
 
 class Member(NamedTuple):
@@ -82,17 +82,17 @@ class WordIndex(ABC):
         """Have an entity found by its names."""
 
     @abstractmethod
-    def find(self, words: Sequence[NameWord]) -> Found:
+    def find(self, words: Sequence[NameWord]) -> Matches:
         """Those whom a mention of these words may mean, and how sure that is."""
 
     def add_word(self, word: str, member_id: UUID) -> None:
         """Have an entity found by a word of its name, its forms, and spellings near it."""
         if word not in self.by_word:
-            for form in (*inflected(word), *parts(word)):
+            for form in (*yield_case_forms(word), *yield_name_parts(word)):
                 self.forms[form][word] = None
-            for form in genitive(word):
+            for form in yield_genitives(word):
                 self.genitives[form][word] = None
-            keys = {f"={sound(word)}", f"~{skeleton(word)}", *shortened(word)}
+            keys = {f"={get_sound(word)}", f"~{get_consonants(word)}", *yield_shortened(word)}
             for key in keys - {"=", "~"} if len(word) >= MIN_WORD else ():
                 self._near[key][word] = None
         self.by_word[word][member_id] = None
@@ -106,13 +106,13 @@ class WordIndex(ABC):
         if len(word) < MIN_WORD or not word.isalpha():
             return set()
         found = {each for each in SHORT_NAMES.get(word, ()) if each in self.by_word}
-        found.update(self._near.get(f"={sound(word)}", ()))
-        for key in shortened(word):
-            found.update(each for each in self._near.get(key, ()) if is_misspelt(word, each))
+        found.update(self._near.get(f"={get_sound(word)}", ()))
+        for key in yield_shortened(word):
+            found.update(each for each in self._near.get(key, ()) if is_misspelling(word, each))
         return found or {
             other
-            for spelling in (word, *oblique_stems(word))
-            for other in self._near.get(f"~{skeleton(spelling)}", ())
+            for spelling in (word, *yield_oblique_stems(word))
+            for other in self._near.get(f"~{get_consonants(spelling)}", ())
             if word.isascii() != other.isascii()
         }
 
@@ -121,7 +121,7 @@ class WordIndex(ABC):
         return {each: None for word in words for each in self.by_word[word]}
 
 
-def all_of(found: Sequence[Mapping[UUID, None]]) -> list[UUID]:
+def intersect(found: Sequence[Mapping[UUID, None]]) -> list[UUID]:
     """Those who are in all of several sets; none of none."""
     if not found:
         return []
@@ -129,10 +129,12 @@ def all_of(found: Sequence[Mapping[UUID, None]]) -> list[UUID]:
     return [each for each in first if all(each in other for other in others)]
 
 
-def key_of(words: Iterable[NameWord]) -> str:
+def make_name_key(words: Iterable[NameWord]) -> str:
     """Words as one, however they are joined: `saltysigil`."""
-    parts = (part for word in words for part in word.text.replace("'", "").split("-"))
-    return "".join(part for part in parts if part not in ARTICLES and part not in INDEFINITE)
+    yield_name_parts = (part for word in words for part in word.text.replace("'", "").split("-"))
+    return "".join(
+        part for part in yield_name_parts if part not in ARTICLES and part not in INDEFINITE
+    )
 
 
 _NO_ROLES = frozenset({"honour", "kin"})
@@ -150,7 +152,7 @@ _BEGINNINGS = [each for each in (*ANOTHER, *ARTICLES) if is_unspaced(each)]
 
 
 @dataclass
-class _Said:
+class PersonMention:
     """What a name or a mention says of a person.
 
     Attributes:
@@ -226,13 +228,13 @@ class People(WordIndex):
         self._by_title: defaultdict[str, dict[UUID, None]] = defaultdict(dict)
         self._by_role: defaultdict[str, dict[UUID, None]] = defaultdict(dict)
         self._initials: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        self._said: dict[UUID, list[_Said]] = {}
+        self._said: dict[UUID, list[PersonMention]] = {}
 
     def add(self, member: Member) -> None:
         """Have a person found by names, titles and role."""
-        names = [_said(words_of(name)) for name in member.names]
-        role = words_of(member.role)
-        own = self._said[member.id] = [*names, _role_said(role)]
+        names = [_read_person(read_words(name)) for name in member.names]
+        role = read_words(member.role)
+        own = self._said[member.id] = [*names, _read_role(role)]
         for said in names:
             self.whole[said.key][member.id] = None
             for word in said.names:
@@ -241,21 +243,21 @@ class People(WordIndex):
         for said in own:
             for title in said.titles:
                 self._by_title[title][member.id] = None
-        self._by_role[key_of(role)][member.id] = None
+        self._by_role[make_name_key(role)][member.id] = None
         if own[-1].names:
             self._by_role[own[-1].names[-1]][member.id] = None
         elif own[-1].title_words:
             self._by_role[own[-1].title_words[-1]][member.id] = None
 
-    def find(self, words: Sequence[NameWord]) -> Found:
+    def find(self, words: Sequence[NameWord]) -> Matches:
         """Those whom a mention of these words may mean, and how sure that is."""
-        said = _said(words)
+        said = _read_person(words)
         for rank, found in self._ways(said) if said.key else ():
             if fitting := [each for each in found if self._fits(said, self._said[each])]:
                 return rank, self._called(said, fitting)
         return NEAR, ()
 
-    def _ways(self, said: _Said) -> Iterator[Found]:
+    def _ways(self, said: PersonMention) -> Iterator[Matches]:
         """Those who may be meant, the surest way to mean somebody first."""
         yield SAME, self.whole.get(said.key, ())
         if said.of or said.is_another:
@@ -263,11 +265,11 @@ class People(WordIndex):
         elif said.names:
             yield from self._named(said)
         else:
-            yield PART, all_of([self.by_word[w] for w in said.title_words if w in self.by_word])
+            yield PART, intersect([self.by_word[w] for w in said.title_words if w in self.by_word])
             if not said.is_indefinite:
-                yield ROLE, all_of([self._by_title[title] for title in said.titles])
+                yield ROLE, intersect([self._by_title[title] for title in said.titles])
 
-    def _named(self, said: _Said) -> Iterator[Found]:
+    def _named(self, said: PersonMention) -> Iterator[Matches]:
         known = [self._known_or_initial(word, len(said.names)) for word in said.names]
         if any(known) or said.is_inflected:
             known = [
@@ -277,14 +279,14 @@ class People(WordIndex):
         is_form = bool(known[0]) and said.names[0] not in self.by_word
         if said.is_kin and is_form:  # Bruder Marlenas
             return
-        yield PART, all_of([self.having(words) for words in known])
+        yield PART, intersect([self.having(words) for words in known])
         if not (is_form and said.names[0].isascii()):  # Marlenas Mann
             yield PART, self._lesser(known)
         nearly = [
             words or self.spelled_nearly(word)
             for word, words in zip(said.names, known, strict=True)
         ]
-        yield NEAR, all_of([self.having(words) for words in nearly])
+        yield NEAR, intersect([self.having(words) for words in nearly])
         if not any(known):
             yield ROLE, self._nameless(said)
         if said.is_described and not said.is_indefinite:
@@ -315,15 +317,15 @@ class People(WordIndex):
             ]
         return found
 
-    def _nameless(self, said: _Said) -> list[UUID]:
+    def _nameless(self, said: PersonMention) -> list[UUID]:
         """Those who are known by a title alone, which a mention puts before a name."""
         return [
             each
-            for each in all_of([self._by_title[title] for title in said.titles])
+            for each in intersect([self._by_title[title] for title in said.titles])
             if not any(own.names for own in self._said[each][:-1])
         ]
 
-    def _called(self, said: _Said, found: Sequence[UUID]) -> Sequence[UUID]:
+    def _called(self, said: PersonMention, found: Sequence[UUID]) -> Sequence[UUID]:
         """Of several those whom the mention calls what they are."""
         titled = [
             each for each in found if all(each in self._by_title[title] for title in said.titles)
@@ -331,7 +333,7 @@ class People(WordIndex):
         return titled or found
 
     @staticmethod
-    def _fits(said: _Said, own: Sequence[_Said]) -> bool:
+    def _fits(said: PersonMention, own: Sequence[PersonMention]) -> bool:
         """Whether nothing that is said speaks against somebody of these names and this role."""
         genders = {each.gender for each in own} - {""}
         if said.gender and genders and said.gender not in genders:
@@ -345,16 +347,16 @@ class People(WordIndex):
         return not (said.titles & _RANKS and ranks and not said.titles & ranks)
 
 
-def _role_said(words: Sequence[NameWord]) -> _Said:
+def _read_role(words: Sequence[NameWord]) -> PersonMention:
     """A role without whose it is: that is somebody else's name."""
     ends = [number for number, word in enumerate(words) if word.owns]
-    said = _said(words[ends[-1] + 1 :] if ends else words)
-    said.key = key_of(words)
+    said = _read_person(words[ends[-1] + 1 :] if ends else words)
+    said.key = make_name_key(words)
     return said
 
 
-def _said(words: Sequence[NameWord]) -> _Said:
-    said = _Said(key_of(words))
+def _read_person(words: Sequence[NameWord]) -> PersonMention:
+    said = PersonMention(make_name_key(words))
     begin = next((at for at, word in enumerate(words) if word.text not in _SMALL), len(words))
     end = next((at for at in range(begin, len(words)) if words[at].text in _SMALL), len(words))
     led = {word.text for word in words[:begin]}
@@ -389,32 +391,32 @@ class Things(WordIndex):
         """Have a thing found by its names."""
         self._names[member.id] = []
         for name in member.names:
-            words = words_of(name)
-            said, cut = _thing(words)
+            words = read_words(name)
+            said, cut = _read_thing(words)
             self._names[member.id].append((said, cut))
-            self.whole[key_of(words)][member.id] = None
+            self.whole[make_name_key(words)][member.id] = None
             for word in said:
                 self.add_word(word, member.id)
             for word in said[:-1]:
-                for form in declined(word):
+                for form in yield_adjective_forms(word):
                     self.forms[form][word] = None
 
-    def find(self, words: Sequence[NameWord]) -> Found:
+    def find(self, words: Sequence[NameWord]) -> Matches:
         """Those that a mention of these words may mean, and how sure that is."""
-        said, _ = _thing(words)
+        said, _ = _read_thing(words)
         for rank, found in self._ways(words, said) if said else ():
             if found:
                 return rank, found
         return NEAR, ()
 
-    def _ways(self, words: Sequence[NameWord], said: Sequence[str]) -> Iterator[Found]:
+    def _ways(self, words: Sequence[NameWord], said: Sequence[str]) -> Iterator[Matches]:
         known = [self.known(word) for word in said]
-        yield SAME, self.whole.get(key_of(words), ())
+        yield SAME, self.whole.get(make_name_key(words), ())
         yield SAME, self._all_words(known)
         yield SAME, self._generic(said)
         is_new = words[0].text in INDEFINITE or words[0].text in ANOTHER
         if not is_new and not any(word.owns for word in words[:-1]):
-            candidates = all_of([self.having(some) for some in known])
+            candidates = intersect([self.having(some) for some in known])
             yield PART, [each for each in candidates if self._is_head(each, known)]
         nearly = [some or self.spelled_nearly(word) for word, some in zip(said, known, strict=True)]
         yield NEAR, self._all_words(nearly)
@@ -423,21 +425,21 @@ class Things(WordIndex):
         """Those whose name is these words and no others."""
         return [
             each
-            for each in all_of([self.having(some) for some in known])
-            if any(_are(known, name) for name, _ in self._names[each])
+            for each in intersect([self.having(some) for some in known])
+            if any(_match_words(known, name) for name, _ in self._names[each])
         ]
 
     def _generic(self, said: Sequence[str]) -> list[UUID]:
         """Those who are called so but for a word for what all such places are."""
-        wanted, kinds = _specific(said)
+        wanted, kinds = _split_generic(said)
         if not wanted:
             return []
         known = [self.known(word) for word in wanted]
         return [
             each
-            for each in all_of([self.having(some) for some in known])
-            for own, own_kinds in (_specific(name) for name, _ in self._names[each])
-            if _are(known, own) and (not kinds or not own_kinds or kinds == own_kinds)
+            for each in intersect([self.having(some) for some in known])
+            for own, own_kinds in (_split_generic(name) for name, _ in self._names[each])
+            if _match_words(known, own) and (not kinds or not own_kinds or kinds == own_kinds)
         ]
 
     def _is_head(self, member_id: UUID, known: Sequence[Collection[str]]) -> bool:
@@ -447,17 +449,17 @@ class Things(WordIndex):
             ends = [name[max(0, cut - count) : cut]]
             if not name[0].isascii():  # what it is may come first: Tower of Ash, in Russian
                 ends.append(name[:count])
-            if any(_are(known, end) for end in ends):
+            if any(_match_words(known, end) for end in ends):
                 return True
         return False
 
 
-def _are(known: Sequence[Collection[str]], name: Sequence[str]) -> bool:
+def _match_words(known: Sequence[Collection[str]], name: Sequence[str]) -> bool:
     """Whether words are those of a name, in its order."""
     return len(name) == len(known) and all(a in b for a, b in zip(name, known, strict=True))
 
 
-def _thing(words: Sequence[NameWord]) -> tuple[list[str], int]:
+def _read_thing(words: Sequence[NameWord]) -> tuple[list[str], int]:
     """The words that say which thing it is, and how many of them stand before an `of`."""
     said: list[str] = []
     cut = 0
@@ -473,7 +475,7 @@ def _thing(words: Sequence[NameWord]) -> tuple[list[str], int]:
     return said, cut or len(said)
 
 
-def _specific(name: Sequence[str]) -> tuple[list[str], set[str]]:
+def _split_generic(name: Sequence[str]) -> tuple[list[str], set[str]]:
     kept = [word for word in name if word not in GENERIC]
     return kept, {GENERIC[word] for word in name if word in GENERIC}
 
@@ -512,7 +514,7 @@ class Roster:
         else:
             one = self._indexes.get("person" if kind in PEOPLE else kind)
             indexes = [one] if one else []
-        words = words_of(mention)
+        words = read_words(mention)
         found = [answer for index in indexes if (answer := index.find(words))[1]]
         surest = min((rank for rank, _ in found), default=NEAR)
         return self._narrowed([each for rank, ids in found if rank == surest for each in ids])

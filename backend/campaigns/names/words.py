@@ -9,11 +9,11 @@ from typing import NamedTuple, Protocol
 from backend.core.text_forms import normalize
 
 
-def _words(text: str) -> frozenset[str]:
+def _split(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-TITLES = _words(
+TITLES = _split(
     """mr mrs ms miss dr prof sir lord lady king queen prince princess duke duchess count countess
     baron baroness emperor empress captain commander general colonel major sergeant lieutenant
     admiral inspector detective officer doctor professor father mother brother sister uncle aunt
@@ -24,10 +24,10 @@ TITLES = _words(
 )
 """Forms of address: before a name part of it, alone no name."""
 
-ABBREVIATIONS = _words("mr mrs ms dr prof st capt lt sgt gen col jr sr vs mt ft")
+ABBREVIATIONS = _split("mr mrs ms dr prof st capt lt sgt gen col jr sr vs mt ft")
 """A point after these ends no sentence."""
 
-CAPITALISED = _words(
+CAPITALISED = _split(
     """i i'm i'd i'll i've ok okay tv god gods lord christ jesus heaven hell earth bible internet
     monday tuesday wednesday thursday friday saturday sunday january february march april may june
     july august september october november december christmas easter halloween north south east west
@@ -40,23 +40,23 @@ CAPITALISED = _words(
 )
 """Capitalised without being names of a story: days, months, peoples, words that begin speech."""
 
-ARTICLES = _words(
+ARTICLES = _split(
     "the this that these those le la les l' el los las il lo gli o os as der die das den dem des"
 )
 
-CONNECTORS = _words(
+CONNECTORS = _split(
     "of the de la le les del du des di da do dos das della dei degli von van der den al el of's"
 )
 """What may stand between the words of one name: Order of the Ash, Casa del Sol."""
 
-QUANTITIES = _words(
+QUANTITIES = _split(
     """none most some all one two three four five many few each both half part because instead
     ahead inside outside any neither either out word rumours rumors tales stories talk speaking
     think thinking beware west east north south"""
 )
 """Before `of`, at the beginning of a sentence, these are no part of a name."""
 
-NAMING = _words(
+NAMING = _split(
     """call calls called calling named known dubbed termed as word term name nickname nicknamed
     translates means genannt namens heißt heissen nennt nennen nannte nannten namen wort bezeichnet
     appelé appelée appelés appelées appelle appellent appelait appelaient nommé nommée surnommé
@@ -69,13 +69,13 @@ NAMING = _words(
 )
 """Before a quotation these say that it is a name, and nothing that somebody says."""
 
-GERMAN = _words(
+GERMAN = _split(
     """der die das und ist nicht ein eine einen einem einer dem den des mit auf sich war er sie es
     ich im zu von zum zur wie als auch sein ihre seine hatte wurde dass wenn noch nur über aus
     bei"""
 )
 
-MEASURES = _words(
+MEASURES = _split(
     """flasche tasse kanne schale scheibe reihe menge gruppe becher liter meter zentimeter kilometer
     ende mitte messer fässer stunde stunden tage wochen jahre meile meilen herren damen seite
     ihre ihren ihrer ihrem seine meine deine keine"""
@@ -85,11 +85,11 @@ MEASURES = _words(
 GERMAN_ENDINGS = ("e", "er", "en", "es", "em")
 """Of adjectives."""
 
-PRONOUN_ENDINGS = _words("il elle on je tu nous vous ils elles se lhe lhes me te ci là то нибудь")
+PRONOUN_ENDINGS = _split("il elle on je tu nous vous ils elles se lhe lhes me te ci là то нибудь")
 """What verbs and other words are joined to by a hyphen in French, Portuguese and Russian."""
 
 
-LEAST_LETTERS = 3
+MIN_LETTERS = 3
 """Letters of the shortest name that is found."""
 
 WORD = re.compile(r"[^\W_]+(?:['_-][^\W_]+)*")
@@ -143,8 +143,8 @@ class Word(NamedTuple):
         return self.text[0].isupper()
 
 
-def words_in(text: str) -> Iterator[Word]:
-    """The words of a text that is `plain`. In a Markdown heading each begins a sentence."""
+def split_words(text: str) -> Iterator[Word]:
+    """The words of a text that is `to_plain`. In a Markdown heading each begins a sentence."""
     end, before, is_heading = 0, "", False
     for match in WORD.finditer(text):
         gap, end = text[end : match.start()], match.end()
@@ -157,7 +157,7 @@ def words_in(text: str) -> Iterator[Word]:
         yield Word(before, match.start(), gap, starts)
 
 
-def plain(text: str) -> str:
+def to_plain(text: str) -> str:
     """A text in one form: composed letters, straight apostrophes, plain hyphens."""
     return normalize("NFC", text).translate(_PLAIN)
 

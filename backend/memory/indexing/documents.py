@@ -173,7 +173,7 @@ _QUESTION_END = re.compile(r"[?？][\s\"'”’»)*_~]*$")  # noqa: RUF001  # th
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceMessage:
+class IndexedMessage:
     """A decrypted message. `audience` is in the format of the column."""
 
     id: UUID
@@ -242,7 +242,7 @@ class IndexDocument:
 
 
 def build_message_documents(
-    line: SourceMessage, *, before: Sequence[SourceMessage], after: Sequence[SourceMessage]
+    line: IndexedMessage, *, before: Sequence[IndexedMessage], after: Sequence[IndexedMessage]
 ) -> list[IndexDocument]:
     """Build a document for each chunk of a message.
 
@@ -287,7 +287,7 @@ def build_message_documents(
     return documents
 
 
-def build_scene_document(scene_id: UUID, lines: Sequence[SourceMessage]) -> IndexDocument:
+def build_scene_document(scene_id: UUID, lines: Sequence[IndexedMessage]) -> IndexDocument:
     """Build the document of a scene from its messages (at least one), oldest first.
 
     It has terms alone. It contains public messages only, because a scene raises the rank of all of
@@ -383,7 +383,7 @@ def build_event_document(  # noqa: PLR0913  # the fields of an event
     )
 
 
-def _shares_window(other: SourceMessage, line: SourceMessage) -> bool:
+def _shares_window(other: IndexedMessage, line: IndexedMessage) -> bool:
     return other.scene_id == line.scene_id and may_all_know(line.audience, other.audience)
 
 

@@ -14,8 +14,7 @@ from itertools import takewhile
 import msgspec
 from msgspec import structs
 
-from backend.context.assembly import AssembledPrompt
-from backend.context.layout import LeftOut
+from backend.context.assembly import AssembledPrompt, LeftOut
 from backend.context.macros import Variables
 from backend.context.record import Totals
 from backend.core.audience import GM

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from msgspec import structs
 
-from backend.context.layout import LeftOut
+from backend.context.assembly import LeftOut
 from backend.context.record import (
     ContextRecord,
     RecordedBudget,

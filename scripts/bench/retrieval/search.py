@@ -51,9 +51,9 @@ from backend.memory.indexing.documents import (
     WINDOW,
     Blinders,
     IndexDocument,
+    IndexedMessage,
     IndexRun,
     PointMaker,
-    SourceMessage,
     build_message_documents,
     build_scene_document,
 )
@@ -93,23 +93,23 @@ class Dialogue:
     user_id: UUID
     chat_id: UUID
     speakers: Sequence[str]
-    lines: Sequence[SourceMessage]
+    lines: Sequence[IndexedMessage]
     questions: Sequence[Question]
     ended: datetime
 
 
 def make_lines(
     chat_id: UUID, texts: Iterable[tuple[UUID, str, str, datetime]]
-) -> list[SourceMessage]:
+) -> list[IndexedMessage]:
     """Return the lines of a chat from (id, author, text, time), placed in scenes by the server."""
-    lines: list[SourceMessage] = []
+    lines: list[IndexedMessage] = []
     before: Message | None = None
     for position, (line_id, author, text, said_at) in enumerate(texts):
         row = Message(id=line_id, position=position, created_at=said_at)
         place_in_scene(row, before)
         before = row
         lines.append(
-            SourceMessage(
+            IndexedMessage(
                 id=line_id,
                 container_id=chat_id,
                 author=author,
@@ -229,7 +229,7 @@ class SearchBench:
                 line, before=lines[max(0, at - WINDOW) : at], after=lines[at + 1 : at + 1 + WINDOW]
             )
         ]
-        scenes: dict[UUID, list[SourceMessage]] = {}
+        scenes: dict[UUID, list[IndexedMessage]] = {}
         for line in lines:
             if line.scene_id is not None:
                 scenes.setdefault(line.scene_id, []).append(line)
