@@ -36,7 +36,7 @@ from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
 from backend.core.cpu_pool import TooMuchWorkError, WorkTimeoutError
 from backend.database.engine import DatabaseUnavailableError, OvertakenError
 from backend.errors import MEDIA_TYPE, AppError
-from backend.http.schemas import EXAMPLE, FILES, PATCHES, RAISES, STREAMS
+from backend.http.schemas import COMMON_RAISES, EXAMPLE, FILES, PATCHES, RAISES, STREAMS
 from backend.lorebooks.errors import LorebookFullError
 
 JSON = "application/json"
@@ -198,7 +198,7 @@ def _complete(operation: dict[str, Any], options: dict[str, Any], schemas: dict[
         # It has no body, whatever the handler's own answer could be.
         responses["204"].pop("content", None)
     hooked = HOOKED.get(operation["operationId"], ())
-    responses |= _problems([*options.get(RAISES, ()), *hooked])
+    responses |= _problems([*options.get(COMMON_RAISES, ()), *options.get(RAISES, ()), *hooked])
     responses["default"] = _problem(
         "A problem. Any route may answer with " + _slugs(EVERYWHERE) + "."
     )

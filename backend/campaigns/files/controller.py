@@ -1,10 +1,10 @@
 """Campaigns as files: `/campaigns/import`, `/campaigns/{campaign_id}/export`."""
 
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
-from litestar import Controller, Request, Response, get, post
+from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter
 
@@ -24,7 +24,7 @@ from backend.characters.uploads import (
 )
 from backend.chronicles.errors import ChronicleFullError
 from backend.core.audience import GM, ViewpointText, read_viewpoint
-from backend.http.schemas import ENDS_WITH_CLIENT, FILES, RAISES, make_etag
+from backend.http.schemas import ENDS_WITH_CLIENT, FILES, RAISES, AnyRequest, tag_body
 
 
 class CampaignTransferController(Controller):
@@ -45,7 +45,7 @@ class CampaignTransferController(Controller):
     )
     async def import_campaign(
         self,
-        request: Request[Any, Any, Any],
+        request: AnyRequest,
         identity: NamedDependency[Identity],
         campaign_transfer: NamedDependency[CampaignTransfer],
     ) -> Response[ImportedCampaign]:
@@ -59,7 +59,7 @@ class CampaignTransferController(Controller):
         made = await campaign_transfer.import_new(
             identity, upload.data, upload.name.strip() or stem
         )
-        return Response(made, headers={"ETag": make_etag(made.version)})
+        return tag_body(made, made.version)
 
     @get(
         "/{campaign_id:uuid}/export",
@@ -73,7 +73,7 @@ class CampaignTransferController(Controller):
     )
     async def export_campaign(
         self,
-        request: Request[Any, Any, Any],
+        request: AnyRequest,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         campaign_transfer: NamedDependency[CampaignTransfer],
