@@ -61,11 +61,10 @@ from backend.llm.controller import ModelController, TokenController
 from backend.llm.providers.addresses import ProviderAddressController
 from backend.llm.providers.controller import ProviderController, ProviderPresetController
 from backend.lorebooks.controller import (
-    CharacterLorebookController,
+    LINK_CONTROLLERS,
     ChatLorebookController,
     LorebookController,
     LoreEntryController,
-    PersonaLorebookController,
 )
 from backend.memory.controller import MemoryController
 from backend.memory.embedding.controller import EmbeddingModelController
@@ -120,8 +119,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     LorebookController,
     LoreEntryController,
     ChatLorebookController,
-    CharacterLorebookController,
-    PersonaLorebookController,
+    *LINK_CONTROLLERS,
     LoreTesterController,
     PresetController,
     CharacterPresetController,

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from litestar import Controller, Response, delete, get, patch, post, put
 from litestar.di import NamedDependency
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryParameter
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.activity import ActivityLog
@@ -19,7 +19,7 @@ from backend.characters.uploads import (
     read_upload,
 )
 from backend.chats.errors import ChatNotFoundError
-from backend.errors import PreconditionFailedError
+from backend.errors import AppError, PreconditionFailedError
 from backend.http.schemas import (
     COMMON_RAISES,
     ENDS_WITH_CLIENT,
@@ -42,7 +42,7 @@ from backend.lorebooks.errors import (
     LoreFileError,
     LoreLimitError,
 )
-from backend.lorebooks.links import LorebookLinkService
+from backend.lorebooks.links import Holder, LorebookLinkService
 from backend.lorebooks.schemas import (
     ChatLorebookChange,
     ChatLorebookItem,
@@ -369,105 +369,62 @@ class ChatLorebookController(Controller):
         await lorebook_links.clear_in_chat(identity, chat_id, lorebook_id)
 
 
-class CharacterLorebookController(Controller):
-    path = "/characters/{character_id:uuid}/lorebooks"
-    tags = TAGS
+def build_link_controller(holder: Holder, not_found: type[AppError]) -> type[Controller]:
+    """Build the controller of the lorebooks that are linked to characters, or to personas."""
+    one = holder.title()
 
-    @get(
-        opt={RAISES: (CharacterNotFoundError,)},
-        operation_id="listCharacterLorebooks",
-        summary="List a character's lorebooks",
-    )
-    async def list_lorebooks(
-        self,
-        character_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        lorebook_links: NamedDependency[LorebookLinkService],
-    ) -> Page[LorebookItem]:
-        """List the card's own lorebook, then the linked ones, in one page."""
-        return await lorebook_links.list_linked(identity, "character", character_id)
+    class LinkController(Controller):
+        path = f"/{holder}s/{{{holder}_id:uuid}}/lorebooks"
+        tags = TAGS
+        opt = {COMMON_RAISES: (not_found,)}  # noqa: RUF012  # Litestar's own declaration
 
-    @put(
-        "/{lorebook_id:uuid}",
-        status_code=204,
-        opt={RAISES: (CharacterNotFoundError, LorebookNotFoundError)},
-        operation_id="putCharacterLorebook",
-        summary="Link a lorebook to a character",
-    )
-    async def put_lorebook(
-        self,
-        character_id: FromPath[UUID],
-        lorebook_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        lorebook_links: NamedDependency[LorebookLinkService],
-    ) -> None:
-        """Link the lorebook to the character. All chats of the character use it."""
-        await lorebook_links.link(identity, "character", character_id, lorebook_id)
+        @get(operation_id=f"list{one}Lorebooks", summary=f"List a {holder}'s lorebooks")
+        async def list_lorebooks(
+            self,
+            holder_id: Annotated[UUID, PathParameter(name=f"{holder}_id")],
+            identity: NamedDependency[Identity],
+            lorebook_links: NamedDependency[LorebookLinkService],
+        ) -> Page[LorebookItem]:
+            """List the linked lorebooks in one page. The own lorebook of a card is first."""
+            return await lorebook_links.list_linked(identity, holder, holder_id)
 
-    @delete(
-        "/{lorebook_id:uuid}",
-        opt={RAISES: (CharacterNotFoundError, LorebookNotFoundError, LorebookNotLinkedError)},
-        operation_id="deleteCharacterLorebook",
-        summary="Unlink a lorebook from a character",
-    )
-    async def delete_lorebook(
-        self,
-        character_id: FromPath[UUID],
-        lorebook_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        lorebook_links: NamedDependency[LorebookLinkService],
-    ) -> None:
-        """Remove the link. To remove the card's own lorebook, delete or disable it instead."""
-        await lorebook_links.unlink(identity, "character", character_id, lorebook_id)
+        @put(
+            "/{lorebook_id:uuid}",
+            status_code=204,
+            opt={RAISES: (LorebookNotFoundError,)},
+            operation_id=f"put{one}Lorebook",
+            summary=f"Link a lorebook to a {holder}",
+        )
+        async def put_lorebook(
+            self,
+            holder_id: Annotated[UUID, PathParameter(name=f"{holder}_id")],
+            lorebook_id: FromPath[UUID],
+            identity: NamedDependency[Identity],
+            lorebook_links: NamedDependency[LorebookLinkService],
+        ) -> None:
+            """Link the lorebook. All chats with the character or persona use it."""
+            await lorebook_links.link(identity, holder, holder_id, lorebook_id)
+
+        @delete(
+            "/{lorebook_id:uuid}",
+            opt={RAISES: (LorebookNotFoundError, LorebookNotLinkedError)},
+            operation_id=f"delete{one}Lorebook",
+            summary=f"Unlink a lorebook from a {holder}",
+        )
+        async def delete_lorebook(
+            self,
+            holder_id: Annotated[UUID, PathParameter(name=f"{holder}_id")],
+            lorebook_id: FromPath[UUID],
+            identity: NamedDependency[Identity],
+            lorebook_links: NamedDependency[LorebookLinkService],
+        ) -> None:
+            """Remove the link. To remove the card's own lorebook, delete or disable it instead."""
+            await lorebook_links.unlink(identity, holder, holder_id, lorebook_id)
+
+    return LinkController
 
 
-class PersonaLorebookController(Controller):
-    path = "/personas/{persona_id:uuid}/lorebooks"
-    tags = TAGS
-
-    @get(
-        opt={RAISES: (PersonaNotFoundError,)},
-        operation_id="listPersonaLorebooks",
-        summary="List a persona's lorebooks",
-    )
-    async def list_lorebooks(
-        self,
-        persona_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        lorebook_links: NamedDependency[LorebookLinkService],
-    ) -> Page[LorebookItem]:
-        """List the lorebooks linked to the persona, in one page."""
-        return await lorebook_links.list_linked(identity, "persona", persona_id)
-
-    @put(
-        "/{lorebook_id:uuid}",
-        status_code=204,
-        opt={RAISES: (PersonaNotFoundError, LorebookNotFoundError)},
-        operation_id="putPersonaLorebook",
-        summary="Link a lorebook to a persona",
-    )
-    async def put_lorebook(
-        self,
-        persona_id: FromPath[UUID],
-        lorebook_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        lorebook_links: NamedDependency[LorebookLinkService],
-    ) -> None:
-        """Link the lorebook to the persona. All chats with the persona use it."""
-        await lorebook_links.link(identity, "persona", persona_id, lorebook_id)
-
-    @delete(
-        "/{lorebook_id:uuid}",
-        opt={RAISES: (PersonaNotFoundError, LorebookNotFoundError, LorebookNotLinkedError)},
-        operation_id="deletePersonaLorebook",
-        summary="Unlink a lorebook from a persona",
-    )
-    async def delete_lorebook(
-        self,
-        persona_id: FromPath[UUID],
-        lorebook_id: FromPath[UUID],
-        identity: NamedDependency[Identity],
-        lorebook_links: NamedDependency[LorebookLinkService],
-    ) -> None:
-        """Remove the link."""
-        await lorebook_links.unlink(identity, "persona", persona_id, lorebook_id)
+LINK_CONTROLLERS = (
+    build_link_controller("character", CharacterNotFoundError),
+    build_link_controller("persona", PersonaNotFoundError),
+)
