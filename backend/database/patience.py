@@ -14,7 +14,7 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds between the attempts of one step."""
+"""Seconds between the attempts."""
 
 
 async def persist(database: Database, chore: str, step: Callable[[], Awaitable[T]]) -> T:

@@ -23,7 +23,6 @@ class DisconnectMiddleware(ASGIMiddleware):
     scopes = (ScopeType.HTTP,)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Watch the connection from the end of the body to the end of the response."""
         if not scope["route_handler"].opt.get(ENDS_WITH_CLIENT, False):
             await next_app(scope, receive, send)
             return

@@ -18,7 +18,6 @@ from backend.errors import UnavailableError
 from backend.http.schemas import BEGINS_TURN
 
 POLL_SECONDS = 0.05
-"""Interval between checks for running work."""
 
 RETRY_SECONDS = 2
 """Time until another process answers, or the next one has started."""
@@ -43,16 +42,11 @@ class ServerStoppingError(UnavailableError):
 
 
 class Drain:
-    """The shutdown of a process, from the first signal to its end.
-
-    Args:
-        seconds: Maximum time to wait for running work. 0: do not wait.
-    """
+    """The shutdown of a process. It waits for running work for up to `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.requests = 0
-        """The number of requests without a response."""
         self.is_over = False
         self._begun = asyncio.Event()
         self._is_cut_short = False
@@ -64,7 +58,6 @@ class Drain:
 
     @property
     def notice(self) -> str:
-        """The message for the terminal."""
         if self.seconds:
             return (
                 f"Talekeeper is stopping. Running work has {self.seconds:g} seconds to finish. "
@@ -102,7 +95,7 @@ class DrainMiddleware(ASGIMiddleware):
         self._drain = drain
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Handle a request. Raises `ServerStoppingError`."""
+        """Raises `ServerStoppingError`."""
         drain, is_at_work = self._drain, True
         begins_turn = scope["route_handler"].opt.get(BEGINS_TURN, False)
         if drain.is_on and begins_turn and scope["state"].get(IS_KEPT, False):

@@ -1,4 +1,4 @@
-"""Shared schemas and rules of the HTTP API."""
+"""Shared schemas, parameters and rules of the HTTP API."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ COMMON_RAISES = "common_raises"
 PATCHES = "patches"
 """The struct that the route's JSON Merge Patch is applied to."""
 EXAMPLE = "example"
-"""An example of the request body."""
 STREAMS = "streams"
 """The events of a stream: the members of each event's data, by event name."""
 FILES = "files"
@@ -75,7 +74,6 @@ STORES = "stores"
 
 
 def find_max_body_bytes(scope: Scope) -> int:
-    """Return the maximum body size of a request's route in bytes."""
     handler = scope["route_handler"]
     found = handler.resolve_request_max_body_size() if isinstance(handler, HTTPRouteHandler) else 0
     return found or 0
@@ -170,7 +168,6 @@ def _merge(target: Any, patch: Any) -> Any:
 
 
 def reject_unknown(patch: dict[str, Any], known: type[msgspec.Struct] | frozenset[str]) -> None:
-    """Raise `ValidationError` if a patch contains an unknown member."""
     names = known if isinstance(known, frozenset) else frozenset(known.__struct_encode_fields__)
     if unknown := sorted(patch.keys() - names):
         raise ValidationError(
@@ -191,7 +188,6 @@ def make_etag(revision: int) -> str:
 
 
 def tag_body(body: T, revision: int) -> Response[T]:
-    """Return a response whose ETag is the revision."""
     return Response(body, headers={"ETag": make_etag(revision)})
 
 

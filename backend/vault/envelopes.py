@@ -53,7 +53,6 @@ class EnvelopePlace(NamedTuple):
     generation: int
 
     def context(self) -> bytes:
-        """Return the context that each part of the envelope is bound to."""
         return (
             f"envelope/{self.kind}/".encode()
             + self.slot_id.bytes

@@ -58,7 +58,6 @@ class PasswordKdf(msgspec.Struct, frozen=True):
         )
 
     def renew_salt(self) -> PasswordKdf:
-        """Return the same costs with a new salt."""
         return msgspec.structs.replace(self, salt=os.urandom(16))
 
 
@@ -76,7 +75,7 @@ def wrap_lent(
 def unwrap_lent(
     kind: LentKind, slot_id: UUID, user_id: UUID, wrapped: Wrapped, *, root: RootKeys
 ) -> bytes:
-    """Return the user key. Raises `RootKeyError` if it does not open."""
+    """Raises `RootKeyError`."""
     context, purpose = _make_lent_context(kind, slot_id, user_id)
     return root.unwrap(wrapped, context=context, purpose=purpose)
 
@@ -84,7 +83,7 @@ def unwrap_lent(
 def rewrap_lent(
     kind: LentKind, slot_id: UUID, user_id: UUID, wrapped: Wrapped, *, root: RootKeys
 ) -> Wrapped:
-    """Rewrap the user key under the newest root key. Raises `RootKeyError`."""
+    """Raises `RootKeyError`."""
     user_key = unwrap_lent(kind, slot_id, user_id, wrapped, root=root)
     return wrap_lent(kind, slot_id, user_id, user_key=user_key, root=root)
 
@@ -137,6 +136,5 @@ def parse_recovery_code(code: str) -> bytes | None:
 
 
 def _make_lent_context(kind: LentKind, slot_id: UUID, user_id: UUID) -> tuple[bytes, str]:
-    """Return the context of a lent user key, and the purpose of the key that wraps it."""
     context = f"slot/{kind}/".encode() + slot_id.bytes + user_id.bytes
     return context, f"slot/{kind}/{slot_id.hex}/{user_id.hex}"

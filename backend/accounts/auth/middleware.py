@@ -64,7 +64,6 @@ NEEDS = "needs"
 methods."""
 
 PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip")
-"""Headers that a proxy adds."""
 
 SHOWN_ONCE = "shown_once"
 """Route option: True if the response contains a secret. It is never stored."""
@@ -208,7 +207,6 @@ class IdentityMiddleware(ASGIMiddleware):
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Identify the caller, or refuse a request that another site may have sent."""
         connection: Connection = Request(scope, receive, send)
         if scope.get("path_template", "").startswith(API_PREFIX):
             self._check_host(connection)
@@ -238,7 +236,7 @@ class IdentityMiddleware(ASGIMiddleware):
         await next_app(scope, receive, send)
 
     async def _find_identity(self, token: str, kind: TokenKind) -> Identity | None:
-        """Return the identity of a token. Limits concurrent checks of the same token."""
+        """Limits concurrent checks of the same token."""
         turn = self._turns.setdefault(token, asyncio.Semaphore(MAX_CONCURRENT_AUTHENTICATIONS))
         async with turn:
             return await self._sessions.authenticate(token, kind)
@@ -281,7 +279,6 @@ async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
 
 
 def provide_identity(request: Request[Identity, Any, Any]) -> Identity:
-    """Return the signed-in account, for handlers that the guard protects."""
     return request.user
 
 
@@ -290,7 +287,6 @@ def _get_method(scope: Scope) -> str:
 
 
 def parse_address(host: str) -> IPv4Address | IPv6Address | None:
-    """Return the host's IP address; None if the host is a name."""
     try:
         return ip_address(host)
     except ValueError:

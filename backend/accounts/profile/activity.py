@@ -145,7 +145,6 @@ class ActivityLog:
 
 
 async def delete_old_activity(database: Database) -> None:
-    """Delete addresses after 30 days, and entries after a year."""
     at = now()
     async with database.write() as session:
         await session.execute(

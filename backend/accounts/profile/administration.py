@@ -38,7 +38,6 @@ class AdministrationService:
         self._instance = instance
 
     async def list_users(self, *, after: UUID | None, limit: int) -> Page[UserView]:
-        """Return a page of all accounts, oldest first."""
         query = select(User).order_by(User.id).limit(limit + 1)
         if after is not None:
             query = query.where(User.id > after)
@@ -75,7 +74,6 @@ class AdministrationService:
         return _make_invitation_view(invitation, code=code)
 
     async def list_invitations(self, *, after: UUID | None, limit: int) -> Page[InvitationView]:
-        """Return a page of all invitations, newest first."""
         query = select(Invitation).order_by(Invitation.id.desc()).limit(limit + 1)
         if after is not None:
             query = query.where(Invitation.id < after)
@@ -84,7 +82,7 @@ class AdministrationService:
         return Page(items=[_make_invitation_view(row) for row in rows], next=following)
 
     async def withdraw_invitation(self, invitation_id: UUID) -> None:
-        """Delete an invitation. Raises `InvitationNotFoundError`."""
+        """Raises `InvitationNotFoundError`."""
         query = delete_rows(Invitation).where(Invitation.id == invitation_id)
         async with self._database.write() as session:
             if await session.scalar(query.returning(Invitation.id)) is None:
@@ -113,8 +111,6 @@ def require_administrator(
 
 
 class AdministrationController(Controller):
-    """Accounts and invitations, for administrators. Administrators cannot read users' texts."""
-
     path = "/admin"
     tags = ("Administration",)
     guards = (require_administrator,)

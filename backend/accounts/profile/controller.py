@@ -44,12 +44,9 @@ from backend.http.schemas import (
 )
 
 CONFIRMATION_ERRORS = (WrongCredentialsError, TooManyAttemptsError, BusyError)
-"""Errors of routes that ask for the password."""
 
 
 class MeController(Controller):
-    """The account that asks."""
-
     path = "/me"
     tags = ("Accounts",)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration
@@ -190,8 +187,6 @@ class MeController(Controller):
 
 
 class ActivityController(Controller):
-    """The recent activity of the signed-in account."""
-
     path = "/me/activity"
     tags = ("Accounts",)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration

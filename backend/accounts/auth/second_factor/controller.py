@@ -48,14 +48,11 @@ CONFIRMATION_ERRORS = (
     TamperedAccountError,
     BusyError,
 )
-"""Errors of routes that ask for the password and the second factor."""
 
 APP_LABEL = "authenticator app"
 
 
 class SecondFactorController(Controller):
-    """The account's second factors: an authenticator app, passkeys, one-time codes."""
-
     path = "/me/second-factors"
     tags = ("Accounts",)
     opt = {NEEDS: "manage"}  # noqa: RUF012  # Litestar's own declaration

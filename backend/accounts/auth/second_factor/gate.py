@@ -87,13 +87,13 @@ class SecondFactorGate:
         self._public_origin = settings.public_origin
 
     def site(self, request: AnyRequest) -> Site:
-        """Return the page's site. Raises `PasskeyUnavailableError`."""
+        """Raises `PasskeyUnavailableError`."""
         return parse_site(self._public_origin or f"{request.url.scheme}://{request.url.netloc}")
 
     async def enter(
         self, request: AnyRequest, unlocked: UnlockedAccount, proof: LogIn, *, address: str
     ) -> None:
-        """Check the second factor at a sign-in, after the password was right.
+        """Check the second factor after the right password.
 
         Raises `SecondFactorRequiredError`, `WrongSecondFactorError`, `TooManyAttemptsError`,
         `TamperedAccountError`.
