@@ -1,4 +1,4 @@
-/** Which model a chat asks, under its name: pressed, it can be another. */
+/** The model of a chat, shown under the chat's name. A click changes it. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { h, icon, set } from "../core/dom.js";
@@ -9,7 +9,7 @@ import { word } from "./fields.js";
 /**
  * The button of a room; `room.switchModel` presses it.
  *
- * `room.model` is the model that is asked, and the event "asked" tells that it is known, or another.
+ * `room.model` is the model in use. The event "asked" reports that it is known or has changed.
  */
 export function asked(room) {
   const own = `/chats/${room.chat.id}/settings`;
@@ -49,9 +49,9 @@ export function asked(room) {
     settings = detail;
     draw();
   });
-  // Its name is a help: without it the chat works as well.
+  // Errors are ignored, because the chat works without the name.
   const show = () => read().then(draw).catch(() => {});
-  // A turn may show how the model can be asked for tools.
+  // A turn may detect how the model calls tools.
   let isTried = false;
   room.events.addEventListener("played", ({ detail: { event } }) => (isTried ||= event === "calls.requested"), { signal });
   room.events.addEventListener("turn", () => {

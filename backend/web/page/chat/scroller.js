@@ -1,10 +1,13 @@
-/** Messages that scroll, in normal flow: a part of the path that grows where it is read. */
+/**
+ * The scrolling messages. Only a part of the path is in the document; it grows while the user
+ * reads.
+ */
 import { h, icon, pause } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { drawn } from "./message.js";
 
-const AHEAD = 20; // messages in the document, at least, on either side of those in view
-const BEHIND = 50; // and at most
+const AHEAD = 20; // minimum number of messages in the document on either side of the visible ones
+const BEHIND = 50; // maximum number
 const BATCH = 4; // messages added to one side in a frame
 const MARGIN = 24; // pixels above a message that was jumped to
 const RETRY = 2_000;

@@ -1,4 +1,4 @@
-/** One chat: its messages, what is typed below them, and a panel beside them. */
+/** One chat: its messages, the composer, and a panel. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { act, fill, h, icon, set, style } from "../core/dom.js";
@@ -31,7 +31,7 @@ export default async function view({ params: { id }, query, signal, title }) {
   const heading = h("h1.unseen");
   const room = { signal, path, events: new EventTarget(), announce: (text) => (voice.textContent = text) };
 
-  /** Read again who and what this is: somebody may have changed it. */
+  /** Load the chat and its members again, because they may have changed. */
   room.refresh = async () => {
     const chat = api.get(`/chats/${id}`, { signal });
     [room.chat, room.people, room.personas] = await Promise.all([chat, characters.all(), personas.all()]);
@@ -90,14 +90,14 @@ export default async function view({ params: { id }, query, signal, title }) {
     }
   }
 
-  // Places within this chat are ours: the view stays.
+  // Addresses within this chat do not change the view.
   const settle = (search) => {
     const { panel: name, at, ...options } = Object.fromEntries(new URLSearchParams(search));
-    // A panel that leaves room for the place beside it stays.
+    // Keep a panel that fits next to the messages.
     if (!at || NARROW.matches) attempt(() => panel(name, options));
     if (!at) return;
     attempt(() => room.show(Number(at) || 0, { mark: true }));
-    // The same way can be gone again.
+    // Allow the same address again.
     history.replaceState(null, "", place);
   };
   room.open = (name, options) => {
@@ -118,7 +118,7 @@ export default async function view({ params: { id }, query, signal, title }) {
   settle(query);
   takeUp(turn);
 
-  // What was said elsewhere meanwhile, or is being said, is here when one comes back.
+  // Load messages of other windows when the user returns.
   const back = async () => {
     if (document.hidden || room.busy) return;
     await room.refresh();

@@ -1,4 +1,4 @@
-/** Elements, made without a line of HTML: text that comes from anywhere stays text. */
+/** DOM elements. Texts are never parsed as HTML. */
 
 /**
  * Make an element.
@@ -35,7 +35,7 @@ export function set(element, attributes) {
   return element;
 }
 
-/** Put these children in place of those there are. */
+/** Replace the children of an element. */
 export function fill(element, ...children) {
   element.replaceChildren(...flat(children));
   return element;
@@ -44,7 +44,7 @@ export function fill(element, ...children) {
 const flat = (children) =>
   children.flat(Infinity).filter((child) => child != null && typeof child !== "boolean");
 
-/** Put these children in place of others; the focus stays where it was, or goes to the first button. */
+/** Replace the children of a box. The focus stays, or moves to the first button. */
 export function refill(box, ...children) {
   const at = document.activeElement;
   const had = box.contains(at);
@@ -52,37 +52,40 @@ export function refill(box, ...children) {
   if (had) (at.isConnected ? at : box.querySelector("button, select"))?.focus();
 }
 
-/** Links to places beside each other, `[name, text, address]`, of which one is here. */
+/** Tab links, `[name, text, address]`. `here` is the name of the current one. */
 export function tabs(label, here, places) {
   const links = places.map(([name, text, href]) => h("a", { href, "aria-current": name === here && "page" }, text));
-  // On a phone some are beyond the edge.
+  // On a phone some tabs are outside the screen.
   requestAnimationFrame(() => links[places.findIndex(([name]) => name === here)]?.scrollIntoView({ block: "nearest", inline: "center" }));
   return h("nav.tabs", { "aria-label": label }, links);
 }
 
 const SVG = "http://www.w3.org/2000/svg";
-/** An element of a drawing. */
+/** Make an SVG element. */
 export const svg = (tag, attributes, ...children) =>
   fill(set(document.createElementNS(SVG, tag), attributes), ...children);
 
-/** The address of a file of the page. */
+/** Return the address of a file of the page. */
 export const asset = (name) => new URL(`../${name}`, import.meta.url).pathname;
 
 const SPRITE = asset("icons.svg");
 
-/** An icon of icons.svg. It says nothing to screen readers: whatever holds it has a name. */
+/** An icon of icons.svg. It is hidden from screen readers, because its parent has a label. */
 export function icon(name) {
   return svg("svg", { class: "icon", "aria-hidden": "true" }, svg("use", { href: `${SPRITE}#${name}` }));
 }
 
-/** A button with an icon; one that is "quiet" shows nothing else. */
+/** A button with an icon. With the look "quiet" it shows only the icon. */
 export function act(sign, label, onclick, look = "") {
   const attributes = { type: "button", class: look, onclick };
   if (!look.includes("quiet")) return h("button", attributes, icon(sign), label);
   return h("button", { ...attributes, "aria-label": label, title: label }, icon(sign));
 }
 
-/** Call `act` once the calls have stopped for so many milliseconds; `.now()` calls it at once, `.drop()` not at all. */
+/**
+ * Call `act` when there were no calls for some milliseconds. `.now()` calls it at once, `.drop()`
+ * cancels it.
+ */
 export function settled(act, milliseconds = 300) {
   let timer = 0;
   const drop = () => {
@@ -101,7 +104,7 @@ export function settled(act, milliseconds = 300) {
   return Object.assign(later, { now, drop });
 }
 
-/** Wait so many milliseconds, or until the signal says stop. */
+/** Wait for some milliseconds, or until the signal is aborted. */
 export const pause = (milliseconds, signal) =>
   new Promise((resolve) => {
     setTimeout(resolve, milliseconds);
@@ -111,7 +114,7 @@ export const pause = (milliseconds, signal) =>
 const sheets = new Map();
 const wanted = new Set();
 
-/** Have a style sheet of style/ apply; a promise for when it does. */
+/** Load a style sheet of style/. The promise resolves when it applies. */
 export function style(name) {
   if (!sheets.has(name)) {
     const link = h("link", { rel: "stylesheet", href: asset(`style/${name}.css`) });
@@ -125,7 +128,10 @@ export function style(name) {
   return loaded;
 }
 
-/** Begin another view. What it gives is called once the view stands, and ends the sheets of others. */
+/**
+ * Begin another view. Call the returned function when it is shown; it removes the style sheets of
+ * earlier views.
+ */
 export function restyle() {
   wanted.clear();
   return () => {

@@ -1,4 +1,4 @@
-/** Files that are brought in: chosen, dropped or pasted, each with a row that tells what becomes of it. */
+/** File imports: chosen, dropped or pasted files, each with a row that shows its state. */
 import { Problem } from "./api.js";
 import { complain, explain } from "./dialogs.js";
 import { act, h, icon, refill } from "./dom.js";
@@ -7,15 +7,15 @@ import { t } from "./words.js";
 
 const LARGEST = 20 * 1024 * 1024;
 
-/** Files come one after the other, wherever they were taken: the server reads so many of an account's. */
+/** One file at a time for all imports, because the server limits the uploads of an account. */
 let queue = Promise.resolve();
 
-/** Have the person choose files. */
+/** Open the file dialog. */
 export function pick(accept, take, multiple = false) {
   h("input", { type: "file", accept, multiple, onchange: ({ target }) => take([...target.files]) }).click();
 }
 
-/** Let files be dropped on `target`; `element` shows that they may be. */
+/** Accept files that are dropped on `target`. `element` shows that it is possible. */
 export function dropping(target, element, take, signal) {
   let timer;
   const over = (event) => {
@@ -31,14 +31,14 @@ export function dropping(target, element, take, signal) {
 }
 
 /**
- * A place where files of a kind come in. It goes on when the view is left, and stands in each view
- * that shows its `element`.
+ * An import of files of one kind. It continues when the view is left, and is shown in each view
+ * with its `element`.
  *
- * @param {object} options `accept`, what may be chosen; `drop`, what the view says while files are
- *   held over it; `send(file, { onprogress, signal }, to)`: a promise for `[what, sign, button]`, of
- *   which the row is made then, the latter two if they are to be others than a tick and nothing.
- * @returns {{element, choose, at}} `choose(to)` has files chosen; `at(view, signal, to)` takes those
- *   that are dropped on a view or pasted into it. `to` is handed on to `send`.
+ * @param {object} options `accept`, the file types; `drop`, the text while files are dragged over
+ *   the view; `send(file, { onprogress, signal }, to)`: a promise for the parts `[text, icon,
+ *   button]` of the row; icon and button are optional.
+ * @returns {{element, choose, at}} `choose(to)` opens the file dialog; `at(view, signal, to)` takes
+ *   files that are dropped or pasted into a view. `send` receives `to`.
  */
 export function importing({ accept, drop, send }) {
   const rows = h("ul.list");
@@ -106,7 +106,7 @@ export function importing({ accept, drop, send }) {
     element,
     choose: (to) => pick(accept, take(to), true),
     at(view, signal, to) {
-      // What was done is known by now; what failed can still be tried again.
+      // Imported files are removed from the list; failed ones can be tried again.
       tidy("li.done");
       view.dataset.drop = drop;
       dropping(window, view, take(to), signal);

@@ -1,12 +1,12 @@
-/** What the page knows of who is signed in, and what it keeps in this browser. */
+/** The signed-in user, and the values stored in this browser. */
 import { api } from "./api.js";
 import { undoable } from "./dialogs.js";
 import { t } from "./words.js";
 
-/** Who is signed in, or null, and what the server says of itself: set by main.js. */
+/** The signed-in user or null, and the server's public information. Set by main.js. */
 export const session = { user: null, instance: null };
 
-/** Values in this browser's keeping, by name; a browser that keeps nothing is fine, too. */
+/** Values in the browser's storage by name. Browsers without storage work too. */
 function keeping(prefix) {
   return {
     get(name, otherwise = null) {
@@ -21,25 +21,25 @@ function keeping(prefix) {
         if (value == null) localStorage.removeItem(prefix() + name);
         else localStorage.setItem(prefix() + name, JSON.stringify(value));
       } catch {
-        // Full, or forbidden: then it is not kept.
+        // The storage is full or forbidden, so the value is not kept.
       }
     },
     names: () => Object.keys({ ...localStorage }).flatMap((key) => key.split(prefix())[1] ?? []),
   };
 }
 
-/** What is kept for whoever is signed in: others who sign in here don't come to see it. */
+/** Values of the signed-in user. Other users of this browser do not see them. */
 export const kept = keeping(() => `talekeeper.${session.user.id}.`);
 
 const device = keeping(() => "talekeeper.");
 
-/** How the page looks in this browser: "auto", "light" or "dark". */
+/** The theme in this browser: "auto", "light" or "dark". */
 export const theme = {
   get: () => device.get("theme", "auto"),
   set(chosen) {
     device.set("theme", chosen);
     document.documentElement.dataset.theme = chosen;
-    // The browser's own bars go with it.
+    // The browser's own bars have the same color.
     for (const meta of document.querySelectorAll("meta[data-theme]")) {
       const own = meta.dataset.theme;
       meta.media = { auto: `(prefers-color-scheme: ${own})`, [own]: "all" }[chosen] ?? "not all";
@@ -48,8 +48,8 @@ export const theme = {
 };
 
 /**
- * A list that several views show, read once and read again after `changed()`.
- * Whoever shows it listens for the event of its name at the window.
+ * A list that several views show. It is loaded once, and again after `changed()`. Views listen for
+ * the event of its name at the window.
  */
 function list(name, sort = (items) => items) {
   const path = `/${name}`;
@@ -65,12 +65,12 @@ function list(name, sort = (items) => items) {
       });
       return sort((await reading).filter((item) => !away.has(item.id)));
     },
-    /** Leave an item out, or no longer: one whose deletion may still be undone. */
+    /** Hide an item while its deletion can be undone, or show it again. */
     hide(id, is = true) {
       away[is ? "add" : "delete"](id);
       tell();
     },
-    /** Put an item in place of what was known of it. */
+    /** Replace an item. */
     put(item) {
       reading = reading?.then((items) => items.map((each) => (each.id === item.id ? item : each)));
       tell();
@@ -80,7 +80,7 @@ function list(name, sort = (items) => items) {
       tell();
     },
     drop: () => (reading = null),
-    /** Delete an item; for some seconds it can be had back. */
+    /** Delete an item, with some seconds to undo it. */
     remove: (id, title) =>
       undoable(t("common.deleted", { name: title }), {
         hide: () => store.hide(id),

@@ -1,8 +1,10 @@
-/** Words and figures as people read them. All texts stand in texts.json: a translation is another
- * file of its form. */
+/**
+ * Texts and numbers for people. All texts are in texts.json. A translation is another file with the
+ * same structure.
+ */
 import texts from "../texts.json" with { type: "json" };
 
-/** All of them, for what is made of lists of texts; `t` gives one. */
+/** All texts, for code that needs a list of them. `t` returns one. */
 export { texts };
 
 const LANGUAGE = texts.language;
@@ -10,8 +12,8 @@ const LANGUAGE = texts.language;
 const plural = new Intl.PluralRules(LANGUAGE);
 
 /**
- * A text by its path: `t("chat.send")`. `{name}` in it is replaced; a text with the forms `one`
- * and `other` is chosen by `count`.
+ * Return a text by its path: `t("chat.send")`. `{name}` in it is replaced. `count` chooses between
+ * the forms `one` and `other`.
  */
 export function t(path, values = {}) {
   let found = at(path);
@@ -22,7 +24,7 @@ export function t(path, values = {}) {
   );
 }
 
-/** Whether there is a text of that path. */
+/** True if there is a text with that path. */
 export function has(path) {
   return typeof at(path) === "string";
 }
