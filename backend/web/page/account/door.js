@@ -1,4 +1,4 @@
-/** Signing up, in, and back in; and what is shown once. */
+/** Sign-up, sign-in and recovery, and secrets that are shown once. */
 import { api } from "../core/api.js";
 import { asset, fill, h, icon } from "../core/dom.js";
 import { sendform } from "../core/form.js";
@@ -6,16 +6,16 @@ import { session } from "../core/store.js";
 import { t } from "../core/words.js";
 import { proven } from "./proof.js";
 
-/** A text of the account's. */
+/** Return a text of the account. */
 export const a = (name, values) => t(`account.${name}`, values);
 
-/** A field that has to be filled in. */
+/** A required field. */
 export const field = (name, autocomplete, type = name.includes("password") ? "password" : "text") => ({
   name, label: a(name), required: true, autocomplete, type, help: autocomplete === NEW && a("password_help"),
 });
 export const [OLD, NEW] = ["current-password", "new-password"];
 
-/** A form whose passwords can be looked at. */
+/** A form with passwords that can be made visible. */
 export function doorform(options) {
   const { element, controls } = sendform(options);
   for (const { input } of controls.values()) {
@@ -28,7 +28,7 @@ export function doorform(options) {
   return element;
 }
 
-/** What is shown once, to copy and, where there is a `file` for it, to save. */
+/** A secret that is shown once, with buttons to copy it and, with a `file`, to save it. */
 export function secret(text, file, what) {
   const onclick = async () => {
     await navigator.clipboard.writeText(text);
@@ -37,13 +37,13 @@ export function secret(text, file, what) {
   const copy = h("button", { type: "button", onclick, "aria-live": "polite" }, icon("copy"), t("common.copy"));
   const href = `data:text/plain,${encodeURIComponent(`${location.host}, ${what}:\n${text}\n`)}`;
   return [
-    // It may break behind a dash, and is copied in one piece.
+    // It can break after a dash, and is copied in one piece.
     h("output.secret", {}, text.split(/(?<=-)/).map((piece) => [piece, h("wbr")])),
     h("div.row", {}, navigator.clipboard && copy, file && h("a.button", { href, download: file }, icon("download"), a("download"))),
   ];
 }
 
-/** Something that has to be kept before it goes on. */
+/** A secret that must be stored before the user can continue. */
 export function keepsake(content, done) {
   const go = h("button.primary", { disabled: true }, a("go_on"));
   const form = h("form.stack", { onsubmit: (event) => (event.preventDefault(), done()) },
@@ -57,7 +57,7 @@ export function keepsake(content, done) {
 export const recovery = ({ recovery_code: code }, name, done) =>
   keepsake([h("p", {}, a("kept_help")), secret(code, `Talekeeper ${name}.txt`, a("recovery_code"))], done);
 
-/** The door. `entered()` is called when somebody has come in; `said` tells why they stand before it. */
+/** The sign-in page. `entered()` is called after the sign-in. `said` is the reason for it. */
 export default function ({ title, entered, said }) {
   const { sign_up: may } = session.instance;
   const name = field("username", "username");

@@ -8,7 +8,7 @@ import { ask, button, part, qr, used } from "./parts.js";
 import { proven, withPasskey } from "./proof.js";
 
 const PATH = "/me/second-factors";
-/** Codes that are shown once, if there are any. */
+/** Show one-time codes once, if there are any. */
 function codes(made, close) {
   if (!made) return close();
   const print = button("print", () => window.print(), { type: "button" });

@@ -1,4 +1,4 @@
-/** Where phones in the same network find this server, for administrators. */
+/** The addresses of this server for phones in the same network, for administrators. */
 import { api } from "../core/api.js";
 import { h } from "../core/dom.js";
 import { a } from "./door.js";

@@ -1,4 +1,4 @@
-/** The second factor: asked for after the password, wherever the server wants one. */
+/** The second factor, which the server may require after the password. */
 import { Problem } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { fill, h } from "../core/dom.js";
@@ -6,7 +6,7 @@ import { a, doorform, field } from "./door.js";
 
 const REQUIRED = "second-factor-required";
 
-/** What the browser does with a passkey, as JSON. What it says when it does not work is for nobody. */
+/** Use a passkey, and return its credential as JSON. The browser's own errors are not shown. */
 export const withPasskey = async (act) => {
   const credential = await act().catch(() => {
     throw new Problem({ title: a("passkey_failed") });
@@ -14,7 +14,9 @@ export const withPasskey = async (act) => {
   return credential.toJSON();
 };
 
-/** The answer to `send(proof)`. Where it takes a second factor, that is asked for in the box first. */
+/**
+ * Return the result of `send(proof)`. If a second factor is required, ask for it in the box first.
+ */
 export async function proven(box, send) {
   try {
     return await send({});
@@ -28,7 +30,7 @@ function ask(box, { kinds, passkey }, send, resolve) {
   const prove = async (proof) => resolve(await send(proof));
   let options = passkey;
   const use = async () => {
-    // Each challenge works once.
+    // A challenge works only once.
     options ??= await send({}).catch(({ body }) => body.passkey);
     const publicKey = PublicKeyCredential.parseRequestOptionsFromJSON(options);
     options = null;

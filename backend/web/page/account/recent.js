@@ -1,4 +1,4 @@
-/** What happened to the account: sign-ins, new keys, exports. */
+/** The account's recent activity: sign-ins, new keys, exports. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { h } from "../core/dom.js";

@@ -1,4 +1,4 @@
-/** What holds in all chats, and how the page looks. */
+/** The default settings of chats, and the look of the page. */
 import { h } from "../core/dom.js";
 import { session, theme } from "../core/store.js";
 import { t, texts } from "../core/words.js";

@@ -1,4 +1,4 @@
-/** How much an account uses of its quotas. */
+/** The account's usage of its quotas. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { fill, h } from "../core/dom.js";
@@ -19,7 +19,7 @@ const row = ({ quota, used, limit, unit, frees_at: at }) => {
       at && h("small.help", {}, a("frees", { when: dateTime(at) }))));
 };
 
-/** The quotas at a path, with a bar for each that has a limit. */
+/** The quotas at a path, with a bar for each limit. */
 export function bars(path) {
   const list = h("ul.list");
   attempt(async () => fill(list, (await api.get(path)).items.map(row)));

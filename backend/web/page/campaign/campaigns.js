@@ -1,4 +1,4 @@
-/** All campaigns: making them, files, their sessions. */
+/** All campaigns: create, import and export them, and open their sessions. */
 import { areas } from "../chat/list.js";
 import { more } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
@@ -19,7 +19,7 @@ export default async function ({ signal, title }) {
       ? h("ul.list", { "aria-label": c("campaigns") }, items.map((it) => row(it, names)))
       : h("div.empty", {}, icon("world"), h("p", {}, c("none"))));
   };
-  // Turns change what is shown of them.
+  // Turns may have changed the campaigns.
   campaigns.drop();
   addEventListener("campaigns-changed", draw, { signal });
   await draw();

@@ -1,4 +1,7 @@
-/** A world in sections: the moment, who is there, what is open, and all else that is in it. */
+/**
+ * A world in sections: the present moment, the people in the scene, open threads, and all other
+ * items.
+ */
 import { attempt } from "../core/dialogs.js";
 import { act, fill, h, settled } from "../core/dom.js";
 import { control } from "../core/form.js";
@@ -12,16 +15,16 @@ const PAGE = 50;
 const TENSIONS = ["critical", "urgent", "rising", "simmering"];
 const isThing = ({ kind }) => ["item", "faction", "ability"].includes(kind);
 
-/** Whether a fact is about who or what is where the story is. */
+/** True if a fact is about the present place or someone there. */
 const isAboutHere = (world, { about_id: id }) => {
   const about = world.get(id);
   return id != null && (id === world.place || about?.kind === "pc" || (about?.kind === "npc" && world.isHere(about)));
 };
 
 /**
- * Sections in their order: which items of a kind are `in` them, what is asked for to `make` one and
- * what it has besides (`fresh`), by what they are sorted (`rank`), and whether they are open;
- * `extra(item, world)`: what stands in a card besides.
+ * The sections in order. `in` selects the items, `make` are the fields for a new one, `fresh` its
+ * other values, `rank` sorts, and `open` unfolds the section. `extra(item, world)` returns
+ * additional elements of a card.
  */
 const SECTIONS = [
   {
@@ -59,14 +62,14 @@ const SECTIONS = [
 ];
 const THING = field("kind", "select", { options: ["item", "faction", "ability"].map((each) => [each, c(`values.${each}`)]) });
 
-/** What is asked for to make an item: of its fields those that are named. */
+/** Return the fields to ask for when an item is created. */
 function asked({ kind, make }, world, fresh) {
   const names = make.split(" ");
   const fields = [...(names[0] === "kind" ? [THING] : []), ...fieldsOf(kind, world, fresh)];
   return names.map((name) => fields.find((each) => each.name === name)).map((each) => ({ ...each, otherwise: fresh[each.name] }));
 }
 
-/** A section: its items as cards, drawn when it is open. */
+/** A section with cards of its items. It is rendered when it is opened. */
 export function section(it, world, signal) {
   const { name, kind, open } = it;
   const cards = new Map();
@@ -90,7 +93,7 @@ export function section(it, world, signal) {
     });
   };
   const found = () => {
-    // What is being edited stays where it is.
+    // Keep items that are being edited.
     let all = world.of(kind).filter((item) => cards.get(item.id)?.isOpen || it.in(item, world));
     if (it.newest) all.reverse();
     const wanted = words.value.trim().toLowerCase();
@@ -114,7 +117,7 @@ export function section(it, world, signal) {
     const at = document.activeElement;
     const nodes = shown.map(({ element: node }) => node);
     for (const node of [...list.children]) if (!nodes.includes(node)) node.remove();
-    // What stays where it is is not touched: it may have the focus.
+    // Do not move nodes without a reason, because one may have the focus.
     nodes.forEach((node, place) => list.children[place] !== node && list.insertBefore(node, list.children[place]));
     if (at.isConnected && at !== document.activeElement) at.focus({ preventScroll: true });
     rest.hidden = items.length <= most;
@@ -129,7 +132,7 @@ export function section(it, world, signal) {
   return element;
 }
 
-/** Named switches, one a line; each keeps how it stands. */
+/** Flags, one per line. Each keeps its value. */
 const FLAGS = field("flags", "lines", {
   wide: true,
   control(own) {
@@ -150,7 +153,7 @@ const FLAGS = field("flags", "lines", {
   },
 });
 
-/** The day, the time and the flags, edited where they stand. */
+/** The day, the time and the flags, editable in place. */
 function now(world, signal) {
   const view = h("div.row");
   const body = h("div.edit");
@@ -200,7 +203,7 @@ function now(world, signal) {
   return h("div.now", { onkeydown }, view, body);
 }
 
-/** The ways from a world to what is kept of it, with how many terms wait to be looked at. */
+/** Links to the other tabs of a world, with the number of proposed terms. */
 function ways(world, signal) {
   const row = h("nav.row.ways", { "aria-label": c("parts") });
   const place = (tab) => `#/campaigns/${world.id}?tab=${tab}`;
@@ -217,7 +220,7 @@ function ways(world, signal) {
   return row;
 }
 
-/** All sections of a world that was read; beside a chat with the `ways` out of it. */
+/** All sections of a loaded world, with links if they are next to a chat. */
 export const sections = (world, signal, isAside) =>
   h("div.world", {},
     now(world, signal),

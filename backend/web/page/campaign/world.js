@@ -1,10 +1,10 @@
-/** A campaign's world as it is now: read, told of, changed. */
+/** The current world of a campaign, which views load, watch and change. */
 import { api } from "../core/api.js";
 import { attempt, complain, toast } from "../core/dialogs.js";
 import { t } from "../core/words.js";
 import { c } from "./parts.js";
 
-/** Kinds of items, and where the API has them. */
+/** The path of each kind of item in the API. */
 export const PATHS = {
   entity: "entities",
   thread: "threads",
@@ -16,16 +16,16 @@ export const PATHS = {
   echo: "echoes",
   term: "glossary",
 };
-/** What is read beside the state, which has the entities and the echoes. */
+/** Lists that are loaded in addition to the state, which contains the entities and the echoes. */
 const LISTS = ["thread", "clock", "fact", "relation", "scene", "chapter", "term"];
 const MOST = 500;
 
-/** What an item is called. */
+/** Return the name of an item. */
 export const called = (item) => item.name ?? item.title ?? item.term ?? item.text ?? item.note ?? "";
 
-/** Says "change" when something in it did, and "cut" has the kinds of which there is more. */
+/** Dispatches "change". "cut" contains the kinds that have more items than were loaded. */
 export class World extends EventTarget {
-  /** The message that what is changed here belongs to, and counts with; none: it counts always. */
+  /** The message that changes belong to. They are active while it is. Null means always. */
   message = () => null;
   cut = new Set();
   #lists = {};
@@ -41,13 +41,13 @@ export class World extends EventTarget {
     this.#signal = signal;
   }
 
-  /** Read what changed since it was read last. */
+  /** Load the changes since the last time. */
   async read() {
     const state = await api.get(`${this.path}/state`, { signal: this.#signal });
     if (state.version === this.state?.version) return;
     const pages = await Promise.all(LISTS.map((kind) => this.#page(kind)));
     const found = await Promise.all([...this.#sought.values()].map(async ([kind, q]) => [kind, await this.#page(kind, q)]));
-    // Of two that were under way, the one that was asked for first may answer last.
+    // Responses may arrive in another order than their requests.
     if (state.version < this.state?.version) return;
     this.#lists = { entity: state.entities, echo: state.echoes };
     this.cut = new Set(Object.keys(this.#lists).filter((kind) => state.more[PATHS[kind]]));
@@ -60,7 +60,10 @@ export class World extends EventTarget {
     this.#tell();
   }
 
-  /** Read what has these words in it, beside what was read, now and whenever that is read again: one search `by` each name. */
+  /**
+   * Add items that contain these words, now and after each reload. There is one search for each
+   * `by`.
+   */
   async find(by, kind, q) {
     this.#sought.set(by, [kind, q]);
     const { items } = await this.#page(kind, q);
@@ -85,34 +88,34 @@ export class World extends EventTarget {
   of = (kind) => this.#lists[kind] ?? [];
   get = (id) => this.#byId.get(id);
   name = (id) => (this.get(id) ? called(this.get(id)) : "");
-  /** Entities of some kinds. */
+  /** Return the entities of these kinds. */
   entities = (...kinds) => this.of("entity").filter((each) => kinds.includes(each.kind));
 
-  /** The scene that is open, the newest of several. */
+  /** The open scene; the newest if there are several. */
   get scene() {
     return this.get(this.state.scene?.id);
   }
 
-  /** The place where the story is: the scene's, or that of the players' characters. */
+  /** The present place: that of the scene, or of a player character. */
   get place() {
     return this.scene?.location_id ?? this.entities("pc").find((each) => each.location_id)?.location_id;
   }
 
-  /** Whether somebody is where the story is. */
+  /** True if a person is in the scene or at the present place. */
   isHere({ id, location_id: at }) {
     const present = this.scene?.present ?? [];
     return present.length ? present.includes(id) : at != null && at === this.place;
   }
 
   /**
-   * Change an item, or the world's own time (kind "world"), against the revision that is known when
-   * its turn comes: one change follows the other, each on what the one before it made.
+   * Change an item, or the world's time (kind "world"). Changes run one after the other, each with
+   * the revision of the previous one.
    */
   change(kind, item, patch, revision = () => item.revision) {
     const path = kind === "world" ? this.path : `${this.path}/${PATHS[kind]}/${item.id}`;
     const made = this.#queue.then(async () => {
       const ifMatch = kind === "world" ? this.state.version : revision();
-      // A lock is the user's, whatever is told.
+      // A lock does not depend on the active path.
       const query = { message_id: "locked" in patch ? null : this.message() };
       const now = await api.patch(path, patch, { ifMatch, query, keepalive: true });
       if (kind !== "world") Object.assign(item, now);
@@ -123,7 +126,7 @@ export class World extends EventTarget {
     return made;
   }
 
-  /** Change an item by one press: where that fails, what is there now is shown. */
+  /** Change an item by one click. After a failure, show the stored value again. */
   async press(kind, item, patch) {
     try {
       await this.change(kind, item, patch);
@@ -153,21 +156,21 @@ export class World extends EventTarget {
     toast(t("common.deleted", { name: called(item) || c(`kinds.${kind}`) }), { action: t("common.undo"), onaction: back });
   }
 
-  /** End a scene: what happened in it is summed up after that. */
+  /** End a scene. It is summarised afterwards. */
   async close(scene) {
     const query = { message_id: this.message() };
     await api.post(`${this.path}/scenes/${scene.id}/close`, undefined, { ifMatch: scene.revision, query });
     await this.#again();
   }
 
-  /** Let a change of the ledger count no longer. */
+  /** Undo a change of the ledger. */
   async undo(id) {
     const change = await api.post(`${this.path}/changes/${id}/undo`);
     await this.#again();
     return change;
   }
 
-  /** What was changed is changed, whether it can be read again now or not. */
+  /** The change is stored, even if it cannot be loaded again now. */
   async #again() {
     if (!this.#signal.aborted) await this.read().catch(complain);
   }

@@ -1,4 +1,4 @@
-/** Personas: who the person is in a chat. */
+/** Personas: the user's characters in chats. */
 import { api } from "../core/api.js";
 import { act, fill, h, refill } from "../core/dom.js";
 import { personas } from "../core/store.js";

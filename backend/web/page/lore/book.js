@@ -1,4 +1,4 @@
-/** One lorebook: its entries, and beside them the editor of one, the tester, or the settings. */
+/** One lorebook: its entries, and next to them an editor, the tester, or the settings. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
@@ -20,7 +20,7 @@ export default async function ({ params: { id }, query, signal, title }) {
 
   const show = async (what) => {
     await form?.flush();
-    // What could not be saved stays there to be read; who goes on all the same may.
+    // Show the editor once more if its text could not be saved. A second click leaves it.
     if (isUnsaved) return void (isUnsaved = false);
     const before = shown;
     before?.element.removeAttribute("aria-current");

@@ -1,4 +1,4 @@
-/** All lorebooks: finding, making, importing, exporting, deleting them. */
+/** All lorebooks: search, create, import, export and delete them. */
 import { api } from "../core/api.js";
 import { attempt, deleting, more } from "../core/dialogs.js";
 import { act, fill, h, style } from "../core/dom.js";
@@ -10,7 +10,7 @@ import { naming } from "../library/parts.js";
 import { foundBy } from "./found.js";
 import { holders } from "./links.js";
 
-/** The button with what can be done with a book. */
+/** The menu button of a lorebook. */
 export function actions(book, then) {
   const exporting = (format) => ({
     icon: "download",

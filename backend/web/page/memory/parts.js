@@ -1,4 +1,4 @@
-/** What the views of memory share: words, ways, forms in dialogs, files, a chronicle's acts. */
+/** Shared parts of the memory views. */
 import { api } from "../core/api.js";
 import { attempt, deleting, dialog, sure } from "../core/dialogs.js";
 import { h, settled, tabs as links } from "../core/dom.js";
@@ -7,18 +7,18 @@ import { importing } from "../core/importing.js";
 import { chats, chronicles, kept, lorebooks } from "../core/store.js";
 import { t, texts } from "../core/words.js";
 
-/** A text of this part of the page. */
+/** Return a text of memory. */
 export const m = (path, values) => t(`memory.${path}`, values);
 
 /** Titles of all chats, by id. */
 export const titles = async () =>
   new Map((await chats.all()).map((it) => [it.id, it.title || t("chats.untitled")]));
 
-/** Links to places beside each other, `[name, address]`, of which one is here. */
+/** Tabs, `[name, address]`. `here` is the name of the current one. */
 export const tabs = (here, ...places) =>
   links(m("memory"), here, places.map(([name, href]) => [name, m(name), href]));
 
-/** The tabs of all memory. */
+/** The tabs of the memory area. */
 export const areas = (here) => tabs(here, ["search", "#/memory"], ["chronicles", "#/chronicles"], ["state", "#/memory/status"]);
 
 const { kinds, weights } = texts.memory;
@@ -27,7 +27,7 @@ const WEIGHTS = Object.entries(weights).map(([weight, label]) => [Number(weight)
 
 const field = (name, kind, more) => ({ name, kind, label: m(name), ...more });
 
-/** Fields of an event. */
+/** The fields of an event. */
 export const EVENT = [
   field("summary", "area", { most: 4000, required: true }),
   field("kind", "select", { options: KINDS, otherwise: "event" }),
@@ -46,8 +46,8 @@ const CHRONICLE = [
 ];
 
 /**
- * Ask for fields in a dialog; what `send(values)` gave. What is typed outlives the dialog, under
- * `key` in this browser, until it is sent.
+ * Ask for fields in a dialog, and return the result of `send(values)`. The text is kept in this
+ * browser under `key` until it is sent.
  */
 export const asking = (key, label, fields, value, send) =>
   dialog(label, (close) => {
@@ -68,11 +68,13 @@ export const asking = (key, label, fields, value, send) =>
   }, { wide: fields.length > 2 });
 
 /**
- * A form that narrows what a view shows. What stands in it stands in the address, too.
+ * A form that filters a view. Its values are also in the address.
  *
- * @param {object} inputs Labels of fields, or options `[value, label]` of selects, by the API's names.
- * @param {Function} changed Hears that something else is wanted.
- * @returns {{element, wanted, narrow}} `wanted()`: what is set, by name; `narrow(name, value)` sets one.
+ * @param {object} inputs Labels of fields, or options `[value, label]` of selects, by the API's
+ *   names.
+ * @param {Function} changed Called after a change.
+ * @returns {{element, wanted, narrow}} `wanted()`: the values by name; `narrow(name, value)` sets
+ *   one.
  */
 export function sieve(place, query, signal, inputs, changed) {
   const input = ([name, what]) => {
@@ -100,7 +102,7 @@ export function sieve(place, query, signal, inputs, changed) {
   return { element, wanted, narrow };
 }
 
-/** Signals that end with `signal`, and each when the next is asked for. */
+/** Signals that are aborted with `signal`, or when the next one is made. */
 export function signals(signal) {
   let last = new AbortController();
   return () => {
@@ -110,7 +112,7 @@ export function signals(signal) {
   };
 }
 
-/** Ask for a new chronicle; it, or undefined. */
+/** Ask for a new chronicle. Returns it, or undefined. */
 export async function make() {
   const send = (values) => api.post("/chronicles", values);
   const made = await asking("chronicle", m("make"), CHRONICLE, {}, send);
@@ -118,7 +120,7 @@ export async function make() {
   return made;
 }
 
-/** Files of events that come in, into new chronicles or into the one `to` names. */
+/** Imports of event files, into new chronicles or into the chronicle `to`. */
 export const files = importing({
   accept: ".json",
   drop: m("drop"),
@@ -132,7 +134,7 @@ export const files = importing({
   },
 });
 
-/** Items of a chronicle's menu; `changed()` and `gone()` may hear what came of them. */
+/** The menu items of a chronicle; `changed()` and `gone()` are called after their actions. */
 export function acts(it, changed, gone) {
   const { id, revision: ifMatch } = it;
   const path = `/chronicles/${id}`;

@@ -1,4 +1,4 @@
-/** What the views of providers share: the form that adds one, and what a test of one says. */
+/** Shared parts of the provider views: adding and testing a provider. */
 import { api } from "../core/api.js";
 import { attempt, explained, toast, told } from "../core/dialogs.js";
 import { fill, h, icon } from "../core/dom.js";
@@ -9,7 +9,7 @@ import { remedies } from "./addresses.js";
 import { m, windowOf } from "./picker.js";
 
 export const PATH = "/providers";
-/** The preset for a server that Talekeeper does not know by name. */
+/** The preset for unknown servers. */
 const OTHER = "other";
 export const KEY = { name: "api_key", type: "password", label: m("key"), most: 4000 };
 export const ADDRESS = { name: "base_url", type: "url", label: m("address"), placeholder: "http://127.0.0.1:8080/v1", most: 500 };
@@ -19,15 +19,15 @@ export const MODELS = { name: "models", kind: "words", label: m("models"), help:
 const keyLink = ({ key_url: href }) =>
   href && h("a", { href, target: "_blank", rel: "noopener noreferrer" }, m("key_link"));
 
-/** Say in `box` that an address was refused, and what can be done about it: see `remedies`. */
+/** Show in `box` that an address was refused, with the remedies of `remedies`. */
 export function refused(error, box, remedy) {
   fill(box, h("div.trouble", { role: "alert" }, explained(error)), remedies(error.body.address, remedy));
   box.scrollIntoView({ block: "nearest" });
 }
 
 /**
- * Test a provider, and show in `box` how it went. `ask()` sends the request; `remedy` is that of
- * `remedies`. What the test found; undefined where the address was refused.
+ * Test a provider, and show the result in `box`. `ask()` sends the request; `remedy` is that of
+ * `remedies`. Returns the result; undefined if the address was refused.
  */
 export async function test(ask, box, remedy) {
   fill(box, h("p.soft", { role: "status" }, m("testing")));
@@ -56,8 +56,8 @@ export async function test(ask, box, remedy) {
 }
 
 /**
- * A form that tests a provider and adds it once it answers, or all the same on request; `done()` is
- * called then.
+ * A form that tests a provider and adds it, also after a failed test if the user insists; `done()`
+ * is called then.
  */
 export async function adding(done, signal) {
   const presets = await api.all("/provider-presets", { signal });
@@ -66,7 +66,8 @@ export async function adding(done, signal) {
   const options = presets.map(({ name, title, is_local: local }) => [name, local ? m("local", { title }) : title]);
   const add = async (provider, { ok, models }) => {
     const made = await api.post(PATH, { ...provider, failed_test: !ok });
-    // What the test listed is on offer from now on. Without the list the provider is as good.
+    // Offer the models of the test. Errors are ignored, because the provider works without the
+    // list.
     if (models) await api.get(`${PATH}/${made.id}/models`).catch(() => {});
     toast(m(ok ? "added" : "added_untested", { name: made.name }));
     done();
@@ -115,7 +116,7 @@ export async function adding(done, signal) {
     fill(report);
   };
   service.input.addEventListener("change", suit);
-  // What was tested is not what would be saved.
+  // The result belongs to other values than the changed ones.
   element.addEventListener("input", () => fill(report));
   suit();
   return element;

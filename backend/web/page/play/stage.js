@@ -1,4 +1,4 @@
-/** What a played turn shows beside its text: the mood, what the model does, what it waits for. */
+/** The state of a played turn: the mood, the work of the model, and questions to the player. */
 import { api } from "../core/api.js";
 import { complain } from "../core/dialogs.js";
 import { fill, h, icon, settled, style } from "../core/dom.js";
@@ -7,17 +7,17 @@ import { figuresLink } from "../models/picker.js";
 import { pause } from "./downtime.js";
 
 const p = (path, values) => t(`play.${path}`, values);
-/** A word of the rules as people read it; one that only these rules have, by its own name. */
+/** Return a word of the rules as text. Unknown words are returned unchanged. */
 export const named = (word) => (has(`play.words.${word}`) ? p(`words.${word}`) : word.replaceAll("_", " "));
 
-/** Faces of a die, as Unicode has them. */
+/** The faces of a die in Unicode. */
 export const FACES = "⚀⚁⚂⚃⚄⚅";
 
 /**
- * The line of the mood, what is being done, and the question that a turn waits with; they stand
- * between the messages and what is typed.
+ * The mood, the progress, and the question of a waiting turn, between the messages and the
+ * composer.
  *
- * It hears the room's events "played" and "waiting".
+ * Listens for the room's events "played" and "waiting".
  */
 export function stage(room) {
   const { signal, events } = room;
@@ -30,7 +30,7 @@ export function stage(room) {
   const element = h("div.stage", {}, h("div.row", {}, mood, rest), untold, doing, question);
   let isPlayed = false;
 
-  /** Say that nothing is rolled and changed, where the model calls no tools. */
+  /** Warn if the model calls no tools, so that nothing is rolled or changed. */
   const warn = () => {
     const { id, tool_support: support } = room.model ?? {};
     const words = [p("no_tools"), " ", figuresLink(id, p("no_tools_change"))];
@@ -38,12 +38,12 @@ export function stage(room) {
   };
   events.addEventListener("asked", warn, { signal });
 
-  /** The mood that the world is in, as the active path leaves it, and the way into downtime. */
+  /** Load the mood of the active path, and the downtime button. */
   const read = async () => {
     const { campaign_id: id } = room.chat;
     const campaign = id && (await api.get(`/campaigns/${id}`, { signal }));
     const play = campaign?.attributes.play ?? {};
-    // What a turn that waits has changed counts once it is over.
+    // The changes of a waiting turn are active after its end.
     if (!room.waiting) tune(play);
     isPlayed = Boolean(campaign?.settings.tools);
     warn();
@@ -71,7 +71,7 @@ export function stage(room) {
   events.addEventListener("played", ({ detail: { event, data } }) => heard[event]?.(data), { signal });
   events.addEventListener("busy", () => room.busy || fill(doing), { signal });
 
-  /** One press: of what is offered, what the player takes. */
+  /** Send the choice of the player. */
   const take = async (option) => {
     const buttons = [...question.querySelectorAll("button")];
     for (const each of buttons) each.disabled = true;
@@ -86,7 +86,7 @@ export function stage(room) {
     h("button.option", { type: "button", onclick: () => take(option) },
       option.die && h("span.pips", { "aria-hidden": "true" }, FACES[option.die - 1]),
       h("span.grow", {}, h("b", {}, option.label), option.detail && h("small", {}, option.detail))));
-  /** An answer in the player's own words. */
+  /** Answer in the player's own words. */
   const answer = (id) => {
     const said = h("input.grow", { maxlength: 2000, required: true, "aria-label": p("own") });
     const onsubmit = (event) => {

@@ -1,4 +1,4 @@
-/** Prompt presets: all of them, and how they come in and go out. */
+/** Prompt presets: list, import and export. */
 import { api } from "../core/api.js";
 import { attempt, complain, deleting, more, toast, undoable } from "../core/dialogs.js";
 import { areas } from "../account/parts.js";
