@@ -80,7 +80,7 @@ export function scroller(room) {
     return hasAbove() || hasBelow();
   }
 
-  /** Begin at a position, unless it is near enough to what is in the document. */
+  /** Begin at a position, unless it is near the messages in the document. */
   function open(position) {
     if (position + AHEAD < first || position - AHEAD > end()) while (items.length) dropLast();
     if (!items.length) first = position;
@@ -122,7 +122,7 @@ export function scroller(room) {
 
   const fix = (position) => ({ at: position, offset: items[position - first].element.offsetTop - log.scrollTop });
 
-  /** Let the pinned message go if the user scrolled away from it. */
+  /** Release the pinned message if the user scrolled away from it. */
   function look() {
     const by = log.scrollTop - seen;
     if (Math.abs(by) <= 1 || !items.length) return;
@@ -143,7 +143,7 @@ export function scroller(room) {
     hold();
     [top, bottom] = [find(log.scrollTop), find(log.scrollTop + log.clientHeight - MARGIN)];
     jump.hidden = pin === END || isAtEnd();
-    // At the very top no browser keeps the place of what it shows.
+    // Browsers do not anchor the scroll position at the very top.
     if (!pin && !log.scrollTop && first > 0) pin = fix(top);
     const [from, to] = [top - AHEAD, bottom + AHEAD + 1];
     if (grow(from, to)) soon();

@@ -5,7 +5,7 @@
  *
  * `h("button.primary", { onclick: save, "aria-label": "Save" }, icon("check"), "Save")`
  *
- * @param {string} what Tag name, with classes behind dots.
+ * @param {string} what Tag name, with classes after dots.
  * @param {object} [attributes] `on…` are listeners; true sets a bare attribute; false, null and
  *   undefined leave it out; `value`, `checked`, `selected`, `indeterminate` are properties;
  *   `vars` sets custom properties of its style.
