@@ -42,7 +42,7 @@ from backend.chronicles.controller import (
 from backend.container import Services
 from backend.core.logs import get_logger
 from backend.database.base import now
-from backend.database.patience import persist
+from backend.database.engine import persist
 from backend.enrichment.controller import (
     CompactionController,
     EnrichmentController,
@@ -52,8 +52,7 @@ from backend.enrichment.controller import (
     SummaryController,
 )
 from backend.generation.tokens import best_tokenizer, get_tokenizer
-from backend.http.disconnects import DisconnectMiddleware
-from backend.http.drain import DrainMiddleware
+from backend.http.connections import DisconnectMiddleware, DrainMiddleware
 from backend.http.responses import EXCEPTION_HANDLERS
 from backend.jobs.controller import JobController
 from backend.lan.controller import LanController

@@ -172,7 +172,7 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
         await EngineProcess.prepare()
     from backend.app import create_app
     from backend.container import build_services
-    from backend.database.patience import persist
+    from backend.database.engine import persist
     from backend.http.responses import Transport, observe
     from backend.server import Server, format_address, make_server_config, render_greeting
 
@@ -220,7 +220,7 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
 
 async def _work(settings: Settings, _: argparse.Namespace) -> int:
     from backend.container import build_services
-    from backend.database.patience import persist
+    from backend.database.engine import persist
     from backend.jobs.keys import JobKeys
     from backend.jobs.worker import build_worker
 
@@ -380,9 +380,8 @@ async def _open_installation(settings: Settings, *, create_root_key: bool = Fals
     The key is checked first, so that a database of another key is not changed.
     """
     from backend.accounts.auth.names import load_database_root_keys
-    from backend.database.engine import Database
+    from backend.database.engine import Database, persist
     from backend.database.migrate import HEAD, upgrade
-    from backend.database.patience import persist
 
     database = Database(settings.resolved_database_url, pool_size=settings.database_pool_size)
     path, value = settings.resolved_root_key_file, settings.root_key_text

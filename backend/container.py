@@ -54,7 +54,7 @@ from backend.enrichment.summaries.service import SummaryService
 from backend.enrichment.summaries.store import ChatSummaries
 from backend.generation.environment import build_registry
 from backend.generation.registry import ModelRegistry
-from backend.http.drain import Drain
+from backend.http.connections import Drain
 from backend.http.responses import RequestCaches
 from backend.jobs.keys import JobKeys
 from backend.jobs.models import JOB_LEASES

@@ -23,7 +23,7 @@ from backend.core.operating_system import allow_address_again, stop_signals
 from backend.core.private_networks import LOOPBACK, PRIVATE, contains_address
 from backend.core.qr_codes import draw_qr
 from backend.generation.registry import ModelRegistry
-from backend.http.drain import IS_KEPT, Drain
+from backend.http.connections import IS_KEPT, Drain
 from backend.jobs.service import JobService
 from backend.jobs.worker import Worker
 from backend.lan.service import LocalNetwork

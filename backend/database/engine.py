@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import URL, Connection, create_engine, event, make_url, text
@@ -31,6 +31,11 @@ from backend.database.write_ahead_log import WriteAheadLog
 from backend.errors import AppError, ConflictError, UnavailableError
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
+
+START_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Pauses between the attempts of a step of a start."""
 
 MIGRATION_LOCK_SECONDS = 3600.0
 """Maximum wait for another process that migrates the SQLite file. PostgreSQL has no maximum."""
@@ -369,3 +374,24 @@ def _configure(connection: sqlite3.Connection) -> None:
         "cache_size=-32768",
     ):
         connection.execute(f"PRAGMA {pragma}").close()
+
+
+async def persist(database: Database, chore: str, step: Callable[[], Awaitable[T]]) -> T:
+    """Run a step of a start. Retry if PostgreSQL does not respond or another process came first.
+
+    A failed step stores nothing. On SQLite there is one attempt, because SQLite itself waits for
+    other programs. Raises the error of the last attempt.
+    """
+    for attempt, seconds in enumerate(() if database.is_sqlite else START_RETRY_SECONDS, start=1):
+        try:
+            return await step()
+        except (DatabaseUnavailableError, OvertakenError) as error:
+            log.warning(
+                "start.step_failed",
+                chore=chore,
+                attempt=attempt,
+                retry_after_s=seconds,
+                exc_info=error,
+            )
+        await asyncio.sleep(seconds)
+    return await step()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -93,17 +94,13 @@ async def _data_folder(settings: Settings) -> Finding:
 
 async def _root_key(settings: Settings) -> Finding:
     path, value = settings.resolved_root_key_file, settings.root_key_text
-    if not await _is_usable(_tables, settings):
-        # Check only the key itself. The finding of the database gives the reason.
-        is_needed = False
-    else:
-        database = Database(settings.resolved_database_url)
-        try:
+    is_needed = False
+    # Without usable tables, check only the key itself. The finding of the database has the reason.
+    if await _is_usable(_tables, settings):
+        async with _open_database(settings) as database:
             is_needed = await has_root_key(database)
             if is_needed:
                 await load_database_root_keys(database, path, value=value)
-        finally:
-            await database.dispose()
     if value is None and not is_needed and not path.exists():
         return Finding("root key", "missing", f"none at {path} yet; created on first start")
     keys = load_root_keys(path, value=value)
@@ -125,6 +122,15 @@ async def _root_key(settings: Settings) -> Finding:
     )
 
 
+@asynccontextmanager
+async def _open_database(settings: Settings) -> AsyncGenerator[Database]:
+    database = Database(settings.resolved_database_url)
+    try:
+        yield database
+    finally:
+        await database.dispose()
+
+
 async def _is_usable(check: Callable[[Settings], Awaitable[Finding]], settings: Settings) -> bool:
     """True if the checked part exists and can be used."""
     try:
@@ -136,11 +142,8 @@ async def _is_usable(check: Callable[[Settings], Awaitable[Finding]], settings: 
 async def _database(settings: Settings) -> Finding:
     finding = await _tables(settings)
     if finding.state == "ok":
-        database = Database(settings.resolved_database_url)
-        try:
+        async with _open_database(settings) as database:
             await database.check()
-        finally:
-            await database.dispose()
     return finding
 
 
@@ -149,12 +152,9 @@ async def _tables(settings: Settings) -> Finding:
     path = settings.data_dir / DATABASE_NAME
     if settings.embedded and not settings.database_url and not path.exists():
         return Finding("database", "missing", f"no {path} yet; created on first start")
-    database = Database(settings.resolved_database_url)
-    try:
+    async with _open_database(settings) as database:
         revision = await current_revision(database)
         refuse_unknown(revision, database)
-    finally:
-        await database.dispose()
     if revision != HEAD:
         return Finding(
             "database",
@@ -207,13 +207,9 @@ async def _load_shared(settings: Settings) -> dict[str, ProviderConfig | None]:
     if not await _is_usable(_tables, settings) or not await _is_usable(_root_key, settings):
         return {}
     root = load_root_keys(settings.resolved_root_key_file, value=settings.root_key_text)
-    database = Database(settings.resolved_database_url)
-    try:
-        async with database.read() as session:
-            query = select(InstallationProvider).order_by(InstallationProvider.id)
-            rows = list(await session.scalars(query))
-    finally:
-        await database.dispose()
+    async with _open_database(settings) as database, database.read() as session:
+        query = select(InstallationProvider).order_by(InstallationProvider.id)
+        rows = list(await session.scalars(query))
     found: dict[str, ProviderConfig | None] = {}
     for row in rows:
         try:
@@ -310,15 +306,10 @@ async def _own_embeddings(settings: Settings) -> Finding:
     name = "own embeddings"
     if not await _is_usable(_tables, settings):
         return Finding(name, "missing", "not checked: the database is not ready yet")
-    database = Database(settings.resolved_database_url)
-    chosen = IndexState.is_chosen.is_(True)
-    try:
-        async with database.read() as session:
-            columns = IndexState.model, IndexState.state, IndexState.collection
-            query = select(*columns).where(chosen)
-            rows = (await session.execute(query)).all()
-    finally:
-        await database.dispose()
+    columns = IndexState.model, IndexState.state, IndexState.collection
+    async with _open_database(settings) as database, database.read() as session:
+        query = select(*columns).where(IndexState.is_chosen.is_(True))
+        rows = (await session.execute(query)).all()
     if not rows:
         return Finding(name, "ok", "no account has its own model")
     moving = sum(row.state == "due" for row in rows)

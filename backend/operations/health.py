@@ -14,7 +14,7 @@ from backend.accounts.auth.middleware import PUBLIC, is_loopback
 from backend.database.engine import Database, DatabaseUnavailableError
 from backend.errors import AppError, NotFoundError
 from backend.generation.registry import ModelRegistry
-from backend.http.drain import Drain, ServerStoppingError
+from backend.http.connections import Drain, ServerStoppingError
 from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.runtime import MemoryRuntime
 from backend.regex.process import RegexProcess

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from backend.http.drain import ServerStoppingError
+from backend.http.connections import ServerStoppingError
 from tests.support.browser import Account, Watch, phone, signing_up
 from tests.support.process import Served, serving
 

@@ -20,12 +20,13 @@ from backend.accounts.models import DataKey, KeySlot, LoginFailures
 from backend.database import migrate
 from backend.database.base import now
 from backend.database.engine import (
+    START_RETRY_SECONDS,
     Database,
     DatabaseDamagedError,
     DatabaseUnavailableError,
     OvertakenError,
+    persist,
 )
-from backend.database.patience import DELAYS, persist
 from backend.operations.start_faults import explain
 from backend.settings import Settings
 from tests.support.server import PASSWORD, ok, problem, running
@@ -290,7 +291,9 @@ async def test_processes_that_start_together_note_each_user_once(
 async def test_a_step_of_a_start_is_done_again_while_the_database_cannot_do_it(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backend.database.patience.DELAYS", (0.0,) * len(DELAYS))
+    monkeypatch.setattr(
+        "backend.database.engine.START_RETRY_SECONDS", (0.0,) * len(START_RETRY_SECONDS)
+    )
     database, tries = Database(postgres_url), 0
 
     async def step() -> int:
@@ -303,7 +306,7 @@ async def test_a_step_of_a_start_is_done_again_while_the_database_cannot_do_it(
     assert await persist(database, "tables", step) == 3
     with pytest.raises(OvertakenError):
         await persist(database, "tables", step)
-    assert tries == 3 + 1 + len(DELAYS)
+    assert tries == 3 + 1 + len(START_RETRY_SECONDS)
     await database.dispose()
 
 

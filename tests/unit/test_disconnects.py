@@ -11,7 +11,7 @@ import pytest
 from litestar import Litestar, Request, get, post
 
 from backend.core.cpu_pool import CpuPool, WorkStoppedError, check_stopped
-from backend.http.disconnects import DisconnectMiddleware
+from backend.http.connections import DisconnectMiddleware
 from backend.http.responses import EXCEPTION_HANDLERS
 from backend.http.schemas import ENDS_WITH_CLIENT
 

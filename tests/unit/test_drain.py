@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from backend.http.drain import Drain
+from backend.http.connections import Drain
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ import zxingcpp
 from uvicorn.server import ServerState
 
 from backend.generation.registry import ModelRegistry
-from backend.http.drain import Drain
+from backend.http.connections import Drain
 from backend.lan.service import LocalNetwork
 from backend.server import LanProtocol, Server, open_listener, render_greeting
 from tests.support.server import settings_of

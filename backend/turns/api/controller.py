@@ -25,7 +25,7 @@ from backend.core.audience import ViewpointText
 from backend.generation.model import ModelError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
-from backend.http.drain import ServerStoppingError
+from backend.http.connections import ServerStoppingError
 from backend.http.schemas import (
     BEGINS_TURN,
     COMMON_RAISES,
