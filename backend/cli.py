@@ -60,9 +60,9 @@ class UsageError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Return 0, 1 for a failure, or 2 for invalid options or settings."""
     accept_any_text()
-    options = _parser().parse_args(arguments)
+    options = _make_parser().parse_args(arguments)
     try:
-        settings = _settings(options)
+        settings = _load_settings(options)
     except SettingsFault as fault:
         for each in fault.errors():
             name = "_".join(str(part) for part in each["loc"]).upper()
@@ -106,7 +106,7 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
     return uvloop.run(work)
 
 
-def _settings(options: argparse.Namespace) -> Settings:
+def _load_settings(options: argparse.Namespace) -> Settings:
     given = {
         name: getattr(options, name)
         for name in ("port", "host", "lan", "data_dir")
@@ -115,7 +115,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     return Settings(**given)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="talekeeper", description=backend.__doc__)
     parser.add_argument("--version", action="version", version=backend.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -185,14 +185,14 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
         )
         database, root = await _open_installation(settings, create_root_key=True)
         build = partial(build_services, settings, root, database)
-        parts = await persist(database, "services", build)
+        services = await persist(database, "services", build)
         transport = Transport(
             settings.public_origin, settings.trusted_proxies, signs_itself=settings.lan
         )
         config = make_server_config(
-            observe(create_app(parts), transport), settings, shutdown_seconds=10
+            observe(create_app(services), transport), settings, shutdown_seconds=10
         )
-        tls = (lan, parts.lan.open()) if lan else None
+        tls = (lan, services.lan.open()) if lan else None
         log.info(
             "server.starting",
             address=format_address(settings.host, listener),
@@ -200,17 +200,17 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
             python=platform.python_version(),
             database="sqlite" if settings.embedded else "postgresql",
         )
-        embeds = parts.memory.embedder is not None
+        embeds = services.memory.embedder is not None
         if settings.plain_http_networks:
             log.warning("server.plain_http", count=len(settings.plain_http_networks))
-        shared = parts.user_models.shared
-        print(render_greeting(settings, shared, listener, parts.lan, embeds=embeds), flush=True)
+        shared = services.user_models.shared
+        print(render_greeting(settings, shared, listener, services.lan, embeds=embeds), flush=True)
         server = Server(
             config,
-            parts.drain,
-            turns=parts.turns,
-            jobs=parts.jobs,
-            worker=parts.worker,
+            services.drain,
+            turns=services.turns,
+            jobs=services.jobs,
+            worker=services.worker,
             announce=_announce,
             lan=tls,
         )
@@ -237,12 +237,14 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
     if not settings.job_workers:
         raise UsageError("TALEKEEPER_JOB_WORKERS is 0. Set it to 1 or more.")
     database, root = await _open_installation(settings)
-    parts = await persist(database, "services", partial(build_services, settings, root, database))
+    services = await persist(
+        database, "services", partial(build_services, settings, root, database)
+    )
     # No one signs in to this process: keys come with the jobs, or from managed accounts.
     keys = JobKeys(root)
-    worker = build_worker(settings, parts.queue, keys, parts.kinds, takes_queued=True)
-    drain = parts.drain
-    await persist(database, "processes", parts.processes.start)
+    worker = build_worker(settings, services.queue, keys, services.kinds, takes_queued=True)
+    drain = services.drain
+    await persist(database, "processes", services.processes.start)
     with stop_signals(lambda _: drain.receive_signal()):
         worker.start()
         log.info("worker.starting", version=backend.__version__, count=settings.job_workers)
@@ -252,9 +254,9 @@ async def _work(settings: Settings, _: argparse.Namespace) -> int:
         _announce(drain.notice)
         await drain.finish(lambda: worker.is_busy)
         await worker.aclose()
-        await parts.memory.aclose()
-        await parts.user_models.aclose()
-        await parts.processes.aclose()
+        await services.memory.aclose()
+        await services.user_models.aclose()
+        await services.processes.aclose()
         await database.dispose()
     return 0
 

@@ -412,7 +412,7 @@ def render_greeting(
         f"  models: {', '.join(spec.id for spec in registry.specs())}",
     ]
     if lan.is_on:
-        lines += _greet_lan(lan)
+        lines += _render_lan_addresses(lan)
     if settings.plain_http_networks:
         networks = ", ".join(map(str, settings.plain_http_networks))
         lines += [
@@ -436,7 +436,7 @@ def render_greeting(
     return "\n".join(lines)
 
 
-def _greet_lan(lan: LocalNetwork) -> list[str]:
+def _render_lan_addresses(lan: LocalNetwork) -> list[str]:
     """Return the addresses for phones, with a QR code if the terminal supports it."""
     origins = lan.find_origins()
     if not origins:

@@ -22,29 +22,29 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from backend.core.private_networks import Network, parse_private
 
 
-def _split(value: object) -> object:
-    return _parts(value) if isinstance(value, str) else value
+def _parse_names(value: object) -> object:
+    return _split_names(value) if isinstance(value, str) else value
 
 
 def _parse_networks(value: object) -> object:
-    return tuple(map(parse_private, _parts(value))) if isinstance(value, str) else value
+    return tuple(map(parse_private, _split_names(value))) if isinstance(value, str) else value
 
 
-def _parts(text: str) -> tuple[str, ...]:
+def _split_names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _empty_is_absent(value: SecretStr | None) -> SecretStr | None:
+def _drop_empty(value: SecretStr | None) -> SecretStr | None:
     return value if value and value.get_secret_value().strip() else None
 
 
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_parse_names)]
 """A comma-separated list."""
 
 PrivateNetworks = Annotated[tuple[Network, ...], NoDecode, BeforeValidator(_parse_networks)]
 """A comma-separated list of private networks."""
 
-Secret = Annotated[SecretStr | None, AfterValidator(_empty_is_absent)]
+Secret = Annotated[SecretStr | None, AfterValidator(_drop_empty)]
 
 Amount = Annotated[float, Field(ge=0, le=1_000_000)]
 Prices = tuple[Amount, Amount] | tuple[Amount, Amount, Amount]

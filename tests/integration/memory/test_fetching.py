@@ -184,7 +184,7 @@ async def test_the_command_fetches_and_says_what_is_used(
     hub.files |= dict.fromkeys(list_models()[0].files, b"{}")
 
     async def model(*words: str, **values: Any) -> str:
-        options = cli._parser().parse_args(["model", *words])
+        options = cli._make_parser().parse_args(["model", *words])
         settings = Settings(_env_file=None, data_dir=tmp_path, HF_ENDPOINT=hub.url, **values)  # type: ignore[call-arg]  # pydantic-settings' own
         assert await cli._model(settings, options) == 0
         return capsys.readouterr().out
