@@ -10,6 +10,7 @@ from typing import Annotated, Any, Generic, Protocol, Self, TypeVar, cast
 
 import msgspec
 from litestar import Request, Response
+from litestar.connection import ASGIConnection
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import HeaderParameter, QueryParameter
 from litestar.types import Scope
@@ -17,6 +18,7 @@ from litestar.types import Scope
 from backend.errors import AppError, PreconditionFailedError, ValidationError
 
 AnyRequest = Request[Any, Any, Any]
+AnyConnection = ASGIConnection[Any, Any, Any, Any]
 
 
 class Revised(Protocol):

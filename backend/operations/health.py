@@ -2,19 +2,19 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
-from litestar import Controller, Request, Response, get
+from litestar import Controller, Response, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
-from backend.accounts.auth.middleware import PUBLIC, is_loopback
+from backend.accounts.auth.middleware import PUBLIC, has_proxy_headers, is_loopback
 from backend.database.engine import Database, DatabaseUnavailableError
 from backend.errors import AppError, NotFoundError
 from backend.generation.registry import ModelRegistry
 from backend.http.connections import Drain, ServerStoppingError
+from backend.http.schemas import AnyRequest
 from backend.memory.index.protocol import IndexUnavailableError
 from backend.memory.runtime import MemoryRuntime
 from backend.regex.process import RegexProcess
@@ -22,8 +22,6 @@ from backend.settings import Settings
 
 PING_SECONDS = 5.0
 """Time limit of `/ready` for one part. Probes wait longer, so they get a response."""
-
-PROXY_HEADERS = {"forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip"}
 
 
 class HealthCheck(msgspec.Struct, kw_only=True):
@@ -99,7 +97,7 @@ class HealthController(Controller):
 
     @get("/metrics", summary="Metrics", include_in_schema=False)
     async def metrics(
-        self, request: Request[Any, Any, Any], settings: NamedDependency[Settings]
+        self, request: AnyRequest, settings: NamedDependency[Settings]
     ) -> Response[bytes]:
         """Return request counts and durations by route for Prometheus, without user data."""
         if settings.metrics == "off" or (settings.metrics == "loopback" and not _is_local(request)):
@@ -125,8 +123,8 @@ async def _ping(
     return HealthCheck(name=name, ready=True, detail=detail, needed=needed)
 
 
-def _is_local(request: Request[Any, Any, Any]) -> bool:
+def _is_local(request: AnyRequest) -> bool:
     """True if the request comes directly from this machine, without a proxy."""
     client = request.client.host if request.client else ""
-    forwarded = PROXY_HEADERS & {name.lower() for name in request.headers}
-    return not forwarded and is_loopback(request) and client in {"127.0.0.1", "::1"}
+    is_own = client in {"127.0.0.1", "::1"} and is_loopback(request)
+    return is_own and not has_proxy_headers(request)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from litestar import Litestar, Request, Response, Router
+from litestar import Litestar, Response, Router
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
@@ -36,7 +36,7 @@ from backend.chronicles.errors import ChronicleFullError, ChronicleNotFoundError
 from backend.core.cpu_pool import TooMuchWorkError, WorkTimeoutError
 from backend.database.engine import DatabaseUnavailableError, OvertakenError
 from backend.errors import MEDIA_TYPE, AppError
-from backend.http.schemas import COMMON_RAISES, EXAMPLE, FILES, PATCHES, RAISES, STREAMS
+from backend.http.schemas import COMMON_RAISES, EXAMPLE, FILES, PATCHES, RAISES, STREAMS, AnyRequest
 from backend.lorebooks.errors import LorebookFullError
 
 JSON = "application/json"
@@ -137,7 +137,7 @@ class SchemaDocument(JsonRenderPlugin):
 
     _rendering: asyncio.Task[bytes] | None = None
 
-    async def answer(self, request: Request[Any, Any, Any]) -> Response[bytes] | None:
+    async def answer(self, request: AnyRequest) -> Response[bytes] | None:
         """Respond with the document. Return None for other paths.
 
         Litestar's own handler would build the document on the event loop.
@@ -149,7 +149,7 @@ class SchemaDocument(JsonRenderPlugin):
         # Shielded, because other requests wait for it even if this one is cancelled.
         return Response(await asyncio.shield(self._rendering), media_type=self.media_type)
 
-    def _render(self, request: Request[Any, Any, Any]) -> bytes:
+    def _render(self, request: AnyRequest) -> bytes:
         document = request.app.openapi_schema.to_schema()
         return self.render_json(request, complete_document(document, _get_options(request.app)))
 

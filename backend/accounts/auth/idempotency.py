@@ -40,7 +40,7 @@ from backend.database.engine import (
     OvertakenError,
 )
 from backend.errors import BadRequestError, ConflictError, TooLargeError, ValidationError
-from backend.http.schemas import find_max_body_bytes
+from backend.http.schemas import AnyRequest, find_max_body_bytes
 from backend.vault.sealing import digest
 
 log = get_logger(__name__)
@@ -121,7 +121,7 @@ class IdempotencyMiddleware(ASGIMiddleware):
         self._database = database
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        request: Request[Any, Any, Any] = Request(scope, receive, send)
+        request: AnyRequest = Request(scope, receive, send)
         key = request.headers.get(HEADER)
         identity: Identity | None = scope["user"]
         shown_once = scope["route_handler"].opt.get(SHOWN_ONCE, False)
@@ -297,9 +297,7 @@ async def _read_body(receive: Receive, *, largest: int) -> list[Message]:
             return messages
 
 
-def _make_fingerprint(
-    identity: Identity, request: Request[Any, Any, Any], messages: list[Message]
-) -> bytes:
+def _make_fingerprint(identity: Identity, request: AnyRequest, messages: list[Message]) -> bytes:
     """Return a digest that is equal for equal requests.
 
     It leaves out the boundary of a form, because clients make a new one for each request.

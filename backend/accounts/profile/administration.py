@@ -1,12 +1,10 @@
 """Accounts and invitations, for administrators: `/admin`."""
 
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
 import msgspec
 from litestar import Controller, delete, get, patch, post
-from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
 from litestar.params import FromPath, FromQuery, JSONBody
@@ -28,7 +26,7 @@ from backend.accounts.service import INVITATION_PREFIX
 from backend.database.base import now
 from backend.database.engine import Database
 from backend.errors import ForbiddenError
-from backend.http.schemas import RAISES, Page, PageSize, make_page
+from backend.http.schemas import RAISES, AnyConnection, Page, PageSize, make_page
 from backend.vault.slots import hash_for_lookup, make_token
 
 
@@ -102,9 +100,7 @@ def _make_invitation_view(row: Invitation, *, code: str | None = None) -> Invita
     )
 
 
-def require_administrator(
-    connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler
-) -> None:
+def require_administrator(connection: AnyConnection, _: BaseRouteHandler) -> None:
     identity: Identity | None = connection.scope["user"]
     if identity is None or not identity.user.is_administrator:
         raise ForbiddenError("Only an administrator may do this.")

@@ -89,11 +89,10 @@ def build_item_controller(kind: Kind) -> type[Controller]:
 
             With `message_id` it exists while that message is on the active path.
             """
-            return tag_view(
-                await campaign_items.create_item(
-                    identity, campaign_id, kind, data, message_id=message_id
-                )
+            made: Any = await campaign_items.create_item(
+                identity, campaign_id, kind, data, message_id=message_id
             )
+            return tag_view(made)
 
         @get(
             "/{item_id:uuid}",
@@ -110,7 +109,8 @@ def build_item_controller(kind: Kind) -> type[Controller]:
         ) -> Response[view]:  # type: ignore[valid-type]
             """Return an item, folded from its active changes."""
             key = ItemKey(campaign_id, kind, item_id)
-            return tag_view(await campaign_items.get_item(identity, key))
+            item: Any = await campaign_items.get_item(identity, key)
+            return tag_view(item)
 
         @patch(
             "/{item_id:uuid}",
@@ -136,11 +136,10 @@ def build_item_controller(kind: Kind) -> type[Controller]:
             With `message_id` it is active while that message is on the active path.
             """
             key = ItemKey(campaign_id, kind, item_id)
-            return tag_view(
-                await campaign_items.patch_item(
-                    identity, key, data, if_match=if_match, message_id=message_id
-                )
+            changed: Any = await campaign_items.patch_item(
+                identity, key, data, if_match=if_match, message_id=message_id
             )
+            return tag_view(changed)
 
         @delete(
             "/{item_id:uuid}",
