@@ -95,6 +95,7 @@ class SqliteConnection(aiosqlite.Connection):
         return SqliteCursor(self)
 
     async def run(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
+        """Run `work` in the thread, within the transaction."""
         opening, self._opening = self._opening, None
         self._has_begun = self._has_begun or opening is not None
         if not self._running:
@@ -181,6 +182,7 @@ class SqliteCursor:
         return await self.fetchmany(-1)
 
     async def fetchmany(self, size: int) -> list[Any]:
+        """Return the next `size` rows; all of them if `size` is negative."""
         rows, self._rows = self._rows, []
         rest, missing = self._rest, size - len(rows)
         if rest is not None and size < 0:

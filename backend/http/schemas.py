@@ -21,7 +21,7 @@ AnyRequest = Request[Any, Any, Any]
 AnyConnection = ASGIConnection[Any, Any, Any, Any]
 
 
-class Revised(Protocol):
+class RevisionView(Protocol):
     """A view of a resource that has a revision."""
 
     @property
@@ -30,7 +30,7 @@ class Revised(Protocol):
 
 T = TypeVar("T")
 RowT = TypeVar("RowT")
-RevisedT = TypeVar("RevisedT", bound=Revised)
+ViewT = TypeVar("ViewT", bound=RevisionView)
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 _SLICE_ITEMS = 500
@@ -190,10 +190,11 @@ def make_etag(revision: int) -> str:
 
 
 def tag_body(body: T, revision: int) -> Response[T]:
+    """Return a response with the revision as its ETag."""
     return Response(body, headers={"ETag": make_etag(revision)})
 
 
-def tag_view(view: RevisedT) -> Response[RevisedT]:
+def tag_view(view: ViewT) -> Response[ViewT]:
     return tag_body(view, view.revision)
 
 
