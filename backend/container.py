@@ -83,8 +83,8 @@ from backend.memory.search.search import RowReader
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
 from backend.prompts import load_prompts
-from backend.quotas.definitions import CHATS, LOREBOOK_ENTRIES, STORED_BYTES
 from backend.quotas.ledgers import NightlyRecount
+from backend.quotas.limits import CHATS, LOREBOOK_ENTRIES, STORED_BYTES
 from backend.quotas.service import Quotas
 from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine

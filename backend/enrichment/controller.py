@@ -42,7 +42,7 @@ from backend.errors import PreconditionFailedError
 from backend.http.schemas import PREVIEWS, RAISES, STORES, Page, PageSize, PlaceCursor, make_etag
 from backend.jobs.schemas import JobView
 from backend.lorebooks.errors import LorebookFullError
-from backend.quotas.definitions import QUEUED_JOBS, TOKENS_PER_DAY
+from backend.quotas.limits import QUEUED_JOBS, TOKENS_PER_DAY
 from backend.quotas.service import Quotas
 
 

@@ -16,14 +16,13 @@ from backend.campaigns.scenes.chapters import select_fitting_chapters
 from backend.campaigns.state.situations import CampaignLayers
 from backend.chats.schemas import ChatSettings
 from backend.chats.token_counting import line_text
-from backend.context.assembly import Counter
+from backend.context.assembly import Counter, LeftOut, Place, PromptItem
 from backend.context.blocks import (
     DEFAULT_BLOCKS,
     USUAL_ORDER,
     Block,
     Marker,
 )
-from backend.context.layout import LeftOut, Place, PromptItem
 from backend.context.macros import MacroBudget, MacroContext, Variables, expand
 from backend.core.reasons import Reason, ReasonKind
 from backend.lorebooks.entries import Position, Trigger
