@@ -119,7 +119,7 @@ export function chosen(provider, model) {
     attempt(async () => {
       await read(false);
       if (!rows.has(model)) return;
-      // Figures belong to models that are chosen.
+      // Only chosen models have settings.
       all.write(false);
       suit();
       rows.get(model).box.checked = true;
