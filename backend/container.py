@@ -21,7 +21,7 @@ from backend.campaigns.chat_events import CampaignSessions, ItemAudiences, World
 from backend.campaigns.files.transfer import CampaignTransfer
 from backend.campaigns.ledger.change_log import ChangeLogService
 from backend.campaigns.ledger.item_service import ItemService
-from backend.campaigns.proposals.service import ProposalService
+from backend.campaigns.proposals.store import ProposalService
 from backend.campaigns.state.index_source import CampaignSource
 from backend.campaigns.state.situations import SituationService
 from backend.campaigns.state.snapshot import SnapshotCache

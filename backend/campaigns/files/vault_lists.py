@@ -28,7 +28,7 @@ from backend.campaigns.files.markdown import (
 )
 from backend.campaigns.ledger.changes import State
 from backend.campaigns.ledger.items import MAX_SCENES, STRUCTS, Item, Kind
-from backend.campaigns.names.mentions import slug
+from backend.campaigns.names.roster import make_slug
 from backend.chronicles.transfer import EventRecord
 from backend.core.audience import Audience, encode_audience
 from backend.core.cpu_pool import check_stopped
@@ -244,7 +244,7 @@ class ListReader:
 
     def _is_name(self, heading: str) -> bool:
         """True if a heading only repeats the name of its file."""
-        words = set(slug(heading).split("-"))
+        words = set(make_slug(heading).split("-"))
         return words <= {*self._outline.split("-"), *self._outline.removesuffix("s").split("-")}
 
     def _is_group(self, heading: str, *, is_inside: bool) -> bool:
