@@ -74,7 +74,7 @@ _BY_STATUS: dict[int, type[AppError]] = {
 }
 
 
-class Transport:
+class SchemeFinder:
     """Finds the scheme that the browser used, if the public origin is https behind a proxy.
 
     A request is plain http if its proxy says so, or if no proxy forwarded it. Without
@@ -142,13 +142,13 @@ def _network(text: str) -> IPv4Network | IPv6Network | None:
         return None
 
 
-def observe(app: ASGIApp, transport: Transport | None = None) -> ASGIApp:
+def observe(app: ASGIApp, transport: SchemeFinder | None = None) -> ASGIApp:
     """Wrap the application: add a request id and headers, and log each response.
 
     It wraps Litestar, so that responses without a route are included. The application sees the
     scheme that `transport` found.
     """
-    transport = transport or Transport()
+    transport = transport or SchemeFinder()
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:

@@ -78,7 +78,7 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 
 
 def is_secure(connection: Connection) -> bool:
-    """True if the browser used https, according to `backend.http.responses.Transport`."""
+    """True if the browser used https, according to `backend.http.responses.SchemeFinder`."""
     return connection.url.scheme == "https"
 
 

@@ -37,7 +37,7 @@ from backend.database.base import now
 BOX = re.compile(r"\[([ xX])\]\s{1,5}")
 
 
-class World(Protocol):
+class VaultWorld(Protocol):
     """The entities of a vault, and the draft that its lists are added to."""
 
     @property
@@ -70,7 +70,7 @@ class Entry:
     """An entry of a list: its text, and its details by their names."""
 
     def __init__(
-        self, world: World, known: frozenset[str], *, group: str = "", text: str = ""
+        self, world: VaultWorld, known: frozenset[str], *, group: str = "", text: str = ""
     ) -> None:
         self.group = unlinked(group)
         self.heading = group
@@ -190,7 +190,7 @@ class _Section:
 class ListReader:
     """Reads lists into items. What refers to other entries is connected at the end."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: VaultWorld) -> None:
         self._world = world
         self._path = ""
         self._outline = ""
