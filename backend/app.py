@@ -1,4 +1,4 @@
-"""`create_app`: routes, what guards them, and what runs beside them."""
+"""The application: its routes, middleware and background tasks."""
 
 from __future__ import annotations
 
@@ -61,17 +61,16 @@ from backend.llm.controller import ModelController, TokenController
 from backend.llm.providers.addresses import ProviderAddressController
 from backend.llm.providers.controller import ProviderController, ProviderPresetController
 from backend.lorebooks.controller import (
-    CharacterLorebookController,
+    LINK_CONTROLLERS,
     ChatLorebookController,
     LorebookController,
     LoreEntryController,
-    PersonaLorebookController,
 )
 from backend.memory.controller import MemoryController
 from backend.memory.embedding.controller import EmbeddingModelController
 from backend.memory.search.features import VOCABULARY
 from backend.operations.health import HealthController
-from backend.operations.openapi import openapi_config
+from backend.operations.openapi import make_openapi_config
 from backend.presets.controller import CharacterPresetController, PresetController
 from backend.quotas.controller import AccountUsageController, UsageController
 from backend.quotas.ledgers import fold_ledger
@@ -93,11 +92,11 @@ from backend.web.controller import PageController
 log = get_logger(__name__)
 
 API = "/api/v1"
-SWEEP_EVERY = 15.0
-LOOK_EVERY = 20
-"""Rounds of the sweep between two looks at what is in the database's tables."""
+SWEEP_SECONDS = 15.0
+SWEEPS_PER_LONG_ROUND = 20
+"""Every so many sweeps also do the chores that read whole tables."""
 JSON_BODY_BYTES = 8 * 1024 * 1024
-"""Largest body of a route that says nothing else: a card with every field full."""
+"""Default maximum of a request body. It is enough for a card with all fields full."""
 
 API_CONTROLLERS: Sequence[type[Controller]] = (
     InstanceController,
@@ -120,8 +119,7 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     LorebookController,
     LoreEntryController,
     ChatLorebookController,
-    CharacterLorebookController,
-    PersonaLorebookController,
+    *LINK_CONTROLLERS,
     LoreTesterController,
     PresetController,
     CharacterPresetController,
@@ -153,38 +151,37 @@ API_CONTROLLERS: Sequence[type[Controller]] = (
     EmbeddingModelController,
     JobController,
 )
-"""Everything below `API`, behind the guard."""
+"""Controllers below `API`. The guard checks the scope of each request."""
 
 PLAIN_CONTROLLERS: Sequence[type[Controller]] = (PageController, HealthController)
-"""What stands beside it."""
+"""Controllers without the guard and the prefix `API`."""
 
 
 def create_app(parts: Services) -> Litestar:
-    """The application: routes, guards, and what runs beside them."""
-    provided = _dependencies(parts)
+    provided = _make_dependencies(parts)
     api = Router(
         API,
-        route_handlers=[_provided_for(each, provided) for each in API_CONTROLLERS],
+        route_handlers=[_add_dependencies(each, provided) for each in API_CONTROLLERS],
         guards=[guard],
     )
     return Litestar(
-        route_handlers=[api, *(_provided_for(each, provided) for each in PLAIN_CONTROLLERS)],
+        route_handlers=[api, *(_add_dependencies(each, provided) for each in PLAIN_CONTROLLERS)],
         middleware=[
             PrometheusConfig(
                 app_name="talekeeper", prefix="talekeeper", group_path=True
             ).middleware,
-            *guarding(parts),
+            *make_middleware(parts),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=[lambda _: _running(parts)],
         request_max_body_size=JSON_BODY_BYTES,
         logging_config=None,
-        openapi_config=openapi_config(),
+        openapi_config=make_openapi_config(),
     )
 
 
-def guarding(parts: Services) -> list[ASGIMiddleware]:
-    """What every request goes through, the outermost first."""
+def make_middleware(parts: Services) -> list[ASGIMiddleware]:
+    """Build the middleware of all requests, outermost first."""
     return [
         DrainMiddleware(parts.drain),
         IdentityMiddleware(
@@ -200,18 +197,18 @@ def guarding(parts: Services) -> list[ASGIMiddleware]:
     ]
 
 
-def _dependencies(parts: Services) -> dict[str, Provide]:
-    found = {name: _part(parts, name) for name in vars(parts)}
+def _make_dependencies(parts: Services) -> dict[str, Provide]:
+    found = {name: _provide_service(parts, name) for name in vars(parts)}
     return {**found, "identity": Provide(provide_identity, sync_to_thread=False)}
 
 
-def _provided_for(
+def _add_dependencies(
     controller: type[Controller], provided: Mapping[str, Provide]
 ) -> type[Controller]:
-    """The controller with those dependencies that its handlers name.
+    """Return a subclass of the controller with the dependencies that its handlers name.
 
-    For each route Litestar compares all its dependencies with one another: with all parts at every
-    route that was a tenth of a start.
+    Litestar compares the dependencies of each route with one another. With all services at every
+    route, this took a tenth of the start time.
     """
     handlers = [each for each in vars(controller).values() if isinstance(each, HTTPRouteHandler)]
     names = {name for each in handlers for name in signature(each.fn).parameters}
@@ -219,20 +216,20 @@ def _provided_for(
     return type(controller.__name__, (controller,), {"dependencies": dependencies})
 
 
-def _part(parts: Services, name: str) -> Provide:
+def _provide_service(parts: Services, name: str) -> Provide:
     return Provide(lambda: getattr(parts, name), sync_to_thread=False)
 
 
 @contextlib.asynccontextmanager
 async def _running(parts: Services) -> AsyncGenerator[None]:
-    """What happens before the first request, beside all, and after the last."""
+    """Start the background tasks, and stop them and the services after the last request."""
     begin = partial(persist, parts.database)
     await begin("processes", parts.processes.start)
     await begin("deletions", partial(finish_deletions, parts.database))
     await parts.database.optimize()
-    # What was imported stays: the collector need not walk it again and again. A full prompt makes
-    # thousands of objects at once, and the full collections that they set off took over 100 ms.
-    # What a start itself leaves in cycles, half a megabyte, is not worth a tenth of it.
+    # Imported objects are never freed, so exclude them from garbage collection. A full prompt
+    # creates thousands of objects at once, and the full collections after it took over 100 ms.
+    # Collecting the half megabyte of garbage of the start would take a tenth of the start time.
     gc.freeze()
     gc.enable()
     warm_up = asyncio.create_task(_load_tokenizers(parts))
@@ -265,11 +262,13 @@ async def _running(parts: Services) -> AsyncGenerator[None]:
 
 
 async def _sweep(parts: Services) -> None:
-    """Look after turns that other processes left behind, and drop what has served its time."""
+    """Recover turns of stopped processes, and delete expired data, until cancelled."""
     rounds = count(1)
     while True:
-        await asyncio.sleep(SWEEP_EVERY)
-        for name, chore in _chores(parts, is_long_round=next(rounds) % LOOK_EVERY == 0).items():
+        await asyncio.sleep(SWEEP_SECONDS)
+        for name, chore in _chores(
+            parts, is_long_round=next(rounds) % SWEEPS_PER_LONG_ROUND == 0
+        ).items():
             try:
                 found = chore()
                 if isawaitable(found):
@@ -279,13 +278,10 @@ async def _sweep(parts: Services) -> None:
 
 
 def _chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], object]]:
-    """Return the chores of one round of the sweep, by names for the log.
-
-    Nothing in one chore depends on another: if one fails, the others are done.
-    """
+    """Return the chores of one sweep by their names in the log. They are independent."""
     database, memory = parts.database, parts.memory
     chores: dict[str, Callable[[], object]] = {
-        # Nothing is waited for in these, so a database that hangs does not hold them up.
+        # First, because these do not wait for the database, which may not respond.
         "blinders": memory.blinders.sweep,
         "lore": parts.lore.sweep,
         "histories": parts.histories.sweep,
@@ -309,8 +305,8 @@ def _chores(parts: Services, *, is_long_round: bool) -> dict[str, Callable[[], o
 
 
 async def _load_tokenizers(parts: Services) -> None:
-    """Load the vocabularies before the first turn needs them, once somebody is here: 50 MB."""
-    await parts.somebody_is_here.wait()
+    """Load the vocabularies (50 MB) after the first sign-in, before a turn needs them."""
+    await parts.has_users.wait()
     used = {best_tokenizer(spec.tokenizer) for spec in parts.registry.specs()}
     for name in {VOCABULARY, *used}:
         await asyncio.to_thread(get_tokenizer, name)

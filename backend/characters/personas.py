@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post, put
+from litestar import Controller, Response, delete, get, patch, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
@@ -22,12 +22,14 @@ from backend.http.schemas import (
     FILES,
     PATCHES,
     RAISES,
+    AnyRequest,
+    IfMatch,
     Page,
     PageSize,
     check_revision,
-    make_etag,
     merge_patch,
     reject_unknown,
+    tag_view,
 )
 from backend.vault.sealing import Sealer
 
@@ -120,9 +122,6 @@ def _view(sealer: Sealer, persona: Persona, *, has_avatar: bool) -> PersonaView:
     )
 
 
-AnyRequest = Request[Any, Any, Any]
-
-
 class PersonaController(Controller):
     """Personas."""
 
@@ -148,7 +147,7 @@ class PersonaController(Controller):
         personas: NamedDependency[PersonaService],
     ) -> Response[PersonaView]:
         """Make a persona: who the user is in a chat."""
-        return _tagged(await personas.create(identity, data))
+        return tag_view(await personas.create(identity, data))
 
     @get("/{persona_id:uuid}", opt={RAISES: (PersonaNotFoundError,)}, summary="Read a persona")
     async def get_persona(
@@ -158,7 +157,7 @@ class PersonaController(Controller):
         personas: NamedDependency[PersonaService],
     ) -> Response[PersonaView]:
         """A persona."""
-        return _tagged(await personas.get(identity, persona_id))
+        return tag_view(await personas.get(identity, persona_id))
 
     @patch(
         "/{persona_id:uuid}",
@@ -167,17 +166,14 @@ class PersonaController(Controller):
     )
     async def patch_persona(
         self,
-        request: AnyRequest,
         persona_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: NamedDependency[Identity],
         personas: NamedDependency[PersonaService],
+        if_match: IfMatch = None,
     ) -> Response[PersonaView]:
         """Merge into a persona: what is absent stays, null goes back to the default."""
-        view = await personas.patch(
-            identity, persona_id, data, if_match=request.headers.get("if-match")
-        )
-        return _tagged(view)
+        return tag_view(await personas.patch(identity, persona_id, data, if_match=if_match))
 
     @delete(
         "/{persona_id:uuid}",
@@ -186,13 +182,13 @@ class PersonaController(Controller):
     )
     async def delete_persona(
         self,
-        request: AnyRequest,
         persona_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         personas: NamedDependency[PersonaService],
+        if_match: IfMatch = None,
     ) -> None:
         """Delete a persona with its picture. Chats stay, and go on without it."""
-        await personas.delete(identity, persona_id, if_match=request.headers.get("if-match"))
+        await personas.delete(identity, persona_id, if_match=if_match)
 
     @get(
         "/{persona_id:uuid}/avatar",
@@ -245,7 +241,3 @@ class PersonaController(Controller):
     ) -> None:
         """Delete the picture, in both sizes."""
         await personas.avatars.remove(identity, persona_id)
-
-
-def _tagged(view: PersonaView) -> Response[PersonaView]:
-    return Response(view, headers={"ETag": make_etag(view.revision)})

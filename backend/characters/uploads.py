@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.openapi.spec import (
     OpenAPIFormat,
     OpenAPIMediaType,
@@ -33,6 +32,7 @@ from backend.characters.avatars import Picture
 from backend.characters.cards.model import MAX_FILE_BYTES, MEGABYTE
 from backend.characters.exporting import ExportedFile
 from backend.errors import BadRequestError, UnsupportedMediaTypeError, ValidationError
+from backend.http.schemas import AnyRequest
 
 FIELD = "file"
 NAME_FIELD = "name"
@@ -43,8 +43,6 @@ MULTIPART = "multipart/form-data"
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 
 _MAX_PARTS = 16
-
-AnyRequest = Request[Any, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +165,7 @@ def _binary() -> Schema:
 _NOSNIFF = {"X-Content-Type-Options": "nosniff"}
 
 
-def picture_answer(request: Request[Any, Any, Any], picture: Picture) -> Response[bytes]:
+def picture_answer(request: AnyRequest, picture: Picture) -> Response[bytes]:
     """A picture that a browser may keep, and asks about before it shows it again; else 304."""
     tag = f'"{picture.tag}"'
     headers = {"ETag": tag, "Cache-Control": "private, no-cache", **_NOSNIFF}
@@ -183,5 +181,5 @@ def file_answer(file: ExportedFile) -> Response[bytes]:
     return Response(file.data, media_type=file.media_type, headers=headers)
 
 
-def _known(request: Request[Any, Any, Any]) -> str:
+def _known(request: AnyRequest) -> str:
     return request.headers.get("if-none-match", "")

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 import msgspec
-from litestar import Request, Response
+from litestar import Response
 from litestar._kwargs.extractors import create_query_default_dict
 from litestar._parsers import parse_cookie_string, parse_query_string
 from litestar.datastructures import URL
@@ -26,10 +26,10 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from backend import errors
 from backend.core.logs import bind_request, get_logger
 from backend.errors import MEDIA_TYPE, TYPE_PREFIX, AppError
+from backend.http.schemas import AnyRequest
 
 log = get_logger(__name__)
 
-AnyRequest = Request[Any, Any, Any]
 AnyResponse = Response[dict[str, Any]]
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")

@@ -6,20 +6,30 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import GenericAlias
-from typing import Annotated, Any, Generic, Self, TypeVar, cast
+from typing import Annotated, Any, Generic, Protocol, Self, TypeVar, cast
 
 import msgspec
+from litestar import Request, Response
 from litestar.handlers import HTTPRouteHandler
-from litestar.params import QueryParameter
+from litestar.params import HeaderParameter, QueryParameter
 from litestar.types import Scope
 
 from backend.errors import AppError, PreconditionFailedError, ValidationError
 
+AnyRequest = Request[Any, Any, Any]
+
+
+class Revised(Protocol):
+    """A view of a resource that has a revision."""
+
+    @property
+    def revision(self) -> int: ...
+
+
 T = TypeVar("T")
-StructT = TypeVar("StructT", bound=msgspec.Struct)
-
-
 RowT = TypeVar("RowT")
+RevisedT = TypeVar("RevisedT", bound=Revised)
+StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 _SLICE_ITEMS = 500
 """Converting this many items takes 1 to 2 ms."""
@@ -35,10 +45,14 @@ PageSize = Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)]
 """The `limit` of a list."""
 PlaceCursor = Annotated[int | None, QueryParameter(ge=0, le=MAX_INTEGER)]
 """The `after` or `before` of a list that is paged by position."""
+IfMatch = Annotated[str | None, HeaderParameter(name="If-Match", include_in_schema=False)]
+"""The header of a conditional change. `docs/reference/api.md` describes it for all routes."""
 
 # Keys of a handler's `opt` for the OpenAPI document.
 RAISES = "raises"
 """The `AppError` classes that the route can return, in addition to those of every route."""
+COMMON_RAISES = "common_raises"
+"""The same for all routes of a controller."""
 PATCHES = "patches"
 """The struct that the route's JSON Merge Patch is applied to."""
 EXAMPLE = "example"
@@ -174,6 +188,15 @@ def make_page(rows: Sequence[RowT], limit: int) -> tuple[list[RowT], str | None]
 
 def make_etag(revision: int) -> str:
     return f'"{revision}"'
+
+
+def tag_body(body: T, revision: int) -> Response[T]:
+    """Return a response whose ETag is the revision."""
+    return Response(body, headers={"ETag": make_etag(revision)})
+
+
+def tag_view(view: RevisedT) -> Response[RevisedT]:
+    return tag_body(view, view.revision)
 
 
 def check_revision(if_match: str | None, revision: int) -> None:

@@ -1,4 +1,4 @@
-"""`talekeeper doctor`: what is configured, what is missing, and how to get it."""
+"""`talekeeper doctor`: check the configuration, and advise on missing parts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ State = Literal["ok", "missing", "fault"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `missing` is something more that could be had."""
+    """The result of one check. `missing` means that an optional or later part is absent."""
 
     name: str
     state: State
@@ -49,7 +49,7 @@ class Finding:
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """Look at every part without changing anything."""
+    """Run all checks. Nothing is changed."""
     checks: tuple[Callable[[Settings], Awaitable[Finding]], ...] = (
         _data_folder,
         _root_key,
@@ -66,7 +66,7 @@ async def examine(settings: Settings) -> list[Finding]:
         _helpers,
         _embeddings,
         _own_embeddings,
-        _door,
+        _network,
     )
     findings: list[Finding] = []
     for check in checks:
@@ -93,8 +93,8 @@ async def _data_folder(settings: Settings) -> Finding:
 
 async def _root_key(settings: Settings) -> Finding:
     path, value = settings.resolved_root_key_file, settings.root_key_text
-    if not await _is_in_order(_tables, settings):
-        # Only the key itself can be looked at: the database's own finding says why.
+    if not await _is_usable(_tables, settings):
+        # Check only the key itself. The finding of the database gives the reason.
         is_needed = False
     else:
         database = Database(settings.resolved_database_url)
@@ -125,7 +125,7 @@ async def _root_key(settings: Settings) -> Finding:
     )
 
 
-async def _is_in_order(check: Callable[[Settings], Awaitable[Finding]], settings: Settings) -> bool:
+async def _is_usable(check: Callable[[Settings], Awaitable[Finding]], settings: Settings) -> bool:
     """True if the checked part exists and can be used."""
     try:
         return (await check(settings)).state != "missing"
@@ -192,7 +192,7 @@ async def _models(settings: Settings) -> Finding:
 
 
 async def _providers(settings: Settings) -> Finding:
-    shared = await _shared(settings)
+    shared = await _load_shared(settings)
     if not shared:
         detail = "none shared; users can add their own"
         return Finding("providers", "missing", detail)
@@ -202,9 +202,9 @@ async def _providers(settings: Settings) -> Finding:
     return Finding("providers", "ok", f"shared: {', '.join(shared)}")
 
 
-async def _shared(settings: Settings) -> dict[str, ProviderConfig | None]:
-    """The installation's providers by their slugs; None for those that do not open."""
-    if not await _is_in_order(_tables, settings) or not await _is_in_order(_root_key, settings):
+async def _load_shared(settings: Settings) -> dict[str, ProviderConfig | None]:
+    """Return the shared providers by slug; None for one that cannot be decrypted."""
+    if not await _is_usable(_tables, settings) or not await _is_usable(_root_key, settings):
         return {}
     root = load_root_keys(settings.resolved_root_key_file, value=settings.root_key_text)
     database = Database(settings.resolved_database_url)
@@ -286,7 +286,7 @@ async def _index(settings: Settings) -> Finding:
 
 
 async def _helpers(settings: Settings) -> Finding:
-    """Start each helper process once: one that does not start says so nowhere else."""
+    """Start each helper process once, because only this check reports a failed start."""
     faults: list[str] = []
     regexes = RegexProcess()
     try:
@@ -308,7 +308,7 @@ async def _helpers(settings: Settings) -> Finding:
 
 async def _own_embeddings(settings: Settings) -> Finding:
     name = "own embeddings"
-    if not await _is_in_order(_tables, settings):
+    if not await _is_usable(_tables, settings):
         return Finding(name, "missing", "not checked: the database is not ready yet")
     database = Database(settings.resolved_database_url)
     chosen = IndexState.is_chosen.is_(True)
@@ -325,23 +325,23 @@ async def _own_embeddings(settings: Settings) -> Finding:
     gone = sum(row.model == GONE for row in rows if row.state == "ready")
     detail = f"accounts with their own model: {len(rows):,}"
     more = {"moving to it": moving, "whose provider was deleted": gone}
-    told = [detail, *(f"{what}: {count:,}" for what, count in more.items() if count)]
+    parts = [detail, *(f"{label}: {count:,}" for label, count in more.items() if count)]
     lost = {row.collection for row in rows} - await list_index_collections(settings)
     if lost:
-        told.append(f"lost: {', '.join(sorted(lost))}")
+        parts.append(f"lost: {', '.join(sorted(lost))}")
         return Finding(
             name,
             "fault",
-            "; ".join(told),
+            "; ".join(parts),
             "Restart Talekeeper: lost indexes are created again, and filled when their users' keys "
             "are available. No text is lost, but until then these users get no search results.",
         )
-    return Finding(name, "ok", "; ".join(told))
+    return Finding(name, "ok", "; ".join(parts))
 
 
 async def _embeddings(settings: Settings) -> Finding:
     if allows_provider(settings):
-        for slug, config in (await _shared(settings)).items():
+        for slug, config in (await _load_shared(settings)).items():
             if config is not None and config.embedding_model:
                 detail = (
                     f"{slug}, {config.embedding_model} (not tested, because that would cost money)"
@@ -352,7 +352,7 @@ async def _embeddings(settings: Settings) -> Finding:
         return _no_embeddings(settings)
     try:
         if isinstance(embedder, LocalEmbedder):
-            # The one that can be tried for nothing.
+            # Only a local model can be tested for free.
             await embedder.embed(["A line to embed."], "query")
             where = f"computed locally, from {embedder.folder}"
         else:
@@ -370,7 +370,7 @@ async def _embeddings(settings: Settings) -> Finding:
 
 
 def _no_embeddings(settings: Settings) -> Finding:
-    """Search does without; how to have them depends on what is there already."""
+    """Return the finding for an installation without embeddings, with advice that fits it."""
     if settings.embedder == "none":
         advice = "TALEKEEPER_EMBEDDER is none. Set it to auto, gemini, openai or local."
     elif is_installed():
@@ -383,13 +383,13 @@ def _no_embeddings(settings: Settings) -> Finding:
     return Finding("embeddings", "missing", "none: search uses keywords only", advice)
 
 
-async def _door(settings: Settings) -> Finding:
+async def _network(settings: Settings) -> Finding:
     if settings.lan:
-        return Finding("door", "ok", f"port {settings.lan_port} on the local network, with TLS")
+        return Finding("network", "ok", f"port {settings.lan_port} on the local network, with TLS")
     if settings.host in {"127.0.0.1", "::1", "localhost"}:
-        return Finding("door", "ok", f"{settings.host}:{settings.port}, this machine only")
+        return Finding("network", "ok", f"{settings.host}:{settings.port}, this machine only")
     return Finding(
-        "door",
+        "network",
         "ok",
         f"{settings.host}:{settings.port}, sign-up: {settings.registration}",
         "Sessions need https: use `talekeeper serve --lan` on your own network. For the "

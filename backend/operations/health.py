@@ -1,4 +1,4 @@
-"""`/health`, `/ready` and `/metrics`: for those who keep Talekeeper running."""
+"""Routes for operators: `/health`, `/ready` and `/metrics`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,14 +20,14 @@ from backend.memory.runtime import MemoryRuntime
 from backend.regex.process import RegexProcess
 from backend.settings import Settings
 
-PATIENCE_SECONDS = 5.0
-"""How long `/ready` waits for a part that does not answer: shorter than those who ask it wait."""
+PING_SECONDS = 5.0
+"""Time limit of `/ready` for one part. Probes wait longer, so they get a response."""
 
-PROXIES_SAY = {"forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip"}
+PROXY_HEADERS = {"forwarded", "via", "x-forwarded-for", "x-forwarded-proto", "x-real-ip"}
 
 
 class HealthCheck(msgspec.Struct, kw_only=True):
-    """One part that Talekeeper leans on. Without one that is not `needed` it gets by."""
+    """The state of one part. Requests fail if a `needed` part is not ready."""
 
     name: str
     ready: bool
@@ -36,21 +36,19 @@ class HealthCheck(msgspec.Struct, kw_only=True):
 
 
 class Readiness(msgspec.Struct, kw_only=True):
-    """Whether requests can be served, part by part."""
+    """The state of the server and its parts."""
 
     ready: bool
     parts: list[HealthCheck]
 
 
 class HealthController(Controller):
-    """Alive, ready, and how busy."""
-
     tags = ("Operation",)
     opt = {PUBLIC: True}  # noqa: RUF012  # Litestar's own declaration
 
     @get("/health", summary="Alive")
     async def health(self) -> dict[str, str]:
-        """The process answers."""
+        """Return 200 while the process runs."""
         return {"status": "alive"}
 
     @get(
@@ -69,9 +67,9 @@ class HealthController(Controller):
         regexes: NamedDependency[RegexProcess],
         drain: NamedDependency[Drain],
     ) -> Response[Readiness]:
-        """Each part, with a reason where it is not ready; 503 when requests need that part.
+        """Return the state of each part, and 503 if a needed part is not ready.
 
-        While the process ends, its part `server` is not ready.
+        During a shutdown the part `server` is not ready.
         """
         index, embedder = memory.collections.current, memory.embedder
         names = ", ".join(spec.id for spec in registry.specs())
@@ -80,9 +78,9 @@ class HealthController(Controller):
         stopping = HealthCheck(name="server", ready=False, detail=ServerStoppingError.title)
         parts = [
             *([stopping] if drain.is_on else []),
-            await _pinged("database", kind, database.ping, DatabaseUnavailableError),
+            await _ping("database", kind, database.ping, DatabaseUnavailableError),
             HealthCheck(name="models", ready=True, detail=names),
-            await _pinged("index", index.name, index.ping, IndexUnavailableError, needed=False),
+            await _ping("index", index.name, index.ping, IndexUnavailableError, needed=False),
             HealthCheck(
                 name="embeddings",
                 ready=True,
@@ -103,15 +101,15 @@ class HealthController(Controller):
     async def metrics(
         self, request: Request[Any, Any, Any], settings: NamedDependency[Settings]
     ) -> Response[bytes]:
-        """Counts and durations for Prometheus, by route; nothing of anybody's."""
-        if settings.metrics == "off" or (settings.metrics == "loopback" and not _is_near(request)):
+        """Return request counts and durations by route for Prometheus, without user data."""
+        if settings.metrics == "off" or (settings.metrics == "loopback" and not _is_local(request)):
             raise NotFoundError
         return Response(
             generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST.partition("; charset")[0]
         )
 
 
-async def _pinged(
+async def _ping(
     name: str,
     detail: str,
     ping: Callable[[], Awaitable[None]],
@@ -120,15 +118,15 @@ async def _pinged(
     needed: bool = True,
 ) -> HealthCheck:
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(PING_SECONDS):
             await ping()
     except (refused, TimeoutError):
         return HealthCheck(name=name, ready=False, detail=refused.title, needed=needed)
     return HealthCheck(name=name, ready=True, detail=detail, needed=needed)
 
 
-def _is_near(request: Request[Any, Any, Any]) -> bool:
-    """Asked from this machine itself, not through a proxy on it."""
+def _is_local(request: Request[Any, Any, Any]) -> bool:
+    """True if the request comes directly from this machine, without a proxy."""
     client = request.client.host if request.client else ""
-    forwarded = PROXIES_SAY & {name.lower() for name in request.headers}
+    forwarded = PROXY_HEADERS & {name.lower() for name in request.headers}
     return not forwarded and is_loopback(request) and client in {"127.0.0.1", "::1"}

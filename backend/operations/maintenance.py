@@ -1,7 +1,7 @@
-"""What `talekeeper reindex` and `rotate-keys` do; each can be interrupted and started again.
+"""The commands `talekeeper reindex` and `rotate-keys`. They can be interrupted and repeated.
 
-Every function says in a sentence how it ended. Those that take a password raise
-`WrongCredentialsError`: nobody's texts can be read without it.
+Each function returns a message for the terminal. Functions with a password raise
+`WrongCredentialsError`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ TABLES = (
     provider_models,
     turn_models,
 )
-"""Every table has to be known for every sealed text to be found."""
+"""Imported for their tables, so that rotation finds every sealed column."""
 
 POLL_SECONDS = 0.2
 
@@ -65,27 +65,26 @@ POLL_SECONDS = 0.2
 async def reindex_user(
     database: Database, settings: Settings, *, name: str, password: str, report: ReportProgress
 ) -> str:
-    """Bring the index up to date with all texts of one user."""
-    root = _root_keys(settings)
-    accounts = await _accounts(database, settings, root)
+    root = _load_root_keys(settings)
+    accounts = await _open_accounts(database, settings, root)
     unlocked = await accounts.unlock(name, password, address="")
     async with database.read() as session:
         rows = await list_data_keys(session, unlocked.user.id)
     sealer = open_sealer(unlocked.user, rows, user_key=unlocked.current.key)
-    async with _memory(database, settings, JobQueue(database, root)) as memory:
+    async with _open_memory(database, settings, JobQueue(database, root)) as memory:
         collection = await memory.indexer.rebuild(sealer, report)
         count = await (await memory.collections.open(collection)).count(unlocked.user.id)
     return f"The index {collection} has {count:,} points of {name}."
 
 
-async def reindex_everybody(database: Database, settings: Settings, report: ReportProgress) -> str:
-    """Bring the index up to date with everybody's texts, as far as their keys are to be had.
+async def reindex_all_users(database: Database, settings: Settings, report: ReportProgress) -> str:
+    """Index the texts of all users whose keys are available.
 
-    Whose key is not to be had is indexed when they are next seen.
+    The other users are indexed after their next sign-in.
     """
-    root = _root_keys(settings)
+    root = _load_root_keys(settings)
     queue = JobQueue(database, root)
-    async with _memory(database, settings, queue) as memory:
+    async with _open_memory(database, settings, queue) as memory:
         worker = Worker(queue, memory.kinds, JobKeys(root), concurrency=2)
         try:
             await memory.prepare()
@@ -94,11 +93,11 @@ async def reindex_everybody(database: Database, settings: Settings, report: Repo
                 for user_id, collection in users:
                     await memory.outbox.reindex(session, user_id, collection)
             worker.start()
-            while left := await _left(database, "queued", "running"):
+            while left := await _count_jobs(database, "queued", "running"):
                 report(len(users) - min(left, len(users)), len(users))
                 await asyncio.sleep(POLL_SECONDS)
             report(len(users), len(users))
-            waiting = await _left(database, "waiting_key")
+            waiting = await _count_jobs(database, "waiting_key")
         finally:
             await worker.aclose()
     done = len(users) - waiting
@@ -112,7 +111,6 @@ async def reindex_everybody(database: Database, settings: Settings, report: Repo
 
 
 async def rotate_root_keys(database: Database, settings: Settings, report: ReportProgress) -> str:
-    """Put a new root key in the place of the old one."""
     path, value = settings.resolved_root_key_file, settings.root_key_text
     result = await rotate_root_key(database, path=path, value=value, report=report)
     message = f"All keys are now encrypted with version {result.version} of the root key."
@@ -122,8 +120,7 @@ async def rotate_root_keys(database: Database, settings: Settings, report: Repor
     return f"{message} Keep a new copy of {path}."
 
 
-async def make_data_keys_due(database: Database) -> str:
-    """Have everyone get a new data key at the next log-in."""
+async def schedule_new_data_keys(database: Database) -> str:
     count = await request_new_data_keys(database)
     return (
         f"{count} accounts get a new data key at their next sign-in. Existing data stays encrypted "
@@ -134,7 +131,7 @@ async def make_data_keys_due(database: Database) -> str:
 async def rotate_user_key(
     database: Database, settings: Settings, *, name: str, password: str
 ) -> str:
-    accounts = await _accounts(database, settings, _root_keys(settings))
+    accounts = await _open_accounts(database, settings, _load_root_keys(settings))
     unlocked = await accounts.unlock(name, password, address="")
     renewed = await accounts.renew(unlocked.user.id, unlocked.current)
     return (
@@ -146,8 +143,8 @@ async def rotate_user_key(
 async def rotate_user_data_key(
     database: Database, settings: Settings, *, name: str, password: str, report: ReportProgress
 ) -> str:
-    """Seal all texts of one user anew under a new data key."""
-    accounts = await _accounts(database, settings, _root_keys(settings))
+    """Seal all texts of one user again, under a new data key."""
+    accounts = await _open_accounts(database, settings, _load_root_keys(settings))
     unlocked = await accounts.unlock(name, password, address="")
     result = await rotate_data_key(database, unlocked.user.id, unlocked.current.key, report)
     message = f"{result.resealed:,} texts are now encrypted with data key {result.number}."
@@ -159,33 +156,33 @@ async def rotate_user_data_key(
     return message
 
 
-def _root_keys(settings: Settings) -> RootKeys:
+def _load_root_keys(settings: Settings) -> RootKeys:
     return load_root_keys(settings.resolved_root_key_file, value=settings.root_key_text)
 
 
-async def _accounts(database: Database, settings: Settings, root: RootKeys) -> AccountService:
+async def _open_accounts(database: Database, settings: Settings, root: RootKeys) -> AccountService:
     instance = await load_instance_keys(database, root)
     return AccountService(database, root, instance, settings, kdf=DEFAULT_KDF)
 
 
 @asynccontextmanager
-async def _memory(
+async def _open_memory(
     database: Database, settings: Settings, queue: JobQueue
 ) -> AsyncGenerator[MemoryRuntime]:
     sources = (MessageSource(), LoreSource(), ChronicleSource(), CampaignSource())
     pool = CpuPool()
     outbox = IndexOutbox(queue)
-    user_models = UserModels(build_registry(settings), settings, _root_keys(settings))
+    user_models = UserModels(build_registry(settings), settings, _load_root_keys(settings))
     memory = await open_memory(settings, database, queue, outbox, sources, pool, user_models)
     try:
-        await memory.collections.current.ping()  # nothing can be done without
+        await memory.collections.current.ping()  # fail now if the index does not respond
         yield memory
     finally:
         await memory.aclose()
         await pool.aclose()
 
 
-async def _left(database: Database, *states: str) -> int:
+async def _count_jobs(database: Database, *states: str) -> int:
     job = job_models.Job
     query = select(func.count()).select_from(job).where(job.kind == REINDEX, job.state.in_(states))
     async with database.read() as session:

@@ -22,8 +22,8 @@ from backend.memory.runtime import index_folder
 from backend.settings import Settings
 from backend.vault.root import RootKeyError
 
-NEEDED_BYTES = 32 * 1024 * 1024
-"""Room on the disk below which a start cannot be relied on."""
+MIN_FREE_BYTES = 32 * 1024 * 1024
+"""Minimum free disk space for a start."""
 
 _ANOTHER_FOLDER = "or choose another folder with --data-dir"
 _ROOM = "Free some space and start again."
@@ -110,7 +110,7 @@ def find_folder_fault(folder: Path) -> str | None:
         return _explain_path(errno.ENOTDIR, folder)
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         return _explain_path(errno.EACCES, folder)
-    if shutil.disk_usage(folder).free < NEEDED_BYTES:
+    if shutil.disk_usage(folder).free < MIN_FREE_BYTES:
         return _explain_path(errno.ENOSPC, folder)
     return None
 

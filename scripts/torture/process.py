@@ -37,7 +37,7 @@ SHORTER_WAITS: tuple[tuple[Any, str, Any], ...] = (
     (store, "LEASE_DURATION", TURN_LEASE),
     (start, "LEASE_DURATION", TURN_LEASE),
     (play_store, "LEASE_DURATION", TURN_LEASE),
-    (app, "SWEEP_EVERY", 1.0),
+    (app, "SWEEP_SECONDS", 1.0),
     # Longer than a client of torture waits for an answer.
     (idempotency, "CLAIM_TIMEOUT", timedelta(seconds=25)),
     (outbox, "SECOND_DELETE_DELAY", timedelta(seconds=10)),

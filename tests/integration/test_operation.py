@@ -290,7 +290,7 @@ async def test_a_chore_that_fails_keeps_no_other_from_being_done(
     async def has_failed() -> bool:
         return bool(logged.lines("server.sweep_failed"))
 
-    monkeypatch.setattr(app, "SWEEP_EVERY", 0.02)
+    monkeypatch.setattr(app, "SWEEP_SECONDS", 0.02)
     monkeypatch.setattr(TurnService, "recover", fail)
     monkeypatch.setattr(JobService, "clean", clean)
     async with running(sqlite_url, tmp_path):

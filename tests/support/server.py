@@ -21,12 +21,12 @@ from litestar import Litestar
 from litestar.middleware import ASGIMiddleware
 from pydantic import BaseModel
 
-from backend.app import create_app, guarding
+from backend.app import create_app, make_middleware
 from backend.container import Services, build_services
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry
 from backend.http.responses import SchemeFinder, observe
-from backend.server import server_config
+from backend.server import make_server_config
 from backend.settings import Settings
 from backend.vault.root import RootKeys
 from backend.vault.slots import PasswordKdf
@@ -149,7 +149,7 @@ class Applications:
     @contextlib.contextmanager
     def take(self, parts: Services) -> Generator[Litestar]:
         """Yield an application with these services; keep it for reuse unless the block fails."""
-        guards = guarding(parts)
+        guards = make_middleware(parts)
         if not self._free:
             own = copy.copy(parts)
             app = create_app(own)
@@ -245,7 +245,7 @@ async def running(
     ):
         listener.bind(("127.0.0.1", 0))
         server = _Server(
-            server_config(
+            make_server_config(
                 observe(
                     app,
                     SchemeFinder(

@@ -53,9 +53,7 @@ from backend.accounts.schemas import (
 from backend.accounts.service import AccountService, SignUpState, UnlockedAccount
 from backend.database.base import now
 from backend.errors import BadRequestError, ValidationError
-from backend.http.schemas import EXAMPLE, RAISES, Page, PageSize
-
-AnyRequest = Request[Any, Any, Any]
+from backend.http.schemas import EXAMPLE, RAISES, AnyRequest, Page, PageSize
 
 SIGN_IN_ERRORS = (TooManyAttemptsError, InsecureTransportError, BusyError)
 """Errors of all sign-in routes."""

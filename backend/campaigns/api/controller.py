@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar import Controller, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
@@ -54,13 +54,14 @@ from backend.http.schemas import (
     MAX_INTEGER,
     PATCHES,
     RAISES,
+    AnyRequest,
+    IfMatch,
     Page,
     PageSize,
     PlaceCursor,
-    make_etag,
+    tag_body,
 )
 
-AnyRequest = Request[Any, Any, Any]
 TAGS = ("Campaigns",)
 
 
@@ -128,19 +129,18 @@ class CampaignController(Controller):
     )
     async def patch_campaign(
         self,
-        request: AnyRequest,
         campaign_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: NamedDependency[Identity],
         campaigns: NamedDependency[CampaignService],
         message_id: FromQuery[UUID | None] = None,
+        if_match: IfMatch = None,
     ) -> Response[CampaignView]:
         """Merge a patch into a campaign: absent fields are kept, null restores the default.
 
         Day, time of day and flags are changed through the ledger. The changes are active while the
         message of `message_id` is; without one, always.
         """
-        if_match = request.headers.get("if-match")
         return _tag_view(
             await campaigns.patch(
                 identity, campaign_id, data, if_match=if_match, message_id=message_id
@@ -154,16 +154,15 @@ class CampaignController(Controller):
     )
     async def delete_campaign(
         self,
-        request: AnyRequest,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         campaigns: NamedDependency[CampaignService],
+        if_match: IfMatch = None,
     ) -> None:
         """Delete a campaign with its items and its ledger.
 
         Its chats and its chronicle are kept.
         """
-        if_match = request.headers.get("if-match")
         await campaigns.delete(identity, campaign_id, if_match=if_match)
 
     @get(
@@ -325,7 +324,7 @@ CONTROLLERS: tuple[type[Controller], ...] = (
 
 
 def _tag_view(view: CampaignView) -> Response[CampaignView]:
-    return Response(view, headers={"ETag": make_etag(view.version)})
+    return tag_body(view, view.version)
 
 
 class CampaignTransferController(Controller):
@@ -346,7 +345,7 @@ class CampaignTransferController(Controller):
     )
     async def import_campaign(
         self,
-        request: Request[Any, Any, Any],
+        request: AnyRequest,
         identity: NamedDependency[Identity],
         campaign_transfer: NamedDependency[CampaignTransfer],
     ) -> Response[ImportedCampaign]:
@@ -360,7 +359,7 @@ class CampaignTransferController(Controller):
         made = await campaign_transfer.import_new(
             identity, upload.data, upload.name.strip() or stem
         )
-        return Response(made, headers={"ETag": make_etag(made.version)})
+        return tag_body(made, made.version)
 
     @get(
         "/{campaign_id:uuid}/export",
@@ -374,7 +373,7 @@ class CampaignTransferController(Controller):
     )
     async def export_campaign(
         self,
-        request: Request[Any, Any, Any],
+        request: AnyRequest,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         campaign_transfer: NamedDependency[CampaignTransfer],

@@ -1,8 +1,8 @@
 """The jobs that compress a scene and summarise a chapter.
 
-A compressed scene has a summary, key moments, threads, changes and quotations. All of them are changes of the last message that was read, so that they count only while that
-message is on the active path. A later compression continues the summary after the lines that it
-covers.
+A compressed scene has a summary, key moments, threads, changes and quotations. All of them are
+changes of the last message that was read, so that they count only while that message is on the
+active path. A later compression continues the summary after the lines that it covers.
 """
 
 from __future__ import annotations

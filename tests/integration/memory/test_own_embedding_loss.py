@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from backend.database.engine import Database
-from backend.operations.maintenance import reindex_everybody, reindex_user
+from backend.operations.maintenance import reindex_all_users, reindex_user
 from tests.fakes.openai_server import error
 from tests.support.memory import (
     API,
@@ -152,7 +152,7 @@ async def test_reindexing_outside_of_the_server_fills_what_was_lost(
     database = Database(settings.resolved_database_url)
     try:
         if whose is None:
-            said = await reindex_everybody(database, settings, quietly)
+            said = await reindex_all_users(database, settings, quietly)
             assert said == "1 of 1 accounts are indexed."
         else:
             said = await reindex_user(

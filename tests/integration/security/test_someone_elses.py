@@ -22,7 +22,7 @@ from backend.campaigns.proposals.authority import Ambiguity
 from backend.database.base import now
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
-from backend.operations.openapi import operation_id
+from backend.operations.openapi import make_operation_id
 from tests.integration.campaigns.drafting import compact
 from tests.integration.turns.seeding import identity_of
 from tests.support.chronicling import last_run, new_event, opt_in, rebuild, sum_up
@@ -301,7 +301,7 @@ async def ask(
     client: httpx.AsyncClient, route: Route, ids: dict[str, str]
 ) -> tuple[int, Any, set[str]]:
     """All that the answer to a request about these things tells."""
-    options: dict[str, Any] = BODIES.get(operation_id(route.handler), {})
+    options: dict[str, Any] = BODIES.get(make_operation_id(route.handler), {})
     if not options and route.method in {"POST", "PATCH", "PUT"}:
         options = {"json": {}}
     answer = await client.request(route.method, route.filled(ids), **options)
