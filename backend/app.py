@@ -30,7 +30,7 @@ from backend.accounts.profile.administration import AdministrationController
 from backend.accounts.profile.controller import ActivityController, MeController
 from backend.accounts.service import finish_deletions
 from backend.campaigns.api.controller import CONTROLLERS as CAMPAIGN_CONTROLLERS
-from backend.campaigns.files.controller import CampaignTransferController
+from backend.campaigns.api.controller import CampaignTransferController
 from backend.characters.controller import CharacterController
 from backend.characters.personas import PersonaController
 from backend.chats.controller import ChatController, MessageController

@@ -173,7 +173,7 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
     from backend.app import create_app
     from backend.container import build_services
     from backend.database.engine import persist
-    from backend.http.responses import Transport, observe
+    from backend.http.responses import SchemeFinder, observe
     from backend.server import Server, format_address, make_server_config, render_greeting
 
     with _lock(settings), _listen(settings) as listener, _listen_in_lan(settings) as lan:
@@ -186,7 +186,7 @@ async def _serve(settings: Settings, _: argparse.Namespace) -> int:
         database, root = await _open_installation(settings, create_root_key=True)
         build = partial(build_services, settings, root, database)
         services = await persist(database, "services", build)
-        transport = Transport(
+        transport = SchemeFinder(
             settings.public_origin, settings.trusted_proxies, signs_itself=settings.lan
         )
         config = make_server_config(

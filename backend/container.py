@@ -21,7 +21,7 @@ from backend.campaigns.chat_events import CampaignSessions, ItemAudiences, World
 from backend.campaigns.files.transfer import CampaignTransfer
 from backend.campaigns.ledger.change_log import ChangeLogService
 from backend.campaigns.ledger.item_service import ItemService
-from backend.campaigns.proposals.service import ProposalService
+from backend.campaigns.proposals.store import ProposalService
 from backend.campaigns.state.index_source import CampaignSource
 from backend.campaigns.state.situations import SituationService
 from backend.campaigns.state.snapshot import SnapshotCache
@@ -83,8 +83,8 @@ from backend.memory.search.search import RowReader
 from backend.presets.repository import get_preset
 from backend.presets.service import PresetService
 from backend.prompts import load_prompts
-from backend.quotas.definitions import CHATS, LOREBOOK_ENTRIES, STORED_BYTES
 from backend.quotas.ledgers import NightlyRecount
+from backend.quotas.limits import CHATS, LOREBOOK_ENTRIES, STORED_BYTES
 from backend.quotas.service import Quotas
 from backend.regex.process import RegexProcess
 from backend.regex.scripts import ScriptEngine

@@ -17,10 +17,15 @@ from sqlalchemy.orm import aliased
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import CampaignFields
 from backend.campaigns.api.service import check_room
-from backend.campaigns.files.archive import Renumbered
-from backend.campaigns.files.draft import CampaignDraft, LedgerLine, settle
-from backend.campaigns.files.rows import CampaignRows, campaign_rows, existing_items, open_items
-from backend.campaigns.files.transfer import insert_campaign
+from backend.campaigns.files.archive import IdMap
+from backend.campaigns.files.draft import CampaignDraft, LedgerLine, settle_ledger
+from backend.campaigns.files.transfer import (
+    CampaignRows,
+    filter_existing_items,
+    insert_campaign,
+    make_campaign_rows,
+    open_items,
+)
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import Change, Operations
@@ -422,8 +427,8 @@ def copy_world(sealer: Sealer, world: WorldAtMessage) -> WorldCopy:
     Each item is created by one change. Its actor and time are those of the last change with the
     highest precedence in the old ledger, so that later work meets the same precedence.
     """
-    items = existing_items(open_items(sealer, world.items))
-    renumbered = Renumbered({item_id: kind for item_id, kind, _ in items})
+    items = filter_existing_items(open_items(sealer, world.items))
+    renumbered = IdMap({item_id: kind for item_id, kind, _ in items})
     ids = renumbered.ids
     writers = _read_writers(world.writers)
     draft = CampaignDraft(
@@ -452,7 +457,7 @@ def copy_world(sealer: Sealer, world: WorldAtMessage) -> WorldCopy:
                 created_at=at,
             )
         )
-    return WorldCopy(campaign_rows(sealer, draft, settle(draft), ()), draft)
+    return WorldCopy(make_campaign_rows(sealer, draft, settle_ledger(draft), ()), draft)
 
 
 def _read_writers(rows: Iterable[Any]) -> dict[UUID, tuple[Actor, datetime]]:

@@ -19,7 +19,7 @@ from backend.memory.index.protocol import Kind
 from backend.memory.indexing.documents import (
     WINDOW,
     IndexDocument,
-    SourceMessage,
+    IndexedMessage,
     build_message_documents,
     build_scene_document,
 )
@@ -191,7 +191,7 @@ class _ChatExcerpt:
         self.rows: dict[UUID, Any] = {}
         self._has_all_near = False
         self._selected: dict[UUID, UUID] = {}
-        self._opened: dict[UUID, SourceMessage] = {}
+        self._opened: dict[UUID, IndexedMessage] = {}
 
     async def load_near(self, session: AsyncSession, ids: Sequence[UUID]) -> None:
         """Load messages with everything in their windows and in their neighbours' windows.
@@ -274,7 +274,7 @@ class _ChatExcerpt:
             found.append(build_scene_document(row.scene_id, [self._line(each) for each in scene]))
         return found
 
-    def _line(self, message_id: UUID) -> SourceMessage:
+    def _line(self, message_id: UUID) -> IndexedMessage:
         """Return a decrypted message. Windows overlap, so the last ones are kept."""
         line = self._opened.get(message_id)
         if line is None:
@@ -283,9 +283,9 @@ class _ChatExcerpt:
             line = self._opened[message_id] = self._open(message_id)
         return line
 
-    def _open(self, message_id: UUID) -> SourceMessage:
+    def _open(self, message_id: UUID) -> IndexedMessage:
         row = self.rows[message_id]
-        return SourceMessage(
+        return IndexedMessage(
             id=row.id,
             container_id=self._chat_id,
             author=self._sealer.open(MESSAGE_AUTHOR, row.id, row.sealed_author),

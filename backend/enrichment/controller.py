@@ -52,7 +52,7 @@ from backend.http.schemas import (
 )
 from backend.jobs.schemas import JobView
 from backend.lorebooks.errors import LorebookFullError
-from backend.quotas.definitions import QUEUED_JOBS, TOKENS_PER_DAY
+from backend.quotas.limits import QUEUED_JOBS, TOKENS_PER_DAY
 from backend.quotas.service import Quotas
 
 

@@ -74,7 +74,7 @@ _BY_STATUS: dict[int, type[AppError]] = {
 }
 
 
-class Transport:
+class SchemeFinder:
     """Finds the scheme that the browser used, if the public origin is https behind a proxy.
 
     A request is plain http if its proxy says so, or if no proxy forwarded it. Without
@@ -135,12 +135,12 @@ def _network(text: str) -> IPv4Network | IPv6Network | None:
         return None
 
 
-def observe(app: ASGIApp, transport: Transport | None = None) -> ASGIApp:
+def observe(app: ASGIApp, transport: SchemeFinder | None = None) -> ASGIApp:
     """Wrap Litestar: add a request id and headers to every response, and log it.
 
     The application sees the scheme that `transport` found.
     """
-    transport = transport or Transport()
+    transport = transport or SchemeFinder()
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:

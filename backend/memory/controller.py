@@ -24,7 +24,7 @@ from backend.memory.indexing.outbox import INDEX, REINDEX
 from backend.memory.indexing.sources import Source
 from backend.memory.models import IndexChange, IndexState
 from backend.memory.runtime import MemoryRuntime
-from backend.quotas.definitions import QUEUED_JOBS
+from backend.quotas.limits import QUEUED_JOBS
 from backend.quotas.service import Quotas
 
 MAX_JOBS = 20

@@ -14,7 +14,7 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.auth.middleware import API_PREFIX, NEEDS, SAFE_METHODS
 from backend.accounts.auth.throttle import normalise_address
 from backend.http.schemas import PREVIEWS, STORES, STREAMS, find_max_body_bytes
-from backend.quotas.definitions import STORED_BYTES
+from backend.quotas.limits import STORED_BYTES
 from backend.quotas.service import Quotas
 
 REQUEST_TIMEOUT_SECONDS = 30.0

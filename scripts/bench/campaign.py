@@ -30,7 +30,7 @@ from backend.accounts.auth.identity import Identity
 from backend.campaigns.ledger.changes import Change, Operations
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import CampaignItem
-from backend.campaigns.names.mentions import NameIndex
+from backend.campaigns.names.roster import NameIndex
 from backend.campaigns.play.table import Table
 from backend.campaigns.state.situations import SituationService
 from backend.chats import tree

@@ -25,7 +25,7 @@ from backend.app import create_app, make_middleware
 from backend.container import Services, build_services
 from backend.database.engine import Database
 from backend.generation.registry import ModelRegistry
-from backend.http.responses import Transport, observe
+from backend.http.responses import SchemeFinder, observe
 from backend.server import make_server_config
 from backend.settings import Settings
 from backend.vault.root import RootKeys
@@ -248,7 +248,7 @@ async def running(
             make_server_config(
                 observe(
                     app,
-                    Transport(
+                    SchemeFinder(
                         config.public_origin, config.trusted_proxies, signs_itself=config.lan
                     ),
                 ),

@@ -22,10 +22,10 @@ from backend.accounts.errors import (
 from backend.accounts.keys.keyring import UserKey, check_protection, report_tampering
 from backend.accounts.keys.slots import make_slot, open_slot
 from backend.accounts.models import KeySlot, User
-from backend.vault.envelopes import UnwrappedKey
 from backend.vault.root import RootKeys
 from backend.vault.slots import (
     PasswordKdf,
+    UnwrappedKey,
     WrongSecretError,
     make_recovery_code,
     parse_recovery_code,

@@ -76,7 +76,7 @@ LOCALHOST = "localhost"
 
 
 def is_secure(connection: AnyConnection) -> bool:
-    """True if the browser used https, according to `backend.http.responses.Transport`."""
+    """True if the browser used https, according to `backend.http.responses.SchemeFinder`."""
     return connection.url.scheme == "https"
 
 

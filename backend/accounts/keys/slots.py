@@ -32,11 +32,12 @@ from backend.core.logs import get_logger
 from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.database.types import Id, UtcTime
-from backend.vault import envelopes
-from backend.vault.envelopes import EnvelopePlace, UnwrappedKey
+from backend.vault import slots as envelopes
 from backend.vault.root import RootKeyError, RootKeys, Wrapped
 from backend.vault.slots import (
+    EnvelopePlace,
     SlotKind,
+    UnwrappedKey,
     rewrap_lent,
     wrap_lent,
 )

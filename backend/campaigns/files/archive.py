@@ -141,7 +141,7 @@ def write_archive(campaign: OpenCampaign) -> dict[str, bytes]:
         **msgspec.structs.asdict(campaign.fields),
     )
     files: dict[str, Any] = {MAIN: record, **held, "compaction_state.json": campaign.counters}
-    written = {name: _indented(value) for name, value in files.items()}
+    written = {name: _format_json(value) for name, value in files.items()}
     written["narratives.json"] = write_file(campaign.chronicle, campaign.events)
     written["ledger.json"] = msgspec.json.encode(campaign.changes)
     for number, chat in enumerate(campaign.chats, start=1):
@@ -149,7 +149,7 @@ def write_archive(campaign: OpenCampaign) -> dict[str, bytes]:
     return written
 
 
-def _indented(value: Any) -> bytes:
+def _format_json(value: Any) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value), indent=2)
 
 
@@ -177,8 +177,8 @@ def read_archive(files: Mapping[str, bytes]) -> CampaignDraft:
     counters = _read(files, "compaction_state.json", CompactionRecord) or CompactionRecord()
     changes = _read_list(files, "ledger.json", ChangeRecord)
     items = _read_items(files)
-    kinds = _kinds(main, changes, items)
-    renumbered = Renumbered(kinds)
+    kinds = _find_kinds(main, changes, items)
+    renumbered = IdMap(kinds)
     draft = CampaignDraft(
         id=renumbered.ids[main.id],
         fields=CampaignFields(
@@ -193,20 +193,20 @@ def read_archive(files: Mapping[str, bytes]) -> CampaignDraft:
     draft.states[draft.id] = {EXISTS: True, **_read_item(renumbered, "world", main.world, MAIN)}
     for where, item_id, kind, fields in items:
         if kind == "term":
-            draft.uses[renumbered.ids[item_id]] = _count(fields.pop("uses", 0), where)
+            draft.uses[renumbered.ids[item_id]] = _read_uses(fields.pop("uses", 0), where)
         state = _read_item(renumbered, kind, fields, where)
         draft.states[renumbered.ids[item_id]] = {EXISTS: True, **state}
     check_items(draft)
     draft.chats, message_ids = _read_chats(files)
     draft.ids = {**renumbered.ids, **message_ids}
     told = {each for log in draft.chats for each in log.path()}
-    draft.lines = [_line(renumbered, change, message_ids, told) for change in changes]
+    draft.lines = [_read_change(renumbered, change, message_ids, told) for change in changes]
     check_work(draft.lines)
     draft.events = _read_events(files)
     return draft
 
 
-def _kinds(
+def _find_kinds(
     main: CampaignRecord, changes: Sequence[ChangeRecord], items: Sequence[ItemRecord]
 ) -> dict[UUID, Kind]:
     """The kind of every item. Raises `CampaignFileError` where the ledger can't be one."""
@@ -229,7 +229,7 @@ def _kinds(
     return kinds
 
 
-def told_items(files: Mapping[str, bytes], draft: CampaignDraft) -> list[UUID]:
+def list_covered_items(files: Mapping[str, bytes], draft: CampaignDraft) -> list[UUID]:
     """Items of the ledger whose kind has a file: those that are not in it were taken out."""
     there: set[Kind] = {kind for kind, name in ITEM_FILES.items() if name in files}
     if files.keys() >= set(ENTITY_FILES.values()):
@@ -237,7 +237,7 @@ def told_items(files: Mapping[str, bytes], draft: CampaignDraft) -> list[UUID]:
     return [item_id for item_id, kind in draft.kinds.items() if kind in there]
 
 
-class Renumbered:
+class IdMap:
     """New ids for old ones. Ids sort by time, and the new ones sort as the old ones do."""
 
     def __init__(self, old: Mapping[UUID, Kind]) -> None:
@@ -268,14 +268,14 @@ class Renumbered:
         return {key: self.value(value) for key, value in fields.items()}
 
 
-def _count(value: Any, where: str) -> int:
+def _read_uses(value: Any, where: str) -> int:
     try:
         return msgspec.convert(value, Number)
     except msgspec.ValidationError as error:
         raise CampaignFileError(f"{where}.uses: {error}.") from error
 
 
-def _read_item(renumbered: Renumbered, kind: Kind, fields: dict[str, Any], where: str) -> State:
+def _read_item(renumbered: IdMap, kind: Kind, fields: dict[str, Any], where: str) -> State:
     try:
         msgspec.convert(fields, STRUCTS[kind], strict=True)
     except msgspec.ValidationError as error:
@@ -283,8 +283,8 @@ def _read_item(renumbered: Renumbered, kind: Kind, fields: dict[str, Any], where
     return renumbered.members(fields, where)
 
 
-def _line(
-    renumbered: Renumbered,
+def _read_change(
+    renumbered: IdMap,
     change: ChangeRecord,
     message_ids: Mapping[UUID, UUID],
     told: Collection[UUID],

@@ -108,7 +108,9 @@ class CampaignDraft:
         return encode_audience(found) if found else GM
 
 
-def settle(draft: CampaignDraft, *, told: Iterable[UUID] = ()) -> dict[UUID, tuple[State, int]]:
+def settle_ledger(
+    draft: CampaignDraft, *, told: Iterable[UUID] = ()
+) -> dict[UUID, tuple[State, int]]:
     """Let the ledger lead to the states: for each item its state, and its last change that counts.
 
     Where it does not lead there, the file was changed by hand, or has no ledger: the states hold,
@@ -116,7 +118,7 @@ def settle(draft: CampaignDraft, *, told: Iterable[UUID] = ()) -> dict[UUID, tup
     deleted.
     """
     settled: dict[UUID, tuple[State, int]] = {}
-    changes = _by_item(draft.lines)
+    changes = _group_active_lines(draft.lines)
     needed: dict[UUID, Operations] = {}
     for item_id, kind in draft.kinds.items():
         check_stopped()
@@ -124,7 +126,7 @@ def settle(draft: CampaignDraft, *, told: Iterable[UUID] = ()) -> dict[UUID, tup
         state = fold(kind, (line.operations for line in lines))
         settled[item_id] = state, lines[-1].seq if lines else 0
         if item_id in draft.states:
-            operations = _leading_to(kind, state, draft.states[item_id])
+            operations = _compare_with_file(kind, state, draft.states[item_id])
             if operations.list_fields() or not exists(state):
                 needed[item_id] = operations
     for item_id in told:
@@ -144,7 +146,7 @@ def settle(draft: CampaignDraft, *, told: Iterable[UUID] = ()) -> dict[UUID, tup
     return settled
 
 
-def _leading_to(kind: Kind, folded: State, state: State) -> Operations:
+def _compare_with_file(kind: Kind, folded: State, state: State) -> Operations:
     """The change that leads from what the ledger says to what a file says; an empty one if none."""
     if folded == state:
         return Operations()
@@ -182,7 +184,7 @@ def check_work(lines: Sequence[LedgerLine]) -> None:
         raise CampaignFileError("ledger.json has too many changes of one item.")
 
 
-def _by_item(lines: Iterable[LedgerLine]) -> defaultdict[UUID, list[LedgerLine]]:
+def _group_active_lines(lines: Iterable[LedgerLine]) -> defaultdict[UUID, list[LedgerLine]]:
     """The changes of each item that count."""
     found: defaultdict[UUID, list[LedgerLine]] = defaultdict(list)
     for line in lines:

@@ -135,7 +135,7 @@ def sections(body: str, is_field: Callable[[str], bool]) -> list[Section]:
 
 def groups(body: str) -> list[Group]:
     """Return all lists, paragraphs and tables of a body by their headings, also of empty ones."""
-    found: list[tuple[tuple[str, ...], list[_Block]]] = [((), [])]
+    found: list[tuple[tuple[str, ...], list[_OpenBullet]]] = [((), [])]
     path: list[tuple[int, str]] = []
     depth = at = 0
     tokens = _tokens(body)
@@ -148,7 +148,7 @@ def groups(body: str) -> list[Group]:
         elif token.type == "list_item_open":
             depth += 1
             if depth == 1:
-                blocks.append(_Block())
+                blocks.append(_OpenBullet())
         elif token.type == "list_item_close":
             depth -= 1
         elif token.type == "heading_open" and not depth and _is_heading(tokens[at + 1]):
@@ -166,7 +166,7 @@ def groups(body: str) -> list[Group]:
 
 
 @dataclass(slots=True)
-class _Block:
+class _OpenBullet:
     """A bullet that is being read."""
 
     texts: list[str] = field(default_factory=list[str])
@@ -181,12 +181,12 @@ class _Block:
         return Bullet("\n".join(texts), details, self.is_listed, self.cells)
 
 
-def _add(blocks: list[_Block], text: str, depth: int, cells: Cells = ()) -> None:
+def _add(blocks: list[_OpenBullet], text: str, depth: int, cells: Cells = ()) -> None:
     """Add a text, which is part of the last entry if it is inside a list."""
     if not text:
         return
     if not depth:
-        blocks.append(_Block([text], is_listed=bool(cells), cells=cells))
+        blocks.append(_OpenBullet([text], is_listed=bool(cells), cells=cells))
     elif depth == 1 and not blocks[-1].details:
         blocks[-1].texts.append(text)
     else:

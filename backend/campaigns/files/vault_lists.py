@@ -28,7 +28,7 @@ from backend.campaigns.files.markdown import (
 )
 from backend.campaigns.ledger.changes import State
 from backend.campaigns.ledger.items import MAX_SCENES, STRUCTS, Item, Kind
-from backend.campaigns.names.mentions import slug
+from backend.campaigns.names.roster import make_slug
 from backend.chronicles.transfer import EventRecord
 from backend.core.audience import Audience, encode_audience
 from backend.core.cpu_pool import check_stopped
@@ -37,7 +37,7 @@ from backend.database.base import now
 BOX = re.compile(r"\[([ xX])\]\s{1,5}")
 
 
-class World(Protocol):
+class VaultWorld(Protocol):
     """The entities of a vault, and the draft that its lists are added to."""
 
     @property
@@ -70,7 +70,7 @@ class Entry:
     """An entry of a list: its text, and its details by their names."""
 
     def __init__(
-        self, world: World, known: frozenset[str], *, group: str = "", text: str = ""
+        self, world: VaultWorld, known: frozenset[str], *, group: str = "", text: str = ""
     ) -> None:
         self.group = unlinked(group)
         self.heading = group
@@ -190,7 +190,7 @@ class _Section:
 class ListReader:
     """Reads lists into items. What refers to other entries is connected at the end."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: VaultWorld) -> None:
         self._world = world
         self._path = ""
         self._outline = ""
@@ -244,7 +244,7 @@ class ListReader:
 
     def _is_name(self, heading: str) -> bool:
         """True if a heading only repeats the name of its file."""
-        words = set(slug(heading).split("-"))
+        words = set(make_slug(heading).split("-"))
         return words <= {*self._outline.split("-"), *self._outline.removesuffix("s").split("-")}
 
     def _is_group(self, heading: str, *, is_inside: bool) -> bool:

@@ -27,7 +27,7 @@ from backend.campaigns.files.vault_entities import EntityFile
 from backend.campaigns.files.vault_lists import ListReader
 from backend.campaigns.ledger.changes import State, build_creation, build_item
 from backend.campaigns.ledger.items import MAX_DAY, MAX_MEMBERS, Fact, Item, Kind, Relation, World
-from backend.campaigns.names.mentions import slug
+from backend.campaigns.names.roster import make_slug
 from backend.campaigns.rules.registry import DEFAULT_RULES, find_rules, load_rules
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, CardLimitError
@@ -166,7 +166,7 @@ class VaultReader:
         Of several, one of that `kind` comes first.
         """
         said = name.rpartition("/")[2].strip().casefold()
-        spelled = (names.get(each) for names in self._names for each in (said, slug(name)))
+        spelled = (names.get(each) for names in self._names for each in (said, make_slug(name)))
         found = next(filter(None, spelled), None)
         if found is None:
             return None
@@ -242,7 +242,7 @@ class VaultReader:
         entity_id = new_id()
         self._files[entity_id] = file
         self.draft.kinds[entity_id] = "entity"
-        spelled = [file.stem], [file.name, slug(file.name)], file.fields["aliases"]
+        spelled = [file.stem], [file.name, make_slug(file.name)], file.fields["aliases"]
         for names, known in zip(spelled, self._names, strict=True):
             for name in dict.fromkeys(each.casefold() for each in names):
                 known.setdefault(name, {}).setdefault(file.kind, entity_id)

@@ -39,7 +39,7 @@ from backend.campaigns.ledger.items import (
     Thread,
     World,
 )
-from backend.campaigns.names.mentions import slug
+from backend.campaigns.names.roster import make_slug
 from backend.chronicles.repository import StoryEvent
 from backend.core.audience import Audience, decode_audience
 from backend.core.files import is_device
@@ -58,7 +58,7 @@ def write_vault(campaign: OpenCampaign) -> dict[str, bytes]:
 
 def _file_name(entity: Entity) -> str:
     """Return the entity's name as a file name that every system can have."""
-    name = slug(entity.name)[:100].encode()[:_NAME_BYTES].decode(errors="ignore")
+    name = make_slug(entity.name)[:100].encode()[:_NAME_BYTES].decode(errors="ignore")
     return f"{name}-{entity.kind}" if is_device(name) else name
 
 

@@ -10,11 +10,16 @@ import msgspec
 
 from backend.campaigns.ledger.changes import EXISTS, State
 from backend.campaigns.ledger.items import Entity, World
-from backend.campaigns.play.echoes import MAX_COSTS, MAX_THREATS, EchoKind, is_full, list_echoes
 from backend.campaigns.play.references import get_name
-from backend.campaigns.play.table import Table
-from backend.campaigns.rules.attributes import read_mapping
-from backend.campaigns.rules.state import PLAY, ROLL
+from backend.campaigns.play.table import (
+    MAX_COSTS,
+    MAX_THREATS,
+    EchoKind,
+    Table,
+    is_full,
+    list_echoes,
+)
+from backend.campaigns.rules.state import PLAY, ROLL, read_mapping
 from backend.campaigns.state.state_block import render_flags, render_name, render_value
 from backend.core.audience import GM
 from backend.prompts import PromptLibrary

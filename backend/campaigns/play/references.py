@@ -10,8 +10,7 @@ from uuid import UUID
 from backend.campaigns.ledger.changes import State, exists
 from backend.campaigns.ledger.items import Kind
 from backend.campaigns.ledger.store import get_audience
-from backend.campaigns.names.mentions import slug
-from backend.campaigns.names.roster import Member, Roster
+from backend.campaigns.names.roster import Member, Roster, make_slug
 from backend.campaigns.rules.protocol import ToolRefusedError
 from backend.campaigns.rules.state import ItemState
 from backend.campaigns.state.snapshot import CampaignSnapshot
@@ -153,7 +152,7 @@ def _is_of_kind(held: ItemState, kinds: Collection[str]) -> bool:
 
 def _list_names(state: State) -> set[str]:
     names = [get_name(state), *state.get("aliases", ())]
-    return {form for name in names for form in (name.casefold(), slug(name))}
+    return {form for name in names for form in (name.casefold(), make_slug(name))}
 
 
 def _build_roster(candidates: Mapping[UUID, State], items: Mapping[UUID, ItemState]) -> Roster:

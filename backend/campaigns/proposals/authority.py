@@ -41,7 +41,7 @@ from backend.campaigns.models import (
     ChangeSource,
     ProposalReason,
 )
-from backend.campaigns.names.mentions import slug
+from backend.campaigns.names.roster import make_slug
 from backend.campaigns.play.table import find_locked_fields
 from backend.chats.models import Message
 from backend.core.audience import PUBLIC, intersect_audiences, may_all_know
@@ -216,7 +216,7 @@ def build_gist(kind: Kind, state: State) -> Gist:
     return (
         kind,
         str(about or ""),
-        slug(get_item_name(kind, state) if kind != "fact" else state["text"]),
+        make_slug(get_item_name(kind, state) if kind != "fact" else state["text"]),
     )
 
 

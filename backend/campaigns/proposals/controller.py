@@ -18,7 +18,7 @@ from backend.campaigns.errors import (
     ProposalTargetGoneError,
 )
 from backend.campaigns.models import ProposalState
-from backend.campaigns.proposals.service import ProposalService
+from backend.campaigns.proposals.store import ProposalService
 from backend.core.audience import GM, ViewpointText, read_viewpoint
 from backend.errors import PreconditionFailedError
 from backend.http.schemas import COMMON_RAISES, RAISES, IfMatch, Page, PageSize

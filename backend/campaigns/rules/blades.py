@@ -15,7 +15,6 @@ from msgspec import Meta
 
 from backend.campaigns.ledger.changes import Operations, State
 from backend.campaigns.ledger.items import Clock, Entity, Kind, World
-from backend.campaigns.play.echoes import add_echo, is_visible, tick
 from backend.campaigns.play.references import Reference, get_name
 from backend.campaigns.play.story_tools import (
     ASK,
@@ -25,8 +24,19 @@ from backend.campaigns.play.story_tools import (
     Short,
     format_paid_key,
 )
-from backend.campaigns.play.table import Table
-from backend.campaigns.rules.attributes import (
+from backend.campaigns.play.table import Table, add_echo, is_visible, tick
+from backend.campaigns.rules.protocol import (
+    AttributeType,
+    Mood,
+    PlayTool,
+    RuleSystem,
+    ToolOutcome,
+    ToolRefusedError,
+)
+from backend.campaigns.rules.state import (
+    Option,
+    PlayState,
+    TableState,
     check_number,
     check_numbers,
     check_texts,
@@ -36,15 +46,6 @@ from backend.campaigns.rules.attributes import (
     read_list,
     read_mapping,
 )
-from backend.campaigns.rules.protocol import (
-    AttributeType,
-    Mood,
-    PlayTool,
-    RuleSystem,
-    ToolOutcome,
-    ToolRefusedError,
-)
-from backend.campaigns.rules.state import Option, PlayState, TableState
 from backend.errors import ValidationError
 
 POOL = "dice"

@@ -42,7 +42,7 @@ from backend.campaigns.ledger.items import (
 from backend.campaigns.ledger.records import open_campaign
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.play.echoes import MAX_COSTS, MAX_THREATS, EchoKind
+from backend.campaigns.play.table import MAX_COSTS, MAX_THREATS, EchoKind
 from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.scenes.chapters import MAX_LOOSE_SCENES
 from backend.campaigns.state.party import find_story_place, has_name, is_scene_here

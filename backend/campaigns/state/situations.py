@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import CampaignContextView, CampaignFields, StateView
-from backend.campaigns.glossary.terms import most_terms
+from backend.campaigns.glossary.terms import get_max_terms
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger.items import Chapter, Entity, Scene, Term, World
 from backend.campaigns.ledger.records import (
@@ -233,7 +233,7 @@ class SituationService:
             campaign_id=reader.campaign.id,
             fields=fields,
             terms=await reader.load_terms(
-                most_terms(settings.glossary_tokens) if "term" in past else 0
+                get_max_terms(settings.glossary_tokens) if "term" in past else 0
             ),
             chapters={one: _mark_title(each, now.marks) for one, each in chapters.items()},
             scenes={one: _mark_title(each, now.marks) for one, each in scenes.items()},

@@ -17,7 +17,7 @@ from backend.campaigns.ledger.changes import State, build_item, build_state
 from backend.campaigns.ledger.items import Entity, Fact, Item, Kind, Relation
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignItem
-from backend.campaigns.names.mentions import NameIndex
+from backend.campaigns.names.roster import NameIndex
 from backend.core.audience import PUBLIC, Viewpoint, may_know
 from backend.core.cpu_pool import iterate_in_slices
 from backend.vault.sealing import Sealer

@@ -14,7 +14,7 @@ import msgspec
 
 from backend.campaigns.ledger.changes import MAX_SUFFIX
 from backend.campaigns.ledger.items import Clock, Entity, Item, Relation, Thread, label_relation
-from backend.campaigns.names.mentions import slug
+from backend.campaigns.names.roster import make_slug
 from backend.core.audience import GM, NAMELESS_MARKS, AudienceMarks
 
 _HEADS = ("name", "title", "text")
@@ -315,7 +315,7 @@ def render_light_block(now: Situation) -> str:
     parts = [f"Day {now.day}"]
     parts += now.player_lines or [render_player_line(player.entity) for player in now.players[:2]]
     if now.location:
-        parts.append(f"at {slug(now.location.entity.name)}")
+        parts.append(f"at {make_slug(now.location.entity.name)}")
     if now.present:
         names = [_render_name(now, person) for person in now.present]
         more = f" +{len(names) - MAX_IN_LIGHT}" if len(names) > MAX_IN_LIGHT else ""

@@ -22,8 +22,7 @@ from backend.campaigns.ledger.changes import (
     compare_states,
 )
 from backend.campaigns.ledger.items import STRUCTS, Item, Kind
-from backend.campaigns.names.mentions import slug
-from backend.campaigns.names.roster import Roster
+from backend.campaigns.names.roster import Roster, make_slug
 from backend.campaigns.play.references import get_name
 from backend.campaigns.proposals.authority import Ambiguity
 from backend.campaigns.rules.protocol import ToolRefusedError
@@ -313,11 +312,11 @@ class Drafter:
         if not name:
             raise ToolRefusedError("Say by `ref` or `name` what it is about.")
         if updater.kind != "entity":
-            wanted = slug(name)
+            wanted = make_slug(name)
             return [
                 one
                 for one, held in self._items.items()
-                if held.kind == updater.kind and slug(get_name(held.state)) == wanted
+                if held.kind == updater.kind and make_slug(get_name(held.state)) == wanted
             ][:1]
         found = self._names.resolve(name, updater.subkinds[0])
         if not found and updater.subkinds[0] in _PEOPLE:

@@ -25,21 +25,21 @@ from backend.campaigns.glossary.coinages import (
     Familiar,
     find_coined,
     hides_names,
-    key_of,
+    make_term_key,
 )
-from backend.campaigns.glossary.tags import TAGS, Tag, Tagged, find_tags
+from backend.campaigns.glossary.tags import TAGS, Tag, TagMatch, find_tags
 from backend.campaigns.glossary.terms import (
     MAX_DEFINITION,
     MAX_PROPOSED,
     Definition,
     KnownTerm,
     count_uses,
-    entity_names,
-    known_terms,
+    load_entity_names,
+    load_terms,
     propose_terms,
 )
 from backend.campaigns.ledger.records import find_campaign, open_campaign
-from backend.campaigns.names.mentions import NameIndex
+from backend.campaigns.names.roster import NameIndex
 from backend.characters import repository as characters
 from backend.characters.cards.model import Card
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, Chat, Message
@@ -120,7 +120,7 @@ class _Found(NamedTuple):
 
     used: Sequence[UUID]
     coined: Sequence[Coinage]
-    tags: Sequence[Tagged]
+    tags: Sequence[TagMatch]
     familiar: Familiar
     is_open: bool
 
@@ -155,7 +155,7 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
         except RetryLaterError:
             return None
         fields = open_campaign(self.sealer, campaign)
-        terms = await known_terms(session, self.sealer, campaign.id)
+        terms = await load_terms(session, self.sealer, campaign.id)
         waiting = sum(known.status == "proposed" for known in terms)
         names, players, texts = await self._read_cast(session, chat, message)
         reader = await self.load_reader(session, chat)
@@ -172,7 +172,7 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
             # A stale campaign is folded before the proposals are written, and compared again.
             version=-1 if campaign.is_stale else campaign.version,
             terms=terms,
-            names=[*names, *await entity_names(session, self.sealer, campaign.id)],
+            names=[*names, *await load_entity_names(session, self.sealer, campaign.id)],
             players=[*players, reader.player.name] if reader.player else players,
             texts=[*texts, fields.name, *msgspec.structs.astuple(fields.brief)],
             proposes=fields.settings.approve_terms or waiting < MAX_PROPOSED,
@@ -266,7 +266,7 @@ class GlossaryTask(Task[GlossaryWork, GlossaryProposal]):
         candidates = [
             Coinage(strip_tags(one.term), to_one_line(one.snippet)) for one in found.coined
         ]
-        tags = [Tagged(one.tag, strip_tags(to_one_line(one.snippet))) for one in found.tags]
+        tags = [TagMatch(one.tag, strip_tags(to_one_line(one.snippet))) for one in found.tags]
         most = min(MAX_PASSAGE, work.reader.stretch_tokens * CHARACTERS_PER_TOKEN)
         passage = strip_tags(clip(work.text, most)).strip() if found.is_open else ""
         prompt = build_prompt(
@@ -305,10 +305,10 @@ def _select_terms(
     said: Sequence[_Term], candidates: Sequence[Coinage], passage: str, familiar: Familiar
 ) -> list[Definition]:
     """Return the defined candidates, and other terms that the model found in the passage."""
-    spelled = {key_of(each.term): each.term for each in candidates}
+    spelled = {make_term_key(each.term): each.term for each in candidates}
     kept: dict[str, Definition] = {}
     for each in said:
-        key, text = key_of(each.term), to_one_line(clip(each.definition, MAX_DEFINITION))
+        key, text = make_term_key(each.term), to_one_line(clip(each.definition, MAX_DEFINITION))
         term = spelled.get(key, "")
         if not term and 1 < len(each.term) <= MAX_TERM and "\n" not in each.term:
             is_new = each.term in passage and not familiar.has(each.term)

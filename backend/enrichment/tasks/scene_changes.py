@@ -21,8 +21,7 @@ from backend.campaigns.ledger.items import Fact, Thread
 from backend.campaigns.ledger.records import open_campaign
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem
-from backend.campaigns.names.mentions import slug
-from backend.campaigns.names.roster import Roster
+from backend.campaigns.names.roster import Roster, make_slug
 from backend.campaigns.play.references import get_name
 from backend.campaigns.play.story_tools import (
     Deltas,
@@ -94,10 +93,10 @@ async def build_threads(
     refused: list[RefusedCall] = []
     for seed in seeds:
         title = clip(to_one_line(seed.title), MAX_TITLE)
-        if not title or slug(title) in taken or len(changes) >= room:
+        if not title or make_slug(title) in taken or len(changes) >= room:
             refused.append(RefusedCall(tool="thread", reason=title or "without a title"))
             continue
-        taken.add(slug(title))
+        taken.add(make_slug(title))
         thread = Thread(
             kind=seed.kind,
             title=title,
@@ -117,7 +116,7 @@ async def _find_taken_titles(session: AsyncSession, sealer: Sealer, campaign: Ca
         words for _, _, words in await find_undone_items(session, sealer, campaign, {"thread"})
     }
     async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
-        taken.add(slug(read_state(sealer, row.id, row.sealed_state)["title"]))
+        taken.add(make_slug(read_state(sealer, row.id, row.sealed_state)["title"]))
     return taken
 
 

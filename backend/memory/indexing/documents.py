@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Protocol
 from uuid import UUID
 
 import numpy as np
 
 from backend.core.audience import PUBLIC, make_keywords, may_all_know
 from backend.core.cpu_pool import CpuPool
-from backend.memory.embedding.protocol import EmbedderError, Floats
+from backend.memory.embedding.protocol import DocumentEmbedder, EmbedderError, Floats, TextEmbedder
 from backend.memory.index.protocol import (
     DenseName,
     Kind,
@@ -173,7 +172,7 @@ _QUESTION_END = re.compile(r"[?？][\s\"'”’»)*_~]*$")  # noqa: RUF001  # th
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceMessage:
+class IndexedMessage:
     """A decrypted message. `audience` is in the format of the column."""
 
     id: UUID
@@ -242,7 +241,7 @@ class IndexDocument:
 
 
 def build_message_documents(
-    line: SourceMessage, *, before: Sequence[SourceMessage], after: Sequence[SourceMessage]
+    line: IndexedMessage, *, before: Sequence[IndexedMessage], after: Sequence[IndexedMessage]
 ) -> list[IndexDocument]:
     """Build a document for each chunk of a message.
 
@@ -287,7 +286,7 @@ def build_message_documents(
     return documents
 
 
-def build_scene_document(scene_id: UUID, lines: Sequence[SourceMessage]) -> IndexDocument:
+def build_scene_document(scene_id: UUID, lines: Sequence[IndexedMessage]) -> IndexDocument:
     """Build the document of a scene from its messages (at least one), oldest first.
 
     It has terms alone. It contains public messages only, because a scene raises the rank of all of
@@ -383,7 +382,7 @@ def build_event_document(  # noqa: PLR0913  # the fields of an event
     )
 
 
-def _shares_window(other: SourceMessage, line: SourceMessage) -> bool:
+def _shares_window(other: IndexedMessage, line: IndexedMessage) -> bool:
     return other.scene_id == line.scene_id and may_all_know(line.audience, other.audience)
 
 
@@ -409,14 +408,6 @@ def _format_date(at: datetime) -> str:
 
 MAX_BLINDERS = 500
 BLINDER_SECONDS = 900.0
-
-
-class DocumentEmbedder(Protocol):
-    """Embeds a user's texts, each one once."""
-
-    async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:
-        """Return vectors, shape (n, d), of unit length. Raises `EmbedderError`."""
-        ...
 
 
 class Blinders:
@@ -460,48 +451,36 @@ class IndexRun:
 
 @dataclass(frozen=True, slots=True)
 class VectorSource:
-    """The source of dense vectors.
+    """The source of the dense vectors of a user's points. Without an embedder, they have none.
 
-    `are_missed` is true if points lack them temporarily, although there is no embedder.
+    `are_missed` is true if the points lack them only until the texts have moved.
     """
 
-    embedder: DocumentEmbedder | None
+    embedder: TextEmbedder | None
     are_missed: bool = False
 
 
 class PointMaker:
-    """Builds points from documents. Without an embedder, they have terms alone."""
+    """Builds points from documents."""
 
-    def __init__(
-        self,
-        embedder: DocumentEmbedder | None,
-        *,
-        blinders: Blinders,
-        pool: CpuPool,
-    ) -> None:
-        self.embedder = embedder
+    def __init__(self, *, blinders: Blinders, pool: CpuPool) -> None:
         self._blinders = blinders
         self._pool = pool
 
     async def make(
-        self,
-        run: IndexRun,
-        documents: Sequence[IndexDocument],
-        *,
-        vectors: VectorSource | None = None,
+        self, run: IndexRun, documents: Sequence[IndexDocument], *, vectors: VectorSource
     ) -> list[Point]:
-        """Return the points of one user's documents, in order. `vectors` default to `embedder`."""
+        """Return the points of one user's documents, in order."""
         owner_id = run.sealer.user_id
         blinder = self._blinders.get(run.sealer)
-        wanted = vectors or VectorSource(self.embedder)
         dense: list[dict[DenseName, Floats]] = [{} for _ in documents]
-        if wanted.embedder is not None and run.failure is None:
+        if vectors.embedder is not None and run.failure is None:
             try:
-                dense = await self._dense(run.sealer, wanted.embedder, blinder, documents)
+                dense = await self._dense(run.sealer, vectors.embedder, blinder, documents)
             except EmbedderError as error:
                 run.failure = error
-        has_failed = wanted.embedder is not None and run.failure is not None
-        is_incomplete = has_failed or wanted.are_missed
+        has_failed = vectors.embedder is not None and run.failure is not None
+        is_incomplete = has_failed or vectors.are_missed
         return await self._pool.run(
             owner_id,
             partial(self._points, owner_id, blinder, documents, dense, is_incomplete),

@@ -28,7 +28,7 @@ from backend.database.base import new_id
 from backend.database.engine import Database, OvertakenError
 from backend.llm.server_slots import ModelSlots
 from backend.prompts import PromptLibrary
-from backend.quotas.definitions import TOKENS_PER_DAY, QuotaExceededError
+from backend.quotas.limits import TOKENS_PER_DAY, QuotaExceededError
 from backend.quotas.service import Quotas
 from backend.turns import repository
 from backend.turns.api.schemas import ChoiceRequest, TurnRequest, TurnUsage, TurnView

@@ -19,7 +19,7 @@ from backend.accounts.profile.settings import (
 )
 from backend.accounts.service import AccountService
 from backend.campaigns.errors import StaleCampaignError
-from backend.campaigns.scenes.consequences import find_consequences
+from backend.campaigns.scenes.scenes import find_consequences
 from backend.campaigns.state.index_source import CampaignSource
 from backend.campaigns.state.situations import SituationService
 from backend.campaigns.state.story_clock import StoryClock

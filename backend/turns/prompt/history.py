@@ -24,9 +24,8 @@ from backend.chats import repository as chats
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
 from backend.chats.repository import SealedHistory
 from backend.chats.token_counting import line_text
-from backend.context.assembly import Counter, Plan, plan
+from backend.context.assembly import Counter, History, LeftOut, Plan, PromptItem, plan
 from backend.context.budget import ContextOverflowError, find_eviction_point, find_joined_start
-from backend.context.layout import History, LeftOut, PromptItem
 from backend.core.audience import GM, PUBLIC, AudienceMarks, put_mark
 from backend.core.plain_cache import PlainCache
 from backend.core.reasons import Reason, ReasonKind

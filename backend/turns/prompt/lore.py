@@ -21,7 +21,7 @@ from backend.accounts.profile.settings import LoreOverrides, find_first_set
 from backend.chats import repository as chats
 from backend.chats.models import Chat, Message
 from backend.chats.schemas import AuthorsNote
-from backend.context.layout import LeftOut, PromptItem
+from backend.context.assembly import LeftOut, PromptItem
 from backend.context.macros import (
     MAX_CHARACTERS,
     MAX_MACROS,

@@ -17,7 +17,7 @@ from backend.accounts.auth.identity import Identity
 from backend.accounts.profile.settings import MemorySettings, SourceWeights, find_first_set
 from backend.chronicles.events import render_event
 from backend.chronicles.repository import StoryEvent
-from backend.context.layout import History, LeftOut, PromptItem
+from backend.context.assembly import History, LeftOut, PromptItem
 from backend.core.audience import NAMELESS_MARKS, AudienceMarks
 from backend.core.logs import get_logger
 from backend.core.reasons import Reason

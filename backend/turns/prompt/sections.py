@@ -10,20 +10,19 @@ from uuid import UUID
 from msgspec import structs
 
 from backend.accounts.auth.identity import Identity
-from backend.campaigns.glossary.terms import glossary_lines
+from backend.campaigns.glossary.terms import render_glossary
 from backend.campaigns.play.guidance import render_guidance
 from backend.campaigns.scenes.chapters import select_fitting_chapters
 from backend.campaigns.state.situations import CampaignLayers
 from backend.chats.schemas import ChatSettings
 from backend.chats.token_counting import line_text
-from backend.context.assembly import Counter
+from backend.context.assembly import Counter, LeftOut, Place, PromptItem
 from backend.context.blocks import (
     DEFAULT_BLOCKS,
     USUAL_ORDER,
     Block,
     Marker,
 )
-from backend.context.layout import LeftOut, Place, PromptItem
 from backend.context.macros import MacroBudget, MacroContext, Variables, expand
 from backend.core.reasons import Reason, ReasonKind
 from backend.lorebooks.entries import Position, Trigger
@@ -170,7 +169,9 @@ class CampaignSections:
     def _build_glossary(self, count: Counter) -> list[PromptItem]:
         campaign = self._campaign
         budget = campaign.fields.settings.glossary_tokens
-        lines = glossary_lines(campaign.terms, count=count, budget=budget, marks=campaign.now.marks)
+        lines = render_glossary(
+            campaign.terms, count=count, budget=budget, marks=campaign.now.marks
+        )
         if not lines:
             return []
         text = self._used.render("sections/glossary", terms="\n".join(lines))

@@ -53,8 +53,8 @@ from backend.turns.models import (
     Turn,
 )
 from backend.turns.play.state import TurnPlay, add_usage
+from backend.turns.prompt.built_prompt import make_record
 from backend.turns.prompt.lore import store_timed_state
-from backend.turns.prompt.record import make_record
 from backend.turns.run.events import (
     STATE_CHANGED,
     SUGGESTIONS,

@@ -1,4 +1,4 @@
-/** Background jobs, and the health of the server. */
+/** Background jobs and the state of the server. */
 import { api } from "./core/api.js";
 import { attempt, remedy } from "./core/dialogs.js";
 import { fill, h, icon, pause } from "./core/dom.js";
@@ -6,11 +6,11 @@ import { progress } from "./core/form.js";
 import { kept } from "./core/store.js";
 import { ago, dateTime, has, t } from "./core/words.js";
 
-/** A text if there is one, or else the name in words. */
+/** The text for a name, or the name itself in words. */
 const said = (name, values) =>
   has(`activity.${name}`) ? t(`activity.${name}`, values) : name.split(".").at(-1).replaceAll("-", " ");
 
-/** The task setting with the model of each kind of job. `JSON_TASKS` is for models without JSON. */
+/** The task in the settings that chooses the model for a kind of job, and the task for its JSON. */
 const TASKS = { summary: "summary", scene: "summary", chapter: "summary", compaction: "compaction" };
 const JSON_TASKS = { turn: "triage", rebuild: "triage" };
 function task(kind, error) {
@@ -18,7 +18,7 @@ function task(kind, error) {
   return t(`models.tasks.${name}`).split(" | ")[0];
 }
 
-/** Return a list row of a job with its buttons. `read()` is called after a change. */
+/** A job in a list with its actions. `read()` is called after an action. */
 export function row(job, read) {
   const { state, error, progress: { done, total } } = job;
   const kind = job.kind.split(".").at(-1);
@@ -41,7 +41,7 @@ export function row(job, read) {
     /^enrichment\.|fetch/.test(job.kind) && !/dead|done/.test(state) && act("stop"));
 }
 
-/** Return a row of a model that the account's settings or latest chats use. */
+/** A model that the settings or recent chats of the account use, and its uses. */
 function inUse({ id, title, provider_name: provider, uses, chats }) {
   const names = uses.map((each) => t(each === "reply" ? "activity.replies" : `models.tasks.${each}`).split(" | ")[0]);
   const facts = [provider, ...names, chats > 0 && t("activity.chats", { count: chats })].filter(Boolean).join(" · ");
@@ -81,7 +81,7 @@ export default async function ({ signal, title }) {
   attempt(async () => fill(models, (await api.all("/models/in-use", { signal })).map(inUse)));
   attempt(async () => {
     const { parts } = await (await fetch("/ready", { signal })).json();
-    // Without `models`, because those of the server's settings may not be used by this account.
+    // The settings' default models are not the models that this account uses.
     fill(health, parts.filter(({ name }) => name !== "models").map(({ name, ready, detail }) => h("li", { class: ready ? "" : "fault" },
       icon(ready ? "check" : "alert"),
       h("div.grow", {}, said(`parts.${name}`), h("small.help", {}, detail),

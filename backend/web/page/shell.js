@@ -1,4 +1,4 @@
-/** The frame of all views: navigation, the latest chats, and the main element. */
+/** The frame around every view: navigation, recent chats, and the view itself. */
 import { api } from "./core/api.js";
 import { asset, fill, h, icon, pause, set } from "./core/dom.js";
 import { chats, kept } from "./core/store.js";
@@ -12,13 +12,13 @@ const PLACES = [
 ];
 const RECENT = 12;
 
-/** The navigation item of each address. */
+/** The area of the navigation that each address belongs to. */
 const AREAS = {
   "": "chats", personas: "characters", chronicles: "memory", campaigns: "chats",
   providers: "settings", presets: "settings", scripts: "settings",
 };
 
-/** @returns {{element, main, at(path)}} `at` marks the current item. */
+/** @returns {{element, main, at(path)}} `at` marks the current area. */
 export function shell() {
   const main = h("main", { id: "main", tabindex: "-1" });
   const recent = h("nav.recent", { "aria-label": t("shell.recent") });
@@ -69,7 +69,7 @@ function place(name, sign, href = `#/${name}`) {
   return h("a.place", { href, "data-area": name }, icon(sign), h("span", {}, t(`shell.${name}`)));
 }
 
-/** Mark an item with a dot while jobs run, or if jobs have failed since the last visit. */
+/** Mark the link with a dot while jobs run, or if jobs have failed since the user last looked. */
 async function watch(link) {
   const dot = h("span.dot", { role: "img" });
   do {

@@ -46,14 +46,15 @@ from backend.memory.index.protocol import (
     VectorIndex,
     VectorName,
 )
-from backend.memory.indexing.collections import Collections, Placement
+from backend.memory.indexing.collections import Collections, Placement, UserEmbedders
 from backend.memory.indexing.documents import (
     WINDOW,
     Blinders,
     IndexDocument,
+    IndexedMessage,
     IndexRun,
     PointMaker,
-    SourceMessage,
+    VectorSource,
     build_message_documents,
     build_scene_document,
 )
@@ -93,23 +94,23 @@ class Dialogue:
     user_id: UUID
     chat_id: UUID
     speakers: Sequence[str]
-    lines: Sequence[SourceMessage]
+    lines: Sequence[IndexedMessage]
     questions: Sequence[Question]
     ended: datetime
 
 
 def make_lines(
     chat_id: UUID, texts: Iterable[tuple[UUID, str, str, datetime]]
-) -> list[SourceMessage]:
+) -> list[IndexedMessage]:
     """Return the lines of a chat from (id, author, text, time), placed in scenes by the server."""
-    lines: list[SourceMessage] = []
+    lines: list[IndexedMessage] = []
     before: Message | None = None
     for position, (line_id, author, text, said_at) in enumerate(texts):
         row = Message(id=line_id, position=position, created_at=said_at)
         place_in_scene(row, before)
         before = row
         lines.append(
-            SourceMessage(
+            IndexedMessage(
                 id=line_id,
                 container_id=chat_id,
                 author=author,
@@ -203,7 +204,7 @@ class SearchBench:
         return MemorySearch(
             OneIndex(self.index),
             rows,
-            embedder=self.embedder if by_meaning else None,
+            embedders=UserEmbedders(self.embedder if by_meaning else None),
             blinders=self.blinders,
             pool=self.pool,
         )
@@ -213,7 +214,8 @@ class SearchBench:
     ) -> list[Point]:
         """Index documents as a server does; return their points."""
         attempt = IndexRun(sealer)
-        points = await self.maker.make(attempt, documents)
+        vectors = VectorSource(self.embedder)
+        points = await self.maker.make(attempt, documents, vectors=vectors)
         if attempt.failure:
             raise attempt.failure
         await self.index.upsert(points)
@@ -229,7 +231,7 @@ class SearchBench:
                 line, before=lines[max(0, at - WINDOW) : at], after=lines[at + 1 : at + 1 + WINDOW]
             )
         ]
-        scenes: dict[UUID, list[SourceMessage]] = {}
+        scenes: dict[UUID, list[IndexedMessage]] = {}
         for line in lines:
             if line.scene_id is not None:
                 scenes.setdefault(line.scene_id, []).append(line)
@@ -274,7 +276,7 @@ async def open_bench(model: Embedder, *, by_meaning: bool = True) -> AsyncGenera
     blinders, pool = Blinders(), CpuPool()
     with TemporaryDirectory(prefix="bench-") as folder:
         index = await open_edge(Path(folder), "bench", model.spec.dimension)
-        maker = PointMaker(embedder, blinders=blinders, pool=pool)
+        maker = PointMaker(blinders=blinders, pool=pool)
         yield SearchBench(index, maker, blinders, pool, embedder)
         await index.aclose()
     await pool.aclose()

@@ -22,7 +22,7 @@ from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
-from backend.quotas.models import StorageLedger
+from backend.quotas.ledgers import StorageLedger
 from tests.support.server import PASSWORD, Account, Running, ok, running
 from tests.support.waiting import PATIENCE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.campaigns.scenes.consequences import find_consequences
+from backend.campaigns.scenes.scenes import find_consequences
 from backend.core.audience import GM
 from backend.database.base import new_id
 from backend.database.engine import Database

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from backend.database.base import now
-from backend.quotas.definitions import QUOTAS
+from backend.quotas.limits import QUOTAS
 from tests.support.chronicling import last_run, opt_in
 from tests.support.memory import new_book, new_entry, settled
 from tests.support.server import Account, Running, ok, problem, running

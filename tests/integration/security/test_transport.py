@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from backend.accounts.auth.middleware import CSRF_COOKIE, CSRF_HEADER, PLAIN_COOKIE, SECURE_COOKIE
-from backend.http.responses import Transport
+from backend.http.responses import SchemeFinder
 from tests.support.clock import Clock
 from tests.support.server import PASSWORD, Account, Running, ok, problem, running
 
@@ -195,10 +195,10 @@ def test_what_counts_as_https_under_an_https_origin(
 ) -> None:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope: Any = {"scheme": "http", "headers": raw, "client": (client, 1)}
-    transport = Transport(f"https://{NAME}", ("10.0.0.0/8",))
+    transport = SchemeFinder(f"https://{NAME}", ("10.0.0.0/8",))
     assert transport.scheme(scope) == scheme
     assert transport.scheme(scope | {"scheme": "https"}) == "https"
-    assert Transport(f"http://{NAME}").scheme(scope) == "http"
+    assert SchemeFinder(f"http://{NAME}").scheme(scope) == "http"
 
 
 async def test_who_is_no_trusted_proxy_is_not_believed(

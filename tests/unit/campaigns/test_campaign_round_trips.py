@@ -22,8 +22,8 @@ from backend.campaigns.files.archive import (
     OpenCampaign,
     write_archive,
 )
-from backend.campaigns.files.draft import CampaignDraft, settle
-from backend.campaigns.files.reader import read_campaign
+from backend.campaigns.files.draft import CampaignDraft, settle_ledger
+from backend.campaigns.files.transfer import read_campaign
 from backend.campaigns.files.vault_writer import write_vault
 from backend.campaigns.ledger.changes import Operations, State, build_creation, exists, fold
 from backend.campaigns.ledger.items import (
@@ -185,7 +185,7 @@ def _renamed(value: Any, names: dict[str, str]) -> Any:
 
 def read(files: dict[str, bytes]) -> tuple[CampaignDraft, dict[UUID, State]]:
     draft, told = read_campaign(pack(files, deflated=True), "")
-    settled = settle(draft, told=told)
+    settled = settle_ledger(draft, told=told)
     return draft, {each: state for each, (state, _) in settled.items() if exists(state)}
 
 

@@ -9,7 +9,7 @@ import pytest
 from backend.campaigns.errors import CampaignFileError
 from backend.campaigns.files.draft import CampaignDraft
 from backend.campaigns.files.markdown import MAX_CELLS, MAX_HEADING, groups
-from backend.campaigns.files.reader import read_campaign
+from backend.campaigns.files.transfer import read_campaign
 from backend.campaigns.files.vault_entities import MAX_LINKS
 from tests.support.zips import seagate_vault, zipped
 

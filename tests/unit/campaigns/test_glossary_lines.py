@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from backend.campaigns.glossary.terms import glossary_lines
+from backend.campaigns.glossary.terms import render_glossary
 from backend.campaigns.ledger.items import Term
 
 
@@ -17,7 +17,7 @@ def _words(text: str) -> int:
 
 
 def _lines(*terms: Term, budget: int = 100) -> list[str]:
-    return glossary_lines(terms, count=_words, budget=budget)
+    return render_glossary(terms, count=_words, budget=budget)
 
 
 def test_approved_terms_are_explained_and_raw_ones_are_bare() -> None:
@@ -48,7 +48,7 @@ def test_no_more_is_counted_than_a_few_terms_that_do_not_fit() -> None:
         counted.append(text)
         return 10
 
-    assert glossary_lines([_term(f"T{n}") for n in range(100)], count=count, budget=20) == [
+    assert render_glossary([_term(f"T{n}") for n in range(100)], count=count, budget=20) == [
         "- T0",
         "- T1",
     ]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from backend.memory.indexing import documents
 from backend.memory.indexing.documents import (
     CHUNK_WORDS,
-    SourceMessage,
+    IndexedMessage,
     build_event_document,
     build_lore_documents,
     build_message_documents,
@@ -25,8 +25,8 @@ MAY = datetime(2023, 5, 7, 20, 15, tzinfo=UTC)
 
 def line(
     text: str, author: str = "Mira", *, scene: UUID = SCENE, position: int = 3
-) -> SourceMessage:
-    return SourceMessage(
+) -> IndexedMessage:
+    return IndexedMessage(
         id=uuid4(),
         container_id=CHAT,
         author=author,

@@ -9,7 +9,7 @@ from uuid import uuid4
 from backend.chats.schemas import AuthorsNote
 from backend.chronicles.events import EventFields
 from backend.chronicles.repository import StoryEvent
-from backend.context.layout import History
+from backend.context.assembly import History
 from backend.context.macros import MacroBudget, MacroContext, Variables
 from backend.core.reasons import FoundIn, Reason, render_reasons
 from backend.lorebooks.activation.outcome import ActiveEntry, ScanOutcome, SkippedEntry

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from backend.context.layout import PromptItem
+from backend.context.assembly import PromptItem
 from backend.core.reasons import Reason
 from backend.memory.indexing.sources import MemoryItem
 from backend.memory.search.features import Scores

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from backend.quotas.definitions import QUOTAS
+from backend.quotas.limits import QUOTAS
 from backend.web.controller import FOLDER
 
 LITERAL = re.compile(r"\"([\w.-]+)\"|`([\w.-]*\$\{[^`]*)`")

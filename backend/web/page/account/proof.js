@@ -1,12 +1,12 @@
-/** The second factor, which the server may require after the password. */
+/** Ask for the second factor after the password, if the server requires one. */
 import { Problem } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { fill, h } from "../core/dom.js";
-import { a, doorform, field } from "./door.js";
+import { a, passwordForm, field } from "./forms.js";
 
 const REQUIRED = "second-factor-required";
 
-/** Use a passkey, and return its credential as JSON. The browser's own errors are not shown. */
+/** Return the browser's passkey as JSON. Its own error messages help no user. */
 export const withPasskey = async (act) => {
   const credential = await act().catch(() => {
     throw new Problem({ title: a("passkey_failed") });
@@ -15,7 +15,8 @@ export const withPasskey = async (act) => {
 };
 
 /**
- * Return the result of `send(proof)`. If a second factor is required, ask for it in the box first.
+ * Return the response to `send(proof)`. If a second factor is required, ask for it in the box
+ * first.
  */
 export async function proven(box, send) {
   try {
@@ -30,7 +31,7 @@ function ask(box, { kinds, passkey }, send, resolve) {
   const prove = async (proof) => resolve(await send(proof));
   let options = passkey;
   const use = async () => {
-    // A challenge works only once.
+    // Each challenge works once.
     options ??= await send({}).catch(({ body }) => body.passkey);
     const publicKey = PublicKeyCredential.parseRequestOptionsFromJSON(options);
     options = null;
@@ -40,7 +41,7 @@ function ask(box, { kinds, passkey }, send, resolve) {
   fill(box,
     h("h2", { tabindex: -1 }, a("second")),
     passkey && h("button", { type: "button", onclick: () => attempt(use) }, a("use_passkey")),
-    kinds.some((kind) => kind !== "passkey") && doorform({ fields: [code], submit: a("go_on"), send: prove }),
+    kinds.some((kind) => kind !== "passkey") && passwordForm({ fields: [code], submit: a("go_on"), send: prove }),
     !kinds.length && h("p", {}, a("none_here")));
   (box.querySelector("button, input") ?? box.firstChild).focus();
 }

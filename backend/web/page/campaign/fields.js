@@ -1,4 +1,4 @@
-/** The fields of the items of a campaign, by kind. */
+/** The fields of a campaign's items by kind. */
 import { boxes, control } from "../core/form.js";
 import { h } from "../core/dom.js";
 import { among, c, field } from "./parts.js";
@@ -19,7 +19,7 @@ const SHEET = [
 ];
 const sheetNames = SHEET.map(({ name }) => name.split(".")[1]);
 
-/** A select of one of the world's items, or none. */
+/** A select of a world's items, with an option for none. */
 function one(name, items, more) {
   const options = items.map((each) => [each.id, called(each)]);
   if (!more?.required) options.unshift([null, c("none_of_them")]);
@@ -30,7 +30,7 @@ function one(name, items, more) {
 const several = (name, items) =>
   field(name, "boxes", { control: boxes, options: items.map((each) => [each.id, called(each)]) });
 
-/** The audience: everyone, the game master, or the selected characters. */
+/** The audience of an item: everyone, the game master, or the selected characters. */
 const audience = (world) => field("audience", "select", {
   control(own) {
     const options = ["public", "gm", "some"].map((each) => [each, c(`values.${each}`)]);
@@ -51,7 +51,7 @@ const audience = (world) => field("audience", "select", {
   },
 });
 
-/** Parse a text as a value: JSON for numbers and lists, and otherwise the text itself. */
+/** Parse a text as JSON. Other texts stay as they are. */
 function parsed(text) {
   try {
     return JSON.parse(text);
@@ -60,7 +60,10 @@ function parsed(text) {
   }
 }
 
-/** Attributes without a field, one "name: value" per line. A patch removes the deleted ones. */
+/**
+ * Attributes without a field of their own, one per line: "name: value". The patch removes missing
+ * ones.
+ */
 const others = field("attributes", "lines", {
   wide: true,
   control(own) {
@@ -74,7 +77,7 @@ const others = field("attributes", "lines", {
           return [each.slice(0, Math.max(0, colon)).trim(), parsed(each.slice(colon + 1).trim())];
         });
         const found = Object.fromEntries(pairs);
-        // Lines without a name are not saved, but kept in the field.
+        // A line without a name is not saved, and is kept until it has one.
         area.input.setCustomValidity("" in found ? c("no_colon") : "");
         const gone = Object.keys(known).filter((name) => !(name in found));
         return { ...Object.fromEntries(gone.map((name) => [name, null])), ...found };
@@ -89,7 +92,7 @@ const others = field("attributes", "lines", {
 });
 
 /**
- * Objectives of a thread, one per line. Those that are done remain so if their text is unchanged.
+ * The steps of a thread, one per line. A finished step stays finished while its text is unchanged.
  */
 const objectives = field("objectives", "lines", {
   wide: true,
@@ -185,10 +188,13 @@ const KINDS = {
   ],
 };
 
-/** Return the fields of an item. For a new item, only those in its values. */
+/** Return the fields of an item's kind. For a new item, its values choose the fields. */
 export const fieldsOf = (kind, world, item) => [...KINDS[kind](world, item).filter(Boolean), audience(world)];
 
-/** Return values by path as the API expects them: "attributes" has those without a field. */
+/**
+ * Return values by path in the form of the API. "attributes" are those without a field of their
+ * own.
+ */
 export function patchOf(values) {
   const { attributes, ...rest } = values;
   const patch = {};

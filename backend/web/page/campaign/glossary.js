@@ -1,15 +1,15 @@
-/** The glossary: approved terms, which are in every prompt, and proposed ones. */
+/** The glossary: terms of every prompt, and proposed terms. */
 import { complain } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
 import { c } from "./parts.js";
 import { section } from "./sections.js";
 import { World } from "./world.js";
 
-/** The decisions about a proposed term, with their icons. */
+/** The answers to a proposed term, with their icons. */
 const ANSWERS = { approved: "check", raw: "minus", rejected: "close" };
 const GROUPS = [["proposed", true], ["approved", true], ["raw", true], ["rejected", false]];
 
-/** The buttons for a proposed term. */
+/** Buttons that answer the proposal of a term. */
 const answers = (item, world) =>
   h("p.row.answers", {}, Object.entries(ANSWERS).map(([status, sign]) =>
     act(sign, c(`answers.${status}`), () => world.press("term", item, { status }))));

@@ -1,4 +1,4 @@
-/** The ledger of a campaign: its changes, who made them, and undo. */
+/** The change log of a campaign: each change, its author and state, and undo. */
 import { api } from "../core/api.js";
 import { attempt, toast } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
@@ -25,7 +25,7 @@ export default async function (it, { signal }) {
   return h("section.stack", {}, h("p.soft", {}, c("ledger_help")), list, more);
 }
 
-/** A line for a change. It is updated after an undo. */
+/** A change as a line, which is drawn again after an undo. */
 export function line(change, world) {
   const element = h("li");
   const undo = () => attempt(async () => {
@@ -65,7 +65,7 @@ export function source(id) {
   return h("button.value.soft", { type: "button", onclick: go }, icon("chat"), c("message"));
 }
 
-/** Describe a change, one line for each field, or one line if an item was created or deleted. */
+/** The operations of a change, one line per field. Creation and deletion take one line. */
 function deltas({ set: { exists, ...rest }, add, remove }, world) {
   const sign = (name) => h("b.sign", { role: "img", "aria-label": c(`signs.${name}`), class: name }, SIGNS[name]);
   const row = (name) => ([key, value]) =>

@@ -1,4 +1,4 @@
-/** The world next to a chat, as the active path leaves it. */
+/** The world panel of a chat, for the active path. */
 import { api } from "../core/api.js";
 import { attempt, complain, toast } from "../core/dialogs.js";
 import { h, settled } from "../core/dom.js";
@@ -24,8 +24,8 @@ export default async function (room, { signal }) {
   const end = () => `${room.path.total} ${room.path.last()?.id}`;
   let known = end();
   room.path.addEventListener("change", () => {
-    // The last message changes after a swipe, an edit or a deletion, but not if messages are only
-    // loaded.
+    // Loading other pages of messages changes nothing. A swipe, an edit or a deletion changes the
+    // end of the path.
     const before = known;
     known = end();
     if (known !== before && !room.busy) soon();

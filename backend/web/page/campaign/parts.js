@@ -1,4 +1,4 @@
-/** Shared parts of the campaign views. */
+/** Shared parts of the campaign views: texts, fields, creation, import, and menus. */
 import { api } from "../core/api.js";
 import { attempt, deleting, sure } from "../core/dialogs.js";
 import { h, icon } from "../core/dom.js";
@@ -7,18 +7,18 @@ import { campaigns, chats, chronicles } from "../core/store.js";
 import { has, t } from "../core/words.js";
 import { asking } from "../memory/parts.js";
 
-/** Return a text of campaigns. */
+/** A text of the campaign views. */
 export const c = (path, values) => t(`campaign.${path}`, values);
 
-/** Return the label of a field: "attributes.hp" is "HP". Unknown ones get their own name. */
+/**
+ * The label of a field: "attributes.hp" is "HP". Fields of a rule system have labels of their own.
+ */
 export function label(name) {
   const own = name.split(".").at(-1);
   return has(`campaign.fields.${own}`) ? c(`fields.${own}`).split(" | ")[0] : own.replaceAll("_", " ");
 }
 
-/**
- * A field of a form. `name` is a path. Its label is in texts.json, followed by a bar and its help.
- */
+/** A field of a form. `name` is a path. texts.json has its label, and its help after a bar. */
 export function field(name, kind, more) {
   const [said, help] = c(`fields.${name.split(".").at(-1)}`).split(" | ");
   return { name, kind, label: said, help, ...more };
@@ -39,7 +39,7 @@ const BRIEF = [
 ];
 const count = (name, max) => field(`settings.${name}`, "number", { min: 1, max, step: 1, required: true });
 
-/** The settings of a campaign, in groups. */
+/** The settings of a campaign in groups. */
 export const GROUPS = [
   { fields: [{ ...NAME, wide: true }, ...BRIEF] },
   {
@@ -67,15 +67,15 @@ export const GROUPS = [
   },
 ];
 
-/** The fields of the day and the time of day. */
+/** The form of the day and the time of day. */
 export const TIMES = [DAY, TIME];
 
-/** Return the members of an object by path, as forms name them: `{ "brief.city": … }`. */
+/** Members of an object by their paths, as forms name them: `{ "brief.city": … }`. */
 export const flat = (value, groups) =>
   Object.fromEntries(groups.flatMap(({ fields }) => fields).map(({ name }) =>
     [name, name.split(".").reduce((found, part) => found?.[part], value)]));
 
-/** Return values by path as an object: `{ brief: { city } }`. */
+/** Convert values by path to an object: `{ brief: { city } }`. */
 export function nested(values) {
   const made = {};
   for (const [name, value] of Object.entries(values)) {
@@ -98,7 +98,7 @@ export async function make() {
   location.hash = `#/campaigns/${made.id}`;
 }
 
-/** Imports of campaigns: exported zip files, and Markdown vaults. */
+/** Import of zip files: campaigns that were exported here, and vaults of Markdown. */
 export const files = importing({
   accept: ".zip,application/zip",
   drop: c("drop"),
@@ -111,7 +111,7 @@ export const files = importing({
   },
 });
 
-/** The menu items of a campaign; `gone()` is called after its deletion. */
+/** The menu of a campaign. `gone()` is called after its deletion. */
 export function acts(it, gone) {
   const path = `/campaigns/${it.id}`;
   const saving = (format) => ({
@@ -129,5 +129,5 @@ export function acts(it, gone) {
   return [saving("json"), saving("vault"), null, deleting(remove)];
 }
 
-/** Return a day and time as text: "Day 5, morning". */
+/** The day and time of a story: "Day 5, morning". */
 export const moment = ({ day, time_of_day: time }) => [c("day", { day }), time].filter(Boolean).join(", ");

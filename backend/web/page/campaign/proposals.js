@@ -1,4 +1,6 @@
-/** Proposed changes that wait for a decision, with both values and the source line. */
+/**
+ * Proposed changes that wait for a decision: the current and the proposed state, and the source.
+ */
 import { api } from "../core/api.js";
 import { complain, toast } from "../core/dialogs.js";
 import { act, fill, h, settled } from "../core/dom.js";
@@ -8,17 +10,17 @@ import { c, label } from "./parts.js";
 import { said } from "./said.js";
 import { World } from "./world.js";
 
-/** More than can wait at the same time, so that one page contains all. */
+/** A maximum for one page that no campaign reaches. */
 const MOST = 500;
 
-/** Return the number of waiting proposals. */
+/** Return the number of proposals that wait for a decision. */
 export const waiting = async (path, signal) =>
   (await api.get(`${path}/proposals`, { query: { limit: MOST }, signal })).items.length;
 
 /**
- * The proposals of a world, hidden if there are none; `told(count)` receives their number.
+ * The proposals of a world, hidden if there are none. `told(count)` gets their number.
  *
- * @returns {{element, read, soon}} `soon()` loads them after a short pause.
+ * @returns {{element, read, soon}} `soon()` reads them again after a short pause.
  */
 export function proposals(world, signal, told) {
   const count = h("span.tag.badge");
@@ -35,7 +37,7 @@ export function proposals(world, signal, told) {
     fill(list, items.map((each) => row(each, world, decide)));
     count.textContent = number(items.length);
     element.hidden = !items.length;
-    // Move the focus to the next proposal.
+    // After a decision the focus moves to the next proposal.
     if (at >= 0) (list.children[Math.min(at, items.length - 1)] ?? document.querySelector("main h1, aside h2"))?.focus();
     told?.(items.length);
   };
@@ -56,7 +58,7 @@ export function proposals(world, signal, told) {
 
 const title = ({ kind, name }) => (kind === "world" ? c("kinds.world") : name || c(`kinds.${kind}`));
 
-/** A proposal: the present and the proposed value, the reason, and the buttons. */
+/** A proposal: the current and the proposed state, the reason, and the possible answers. */
 function row(it, world, decide) {
   const { target, reason, because, mention, candidates, message_id: line, created_at: when } = it;
   const name = (!target.name && mention) || title(target);
@@ -75,7 +77,7 @@ function row(it, world, decide) {
 }
 
 /**
- * The present and the proposed values by field. A fact is shown next to the one that it
+ * Compare the current and the proposed state field by field. A fact is shown beside the one that it
  * contradicts.
  */
 function sides({ is_new: isNew, then, now, proposed, conflicts, contradicts, target, mention, candidates }, world) {

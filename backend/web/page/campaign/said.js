@@ -1,12 +1,12 @@
-/** Values of items as text, for the ledger and for comparisons. */
+/** Values of items as text, for the change log and comparisons. */
 import { has, number } from "../core/words.js";
 import { c } from "./parts.js";
 
 const ID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
-/** Fields with a text for each of their values. */
+/** Fields whose values have texts of their own. */
 const CHOICES = ["kind", "tension", "priority", "status", "audience", "source"];
 
-/** Return a value as text: items by name, lists separated by commas. */
+/** Return the text of a field's value: items by name, lists comma-separated. */
 export function said(key, value, world) {
   if (value == null || value === "") return c("nothing");
   if (typeof value === "boolean") return c(value ? "yes" : "no");
@@ -21,5 +21,5 @@ export function said(key, value, world) {
   return CHOICES.includes(key) && has(`campaign.values.${value}`) ? c(`values.${value}`) : value;
 }
 
-/** Return the author of a change as text. */
+/** The author of a change. */
 export const whose = (actor) => c(`actors.${actor}`);

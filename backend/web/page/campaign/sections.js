@@ -1,7 +1,4 @@
-/**
- * A world in sections: the present moment, the people in the scene, open threads, and all other
- * items.
- */
+/** The sections of a world: the time, the present entities, open threads, and everything else. */
 import { attempt } from "../core/dialogs.js";
 import { act, fill, h, settled } from "../core/dom.js";
 import { control } from "../core/form.js";
@@ -15,16 +12,16 @@ const PAGE = 50;
 const TENSIONS = ["critical", "urgent", "rising", "simmering"];
 const isThing = ({ kind }) => ["item", "faction", "ability"].includes(kind);
 
-/** True if a fact is about the present place or someone there. */
+/** True if a fact is about an entity in the current scene or about its place. */
 const isAboutHere = (world, { about_id: id }) => {
   const about = world.get(id);
   return id != null && (id === world.place || about?.kind === "pc" || (about?.kind === "npc" && world.isHere(about)));
 };
 
 /**
- * The sections in order. `in` selects the items, `make` are the fields for a new one, `fresh` its
- * other values, `rank` sorts, and `open` unfolds the section. `extra(item, world)` returns
- * additional elements of a card.
+ * The sections in order: the items `in` them, the fields that `make` asks for, preset values
+ * (`fresh`), the sort key (`rank`), and whether they are open. `extra(item, world)` returns
+ * additional content of a card.
  */
 const SECTIONS = [
   {
@@ -62,14 +59,14 @@ const SECTIONS = [
 ];
 const THING = field("kind", "select", { options: ["item", "faction", "ability"].map((each) => [each, c(`values.${each}`)]) });
 
-/** Return the fields to ask for when an item is created. */
+/** The fields that are asked for to create an item. */
 function asked({ kind, make }, world, fresh) {
   const names = make.split(" ");
   const fields = [...(names[0] === "kind" ? [THING] : []), ...fieldsOf(kind, world, fresh)];
   return names.map((name) => fields.find((each) => each.name === name)).map((each) => ({ ...each, otherwise: fresh[each.name] }));
 }
 
-/** A section with cards of its items. It is rendered when it is opened. */
+/** A section with its items as cards. It is drawn while it is open. */
 export function section(it, world, signal) {
   const { name, kind, open } = it;
   const cards = new Map();
@@ -93,7 +90,7 @@ export function section(it, world, signal) {
     });
   };
   const found = () => {
-    // Keep items that are being edited.
+    // Items that are being edited stay in the section.
     let all = world.of(kind).filter((item) => cards.get(item.id)?.isOpen || it.in(item, world));
     if (it.newest) all.reverse();
     const wanted = words.value.trim().toLowerCase();
@@ -117,7 +114,7 @@ export function section(it, world, signal) {
     const at = document.activeElement;
     const nodes = shown.map(({ element: node }) => node);
     for (const node of [...list.children]) if (!nodes.includes(node)) node.remove();
-    // Do not move nodes without a reason, because one may have the focus.
+    // Cards that stay in place are not moved, because one may have the focus.
     nodes.forEach((node, place) => list.children[place] !== node && list.insertBefore(node, list.children[place]));
     if (at.isConnected && at !== document.activeElement) at.focus({ preventScroll: true });
     rest.hidden = items.length <= most;
@@ -153,7 +150,7 @@ const FLAGS = field("flags", "lines", {
   },
 });
 
-/** The day, the time and the flags, editable in place. */
+/** The day, the time and the flags, edited in place. */
 function now(world, signal) {
   const view = h("div.row");
   const body = h("div.edit");
@@ -203,7 +200,7 @@ function now(world, signal) {
   return h("div.now", { onkeydown }, view, body);
 }
 
-/** Links to the other tabs of a world, with the number of proposed terms. */
+/** Links to the other parts of a campaign, with the number of proposed terms. */
 function ways(world, signal) {
   const row = h("nav.row.ways", { "aria-label": c("parts") });
   const place = (tab) => `#/campaigns/${world.id}?tab=${tab}`;
@@ -220,7 +217,7 @@ function ways(world, signal) {
   return row;
 }
 
-/** All sections of a loaded world, with links if they are next to a chat. */
+/** All sections of a world. Next to a chat they begin with links to the other parts. */
 export const sections = (world, signal, isAside) =>
   h("div.world", {},
     now(world, signal),

@@ -1,4 +1,4 @@
-/** The chats that are a campaign's sessions. */
+/** The chats of a campaign. */
 import { api } from "../core/api.js";
 import { menu } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";

@@ -4,14 +4,14 @@ import { autoform } from "../core/form.js";
 import { campaigns } from "../core/store.js";
 import { flat, GROUPS, nested } from "./parts.js";
 
-/** A form that saves automatically; `tell()` is called after a new name. */
+/** A form that saves automatically. `tell()` is called after a change of the name. */
 export default function (it, { signal, tell }) {
   return autoform({
     groups: GROUPS,
     value: flat(it, GROUPS),
     signal,
     async save(changes) {
-      // The patch contains only changed settings, so that changes by a turn are kept.
+      // A patch contains only the changes, so that changes of a turn are kept.
       Object.assign(it, await api.patch(`/campaigns/${it.id}`, nested(changes), { keepalive: true }));
       campaigns.changed();
       if (!signal.aborted) tell();

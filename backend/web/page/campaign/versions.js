@@ -1,4 +1,4 @@
-/** The versions of a campaign, compared with the present one, and restored. */
+/** Versions of a campaign: compare with the present, and restore. */
 import { api } from "../core/api.js";
 import { attempt, sure, toast } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
@@ -53,7 +53,7 @@ function row({ version, actor, changes: count, created_at: when }, world, restor
     box));
 }
 
-/** The differences of an item between then and now, by field. */
+/** Compare two states of an item field by field. */
 function difference({ target, then, now }, world) {
   const name = target.kind === "world" ? c("kinds.world") : target.name || c(`kinds.${target.kind}`);
   const fields = [...new Set(Object.keys({ ...then, ...now }))].flatMap((key) => {

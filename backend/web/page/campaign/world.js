@@ -1,10 +1,10 @@
-/** The current world of a campaign, which views load, watch and change. */
+/** The current world of a campaign: load, search, change. */
 import { api } from "../core/api.js";
 import { attempt, complain, toast } from "../core/dialogs.js";
 import { t } from "../core/words.js";
 import { c } from "./parts.js";
 
-/** The path of each kind of item in the API. */
+/** The API's path for each kind of item. */
 export const PATHS = {
   entity: "entities",
   thread: "threads",
@@ -16,16 +16,16 @@ export const PATHS = {
   echo: "echoes",
   term: "glossary",
 };
-/** Lists that are loaded in addition to the state, which contains the entities and the echoes. */
+/** Lists that are read in addition to the state. The state contains the entities and the echoes. */
 const LISTS = ["thread", "clock", "fact", "relation", "scene", "chapter", "term"];
 const MOST = 500;
 
-/** Return the name of an item. */
+/** The title of an item. */
 export const called = (item) => item.name ?? item.title ?? item.term ?? item.text ?? item.note ?? "";
 
-/** Dispatches "change". "cut" contains the kinds that have more items than were loaded. */
+/** Sends "change" after each change. "cut" contains the kinds with more items than were read. */
 export class World extends EventTarget {
-  /** The message that changes belong to. They are active while it is. Null means always. */
+  /** The message that changes belong to, or null if they always apply. */
   message = () => null;
   cut = new Set();
   #lists = {};
@@ -41,13 +41,13 @@ export class World extends EventTarget {
     this.#signal = signal;
   }
 
-  /** Load the changes since the last time. */
+  /** Read the state, and the lists that have changed. */
   async read() {
     const state = await api.get(`${this.path}/state`, { signal: this.#signal });
     if (state.version === this.state?.version) return;
     const pages = await Promise.all(LISTS.map((kind) => this.#page(kind)));
     const found = await Promise.all([...this.#sought.values()].map(async ([kind, q]) => [kind, await this.#page(kind, q)]));
-    // Responses may arrive in another order than their requests.
+    // Responses can arrive in the wrong order.
     if (state.version < this.state?.version) return;
     this.#lists = { entity: state.entities, echo: state.echoes };
     this.cut = new Set(Object.keys(this.#lists).filter((kind) => state.more[PATHS[kind]]));
@@ -61,8 +61,8 @@ export class World extends EventTarget {
   }
 
   /**
-   * Add items that contain these words, now and after each reload. There is one search for each
-   * `by`.
+   * Search for items of a kind, in addition to the loaded ones, now and after each reload. There is
+   * one search per `by`.
    */
   async find(by, kind, q) {
     this.#sought.set(by, [kind, q]);
@@ -88,34 +88,34 @@ export class World extends EventTarget {
   of = (kind) => this.#lists[kind] ?? [];
   get = (id) => this.#byId.get(id);
   name = (id) => (this.get(id) ? called(this.get(id)) : "");
-  /** Return the entities of these kinds. */
+  /** Entities of some kinds. */
   entities = (...kinds) => this.of("entity").filter((each) => kinds.includes(each.kind));
 
-  /** The open scene; the newest if there are several. */
+  /** The newest open scene. */
   get scene() {
     return this.get(this.state.scene?.id);
   }
 
-  /** The present place: that of the scene, or of a player character. */
+  /** The current place: that of the scene, or of the player characters. */
   get place() {
     return this.scene?.location_id ?? this.entities("pc").find((each) => each.location_id)?.location_id;
   }
 
-  /** True if a person is in the scene or at the present place. */
+  /** True if the entity is in the current place. */
   isHere({ id, location_id: at }) {
     const present = this.scene?.present ?? [];
     return present.length ? present.includes(id) : at != null && at === this.place;
   }
 
   /**
-   * Change an item, or the world's time (kind "world"). Changes run one after the other, each with
-   * the revision of the previous one.
+   * Change an item, or the time of the world (kind "world"), at its known revision.
+   * Changes run one after the other, so each uses the revision of the one before it.
    */
   change(kind, item, patch, revision = () => item.revision) {
     const path = kind === "world" ? this.path : `${this.path}/${PATHS[kind]}/${item.id}`;
     const made = this.#queue.then(async () => {
       const ifMatch = kind === "world" ? this.state.version : revision();
-      // A lock does not depend on the active path.
+      // A lock belongs to the user, not to a message.
       const query = { message_id: "locked" in patch ? null : this.message() };
       const now = await api.patch(path, patch, { ifMatch, query, keepalive: true });
       if (kind !== "world") Object.assign(item, now);
@@ -126,7 +126,7 @@ export class World extends EventTarget {
     return made;
   }
 
-  /** Change an item by one click. After a failure, show the stored value again. */
+  /** Change an item with one click. If that fails, show its current state. */
   async press(kind, item, patch) {
     try {
       await this.change(kind, item, patch);
@@ -143,7 +143,7 @@ export class World extends EventTarget {
     return made;
   }
 
-  /** Delete an item, and offer to undo that. */
+  /** Delete an item, and offer to undo this. */
   async remove(kind, item) {
     const query = { message_id: this.message() };
     await api.delete(`${this.path}/${PATHS[kind]}/${item.id}`, undefined, { ifMatch: item.revision, query });
@@ -156,21 +156,21 @@ export class World extends EventTarget {
     toast(t("common.deleted", { name: called(item) || c(`kinds.${kind}`) }), { action: t("common.undo"), onaction: back });
   }
 
-  /** End a scene. It is summarised afterwards. */
+  /** Close a scene. A background job then summarises it. */
   async close(scene) {
     const query = { message_id: this.message() };
     await api.post(`${this.path}/scenes/${scene.id}/close`, undefined, { ifMatch: scene.revision, query });
     await this.#again();
   }
 
-  /** Undo a change of the ledger. */
+  /** Undo a change of the change log. */
   async undo(id) {
     const change = await api.post(`${this.path}/changes/${id}/undo`);
     await this.#again();
     return change;
   }
 
-  /** The change is stored, even if it cannot be loaded again now. */
+  /** Read the world again. The change is stored even if this fails. */
   async #again() {
     if (!this.#signal.aborted) await this.read().catch(complain);
   }

@@ -1,27 +1,28 @@
-/** The active path: swipes, branches and deletion. */
+/** Versions of messages, branches, forks, and deletion. */
 import { api } from "../core/api.js";
 import { dialog, sure, toast, undoable } from "../core/dialogs.js";
 import { h } from "../core/dom.js";
 import { chats } from "../core/store.js";
 import { ago, t } from "../core/words.js";
 
+/** A text about messages. */
 export const say = (name, values) => t(`message.${name}`, values);
 
-/** Lead the active path through a message, or end it there, and show it. */
+/** Activate a message, with or without the messages after it, and show it. */
 export async function lead(room, id, follow = true) {
   await api.post(`/messages/${id}/activate`, { follow });
   await room.path.reload();
 }
 
-/** Report a change of the path, with a button that returns to this message. */
+/** Show a toast about a change of the path, with an action that undoes it. */
 export function told(text, { id }, room) {
   toast(text, { action: t("common.undo"), seconds: 12, onaction: () => lead(room, id) });
 }
 
-/** Return a message and its siblings, oldest first. */
+/** Return a message and its siblings in order of creation. */
 export const versions = (id) => api.all(`/messages/${id}/siblings`);
 
-/** Let the user choose a swipe by its first words. */
+/** Let the user choose a version of a message by its first words. */
 export async function choose({ id }, room, title) {
   const items = await versions(id);
   const to = await dialog(title, (close) =>
@@ -31,14 +32,14 @@ export async function choose({ id }, room, title) {
   if (to) await lead(room, to);
 }
 
-/** End the path at a message, so that the next line begins a branch. */
+/** End the path at a message, so that the next line begins a new branch. */
 export async function branch(message, room) {
   await lead(room, message.id, false);
   told(say("branched"), message, room);
   room.composer.focus();
 }
 
-/** Continue below the last message with its earlier branch. */
+/** Continue the path below the last message as it was before. */
 export async function goOn({ id, position }, room) {
   await lead(room, id);
   if (room.path.total === position + 1) toast(say("nothing"));
@@ -63,8 +64,9 @@ const askWorld = () =>
         h("button", { onclick: () => close("shared"), autofocus: true }, say("world_shared")))));
 
 /**
- * Delete a message with all messages below it, unless it is undone. The path leaves it at once,
- * also on the server, so that new messages are added at the place that is shown.
+ * Delete a message and all messages below it, unless the user undoes it.
+ * The path leaves the message at once, on the server as well, so that new lines have the visible
+ * parent.
  */
 export async function remove({ id, position, sibling, parent_id: parent }, room) {
   const { path } = room;
@@ -81,7 +83,7 @@ export async function remove({ id, position, sibling, parent_id: parent }, room)
   await lead(room, heir?.id ?? parent, Boolean(heir));
   undoable(say("deleted", { count }), {
     hide() {},
-    // Keep the message if the user has returned to it.
+    // If the user has returned to the message, it is kept.
     act: async (options) => path.at(position)?.id === id || act(options),
     show: () => lead(room, id),
   });

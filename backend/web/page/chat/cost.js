@@ -1,11 +1,11 @@
-/** The cost of a chat and of its last reply. */
+/** The cost of a chat and of its last reply, shown under the chat's name. */
 import { api } from "../core/api.js";
 import { fill, h } from "../core/dom.js";
 import { money, t } from "../core/words.js";
 
 /**
- * Return a usage as text: tokens, and money if the price is known. Some models have no price, and
- * some replies are not counted. `brief` does not mention missing prices.
+ * Render a usage: tokens, and money if prices are known.
+ * Some models may have no price, and some replies no counts. `brief` leaves out missing prices.
  */
 export function costs(usage, { brief = false } = {}) {
   const { cost, prompt_tokens: read, completion_tokens: written, unreported, by_model: models = [usage] } = usage;
@@ -20,7 +20,7 @@ export function costs(usage, { brief = false } = {}) {
 
 const told = (usage) => usage && usage.turns + usage.runs + usage.unreported > 0;
 
-/** The figures of a room, read again after each turn. Empty if there are none. */
+/** The costs of a room, read again after each turn. Hidden without any costs. */
 export function costing(room) {
   const element = h("small.figure.cost");
   const path = `/chats/${room.chat.id}/usage`;
@@ -32,12 +32,12 @@ export function costing(room) {
       told(reply) && t("chat.cost_reply", { cost: costs(reply, { brief: true }) }),
       told(chat) && t("chat.cost_chat", { cost: costs(chat, { brief: true }) }),
     ];
-    // On narrow screens only the inspector shows this.
+    // In narrow layouts only the inspector shows this.
     const unknown = chat.turns + chat.runs > 0 && !chat.cost && h("span.roomy", {}, `, ${t("chat.cost_unknown")}`);
     fill(element, words.filter(Boolean).join(" · "), unknown);
     element.title = chat.by_model.map((each) => `${each.model}: ${costs(each)}`).join("\n");
   };
-  // Errors are ignored, because the chat works without the figures.
+  // The chat works without costs, so errors are ignored.
   const again = () => read().catch(() => {});
   room.events.addEventListener("turn", again);
   again();

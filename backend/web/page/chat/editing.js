@@ -1,4 +1,4 @@
-/** Editing a message in place. The text is kept until it is saved or discarded. */
+/** Editing of a message in place. The draft is kept until it is saved or discarded. */
 import { api } from "../core/api.js";
 import { explain } from "../core/dialogs.js";
 import { fill, h } from "../core/dom.js";
@@ -10,7 +10,7 @@ import { lead, say, told } from "./branches.js";
 export function edit(message, room, place) {
   if (place.matches(".edited")) return;
   const { id, position } = message;
-  // Macros are shown as they were typed.
+  // Macros are edited in the form in which they were typed.
   const text = message.typed ?? message.text;
   const name = `edit.${id}`;
   const draft = kept.get(name);

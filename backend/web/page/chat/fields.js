@@ -1,8 +1,8 @@
-/** Fields of settings. A name is a path in them. */
+/** Fields of settings. The name of a field is a path in the settings. */
 import { mergePatch } from "../core/json.js";
 import { has, t } from "../core/words.js";
 
-/** Texts that chats and accounts share are stored once. */
+/** The label of a setting. Settings that chats and accounts share have one label. */
 export const word = (name, values) => t(`${has(`settings.${name}`) ? "settings" : "account"}.${name}`, values);
 
 export const field = (kind, name, more, says = name.split(".").at(-1)) => {
@@ -12,17 +12,17 @@ export const field = (kind, name, more, says = name.split(".").at(-1)) => {
 
 export const text = (name, most) => field("area", name, { count: true, most });
 
-/** A select of values. Null is the default. */
+/** A select. The value null means the inherited value. */
 export const among = (name, ...values) =>
   field("select", name, { options: values.map((each) => [each, word(each)]) });
 
 /** Number fields: `{ name: [min, max, placeholder, step] }`. */
 export const numbers = (group, ranges) =>
   Object.entries(ranges).map(([name, [min, max, placeholder = word(null), step = max > 2 ? 1 : "any"]]) =>
-    // A maximum of 1 or 2 means fractions.
+    // Ranges that end at 1 or 2 allow fractions.
     field("number", `${group}.${name}`, { min, max, step, placeholder }));
 
-/** The author's note of a chat or a character. */
+/** The fields of an author's note, of a chat or a character. */
 export const NOTE = [
   text("authors_note.text", 20_000),
   among("authors_note.position", "at_depth", "before_prompt", "after_prompt"),
@@ -35,7 +35,7 @@ export const NOTE = [
 /** Return the value at a path. */
 export const at = (settings, name) => name.split(".").reduce((found, part) => found?.[part], settings);
 
-/** Return changes by path as a merge patch. An empty list or text resets the setting. */
+/** Return changes by path as a merge patch. An empty list or text removes the setting. */
 export function patchOf(changes, before = {}) {
   const patch = {};
   for (const [name, now] of Object.entries(changes)) {

@@ -1,4 +1,4 @@
-/** Search in a chat by words, by meaning, or by number. */
+/** Search in a chat: by words, by meaning, and by message number. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { fill, h, settled } from "../core/dom.js";
@@ -36,7 +36,7 @@ export default async function (room, { signal, close }) {
     if (!found) return;
     const { items, notes } = found;
     const words = finding(q);
-    // Results that contain the words are first. The others are similar in meaning.
+    // Messages with the words come before messages with a similar meaning.
     items.sort((a, b) => words.test(b.text) - words.test(a.text));
     const count = t(items.length ? "find.count" : "find.nothing", { count: items.length });
     fill(state, [count, ...notes].join(" "));

@@ -1,4 +1,4 @@
-/** The model of a chat, shown under the chat's name. A click changes it. */
+/** The model of a chat, shown under its name. A click changes it. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { h, icon, set } from "../core/dom.js";
@@ -7,9 +7,9 @@ import { dropped, fits } from "../models/sampling.js";
 import { word } from "./fields.js";
 
 /**
- * The button of a room; `room.switchModel` presses it.
+ * The button for the model of a room. `room.switchModel` clicks it.
  *
- * `room.model` is the model in use. The event "asked" reports that it is known or has changed.
+ * `room.model` is the current model. The event "asked" reports that it is known or has changed.
  */
 export function asked(room) {
   const own = `/chats/${room.chat.id}/settings`;
@@ -49,9 +49,9 @@ export function asked(room) {
     settings = detail;
     draw();
   });
-  // Errors are ignored, because the chat works without the name.
+  // The chat works without the model's name, so errors are ignored.
   const show = () => read().then(draw).catch(() => {});
-  // A turn may detect how the model calls tools.
+  // After a turn it may be known how the model calls tools.
   let isTried = false;
   room.events.addEventListener("played", ({ detail: { event } }) => (isTried ||= event === "calls.requested"), { signal });
   room.events.addEventListener("turn", () => {

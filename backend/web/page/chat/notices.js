@@ -1,4 +1,4 @@
-/** Notices about problems while a reply was written. */
+/** Notices about problems of a reply, shown at the reply. */
 import { h } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { windowLink } from "../models/picker.js";
@@ -8,6 +8,6 @@ export const notices = ({ notices: all = [] }) =>
   all.map(({ kind, model, reason, ...numbers }) =>
     h("p.state", { role: "note" }, t(`chat.notices.${reason ? `${kind}.${reason}` : kind}`, numbers), " ", model && windowLink(model)));
 
-/** True if a reply is incomplete: it was stopped, it failed, or the model broke off. */
+/** True if a reply is incomplete: it was stopped, it failed, or the model cut it off. */
 export const isCut = ({ role, status, notices: all = [] }) =>
   role === "assistant" && (/failed|interrupted/.test(status) || all.some(({ kind }) => kind === "reply_cut"));

@@ -1,4 +1,4 @@
-/** The settings of a chat. Missing ones are those of the account. */
+/** The settings of a chat. Unset values come from the account. */
 import { api } from "../core/api.js";
 import { sure } from "../core/dialogs.js";
 import { act, fill, h, refill } from "../core/dom.js";
@@ -10,7 +10,7 @@ import { dropped, fits, samplers } from "../models/sampling.js";
 import { tasks } from "../models/tasks.js";
 import { among, at, field, NOTE, numbers, patchOf, text, word } from "./fields.js";
 
-/** A select of items, or none of them. */
+/** A select of objects, with an option for none of them. */
 const one = (name, items, more, none = null) => {
   const options = items.map((each) => [each.id, each.title ?? each.name]);
   return field("select", name, { options: [[null, word(none)], ...options], ...more });
@@ -39,7 +39,7 @@ const DETAILS = {
   ],
 };
 
-/** The panel of all settings of a chat. They are saved while the user types. */
+/** The settings panel. Changes are saved while the user types. */
 export default async function (room, { signal }) {
   const { id } = room.chat;
   const path = `/chats/${id}`;
@@ -54,14 +54,14 @@ export default async function (room, { signal }) {
 
   const stored = ({ name, options }) =>
     at({ ...settings, persona_id: room.chat.persona_id, campaign_id: room.chat.campaign_id }, name) ?? options?.[0][0];
-  /** A field that shows the default as its placeholder. */
+  /** A field that shows the account's value while the chat has none. */
   const telling = ({ options, ...field }) => {
     const value = stored({ ...field, options });
     const usual = at(account, field.name);
     const named = options?.find(([each]) => each === usual);
     if (usual != null && !options) field.placeholder = usual;
     if (named) options = options.with(0, [null, word("usual_is", { value: named[1] })]);
-    // A model that is no longer available.
+    // The chosen model no longer exists.
     if (options?.every(([each]) => each !== value)) options = [...options, [value, word("gone", { value })]];
     return { options, ...field };
   };
@@ -70,7 +70,7 @@ export default async function (room, { signal }) {
     await api.patch(path, what);
     await room.refresh();
   };
-  /** The patch contains only changed settings, so that changes in other windows are kept. */
+  /** A patch contains only the changes, so that changes from other windows are kept. */
   const write = async (patch) => {
     const gone = "model" in patch ? dropped(modelOf(patch.model), settings.sampling) : {};
     settings = await api.patch(own, { ...patch, sampling: { ...patch.sampling, ...gone } }, { keepalive: true });
@@ -96,8 +96,8 @@ export default async function (room, { signal }) {
   const work = tasks(models);
   const modelOf = (id) => models.find((each) => each.id === (id ?? account.model));
   /**
-   * Show the settings that the model supports. The account's sampling applies only to its own
-   * model.
+   * Show the sampling settings that the model supports. The account's sampling applies to its own
+   * model only.
    */
   const suit = () => {
     sampling.suit(modelOf(settings.model), settings.model ? {} : account.sampling);
@@ -133,7 +133,7 @@ export default async function (room, { signal }) {
       h("div", {}, h("button", { onclick: drop }, word("drop"))));
   };
 
-  /** A list, and a select that adds items to it. */
+  /** A list with a select below it that adds the chosen item. */
   const listed = (where, rows, label, items, add) =>
     refill(where, rows.length > 0 && h("ul.list", {}, rows), items.length > 0 &&
       h("select", { "aria-label": label, onchange: ({ target }) => add(target.value) },
@@ -151,7 +151,7 @@ export default async function (room, { signal }) {
     const row = ({ lorebook: { id: book, name }, source, is_off: off }) => {
       const onchange = () => say(book, off ? null : "off");
       const named = { "aria-label": word("use", { name }) };
-      // Lorebooks linked to this chat can be removed. Others can be disabled here.
+      // Lorebooks that are linked to this chat can be removed. Others can be switched off for it.
       const here = source === "chat";
       return h("li", {},
         !here && h("input", { type: "checkbox", role: "switch", checked: !off, onchange, ...named }),

@@ -1,11 +1,11 @@
-/** Turns: send a line, and show the reply as it streams in, also after a lost connection. */
+/** Turns: send a line and stream the reply, across interrupted connections. */
 import { api, events, Problem, problemOf, send } from "../core/api.js";
 import { complain, explained, remedy } from "../core/dialogs.js";
 import { pause, settled } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { windowLink } from "../models/picker.js";
 
-const SILENCE = 40_000; // longer than the 15 seconds between the server's signs of life
+const SILENCE = 40_000; // the server sends a heartbeat every 15 seconds
 const LONGEST_WAIT = 10_000;
 
 // crypto.randomUUID exists only in secure contexts.
@@ -14,19 +14,20 @@ const newId = () =>
     (crypto.getRandomValues(new Uint8Array(1))[0] & 15).toString(16),
   );
 
-/** Append the rest of a text, which may repeat the end of the known part. */
+/** Append the rest of a text that may overlap with its end. */
 function joined(before, more) {
   let shared = more.length;
   while (!before.endsWith(more.slice(0, shared))) shared--;
   return before + more.slice(shared);
 }
 
-/** Return the first characters, counted by code points as the server does. */
+/** Return the first characters of a text. Like the server, it counts code points. */
 const first = (text, length) => [...text].slice(0, length).join("");
 
 /**
- * @returns {{take, takeUp, stop, choose, abandon}} The turns of a room, one at a time. `busy` is
- *   the running turn, `waiting` the question for the player: `choose(option)` answers it.
+ * @returns {{take, takeUp, stop, choose, abandon}} The turns of a room, one at a time. The room is
+ *   `busy` while a turn runs, or `waiting` with the question of a turn, which `choose(option)`
+ *   answers.
  */
 export function turns(room) {
   const { path, signal } = room;
@@ -39,7 +40,7 @@ export function turns(room) {
     tell("busy");
   };
 
-  /** Follow the events of a turn until it ends. */
+  /** Follow the events of a turn until it ends, and resume after interruptions. */
   async function follow(turn) {
     const link = new AbortController();
     const alive = settled(() => link.abort(), SILENCE);
@@ -63,19 +64,19 @@ export function turns(room) {
     }
   }
 
-  /** The server responds again. */
+  /** The connection to the server works again. */
   function calm(turn) {
     if (turn.wait) room.composer.notice();
     turn.wait = 0;
   }
 
-  /** Show the work of the model that a turn waits for; null if it no longer waits. */
+  /** Show the work that a queued turn waits for; null once it no longer waits. */
   function queue(turn, work) {
     if (work || turn.queued) room.composer.notice(work && t(`chat.waits.${work}`));
     turn.queued = work;
   }
 
-  /** Throw an error again unless it is a failure of the connection. */
+  /** Throw an error again, unless it is a failure of the connection. */
   function passing(turn, error) {
     const isOnTheWay = turn.begun || !error.slug || error.slug === "server-stopping";
     if (!error.isOffline && !(error.status >= 500 && isOnTheWay)) throw error;
@@ -104,7 +105,7 @@ export function turns(room) {
       queue(turn, data.work);
       return;
     } else turn.over ||= /completed|failed/.test(event);
-    // The earlier question is answered if the turn has continued.
+    // Any later event means that the question was answered.
     turn.asks = event === "turn.awaiting_choice" ? data : null;
     if (!event.endsWith(".delta")) {
       room.events.dispatchEvent(new CustomEvent("played", { detail: { event, data } }));
@@ -115,11 +116,11 @@ export function turns(room) {
   async function place(turn, ids) {
     const read = async (id) => id && (await api.get(`/messages/${id}`, { signal }));
     const [line, reply] = await Promise.all(ids.map(read)).catch((error) => {
-      // It failed immediately, and left no message.
+      // The turn failed before it stored a message.
       if (error.status !== 404) throw error;
       return [];
     });
-    // Another window may have changed the path.
+    // The path may have changed in another window.
     const { position, parent_id: parent } = line ?? reply ?? {};
     if (position && path.at(position - 1)?.id !== parent) await path.reload();
     if (line) path.put(line);
@@ -140,7 +141,7 @@ export function turns(room) {
     else if (reply) path.put({ ...reply, text, thinking, status: "streaming" });
   }
 
-  /** Replace the streamed text with the stored one. */
+  /** Replace the streamed text with the stored messages. */
   async function conclude(turn) {
     const view = await api.get(`/turns/${turn.id}`, { signal });
     wait(view);
@@ -182,13 +183,13 @@ export function turns(room) {
     return view;
   }
 
-  /** A turn waits without a limit for the player's answer. */
+  /** Show the question of a waiting turn, or hide it. */
   function wait(view) {
     room.waiting = view?.state === "waiting" ? view : null;
     tell("waiting");
   }
 
-  /** Show an error. Offer to try again if no message offers that. */
+  /** Show an error, with a retry if no message offers one. */
   function ended(view, { text, ...body } = {}) {
     const { state, reply_id: reply } = view;
     if (state !== "failed" && (state !== "interrupted" || reply)) return;
@@ -202,7 +203,7 @@ export function turns(room) {
 
   async function take(body, { ontaken } = {}) {
     if (running) throw new Problem({ title: t("chat.busy") }, 409);
-    // A repeated request of unknown outcome uses the same turn id.
+    // If the same request is repeated because its delivery is unknown, it has the same turn id.
     const key = JSON.stringify(body);
     if (untaken.key !== key) untaken = { key, id: newId() };
     const kind = ["continue", "impersonate"].find((each) => body[each]);
@@ -216,7 +217,7 @@ export function turns(room) {
     }
   }
 
-  /** Follow a turn of another window, or one from before the page was loaded. */
+  /** Follow a turn that began in another window, or before the page was loaded. */
   function takeUp(view) {
     if (view?.state === "running" || view?.state === "waiting") {
       run({ id: view.id, kind: view.kind, begun: true, taken: true }).catch(complain);
@@ -229,10 +230,10 @@ export function turns(room) {
     else await api.post(`/turns/${running.id}/stop`);
   }
 
-  /** Answer the question of a turn, which then continues. */
+  /** Answer the question of a waiting turn, which then continues. */
   async function choose(option, text) {
     const { id, kind } = room.waiting;
-    // Its events are handled like those of any other turn.
+    // The events that follow come with the stream of the turn.
     const answer = await send(`/turns/${id}/choice`, { method: "POST", json: { option, text }, signal });
     if (!answer.ok) throw await problemOf(answer);
     answer.body?.cancel();

@@ -1,4 +1,4 @@
-/** One chat: its messages, the composer, and a panel. */
+/** The view of a chat: messages, composer, and a panel at the side. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { act, fill, h, icon, set, style } from "../core/dom.js";
@@ -31,7 +31,7 @@ export default async function view({ params: { id }, query, signal, title }) {
   const heading = h("h1.unseen");
   const room = { signal, path, events: new EventTarget(), announce: (text) => (voice.textContent = text) };
 
-  /** Load the chat and its members again, because they may have changed. */
+  /** Load the chat and its campaign again after a change. */
   room.refresh = async () => {
     const chat = api.get(`/chats/${id}`, { signal });
     [room.chat, room.people, room.personas] = await Promise.all([chat, characters.all(), personas.all()]);
@@ -90,14 +90,14 @@ export default async function view({ params: { id }, query, signal, title }) {
     }
   }
 
-  // Addresses within this chat do not change the view.
+  // Links within the chat do not leave the view.
   const settle = (search) => {
     const { panel: name, at, ...options } = Object.fromEntries(new URLSearchParams(search));
-    // Keep a panel that fits next to the messages.
+    // A panel next to the messages stays open.
     if (!at || NARROW.matches) attempt(() => panel(name, options));
     if (!at) return;
     attempt(() => room.show(Number(at) || 0, { mark: true }));
-    // Allow the same address again.
+    // The same link can be used again.
     history.replaceState(null, "", place);
   };
   room.open = (name, options) => {
@@ -118,7 +118,7 @@ export default async function view({ params: { id }, query, signal, title }) {
   settle(query);
   takeUp(turn);
 
-  // Load messages of other windows when the user returns.
+  // When the user returns to this window, load what happened elsewhere.
   const back = async () => {
     if (document.hidden || room.busy) return;
     await room.refresh();

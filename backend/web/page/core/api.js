@@ -1,19 +1,19 @@
-/** The HTTP API: requests, problems, uploads with progress, and event streams. */
+/** Client of the HTTP API: requests, problems, uploads with progress, and server-sent events. */
 import { t } from "./words.js";
 
 const API = "/api/v1";
 const MOST_AT_THE_END = 20_000;
 
-/** A problem that the API returned (RFC 9457), or a missing connection. */
+/** A problem response of the API (RFC 9457), or a failed connection. */
 export class Problem extends Error {
   constructor(body, status) {
     super(body.detail || body.title);
     this.body = body;
     this.status = status;
     this.slug = (body.type ?? "").split(":").at(-1);
-    // Errors of a patch name the member only in the text.
+    // The errors of a merge patch name their member only in the text.
     const [, message, member] = /^(.*) - at `\$\.(.+)`/.exec(body.detail) ?? [];
-    /** [{member, message}] of the invalid members of a request. */
+    /** The refused members of the request: [{member, message}]. */
     this.faults = body.errors ?? (member ? [{ member, message }] : []);
   }
 
@@ -31,12 +31,12 @@ function broken(error) {
 const csrf = () => document.cookie.match(/(?:^|; )csrftoken=([^;]*)/)?.[1] ?? "";
 
 /**
- * Send a request, and return its `Response` with any status. Throws a `Problem` if there is no
- * response, and `AbortError` if the signal aborted it.
+ * Send a request and return its `Response` with any status.
+ * Throws a `Problem` if there is no response, and `AbortError` if the signal aborted the request.
  *
  * @param {string} path Below /api/v1.
  * @param {object} options `method`, `query`, `json`, `ifMatch` (a revision), `headers`, `signal`,
- *   `keepalive`: the request may outlive the page if it is short.
+ *   `keepalive` (a small request may outlive the page).
  */
 export async function send(path, options = {}) {
   const { method = "GET", query, json, ifMatch, headers = {}, ...rest } = options;
@@ -47,7 +47,7 @@ export async function send(path, options = {}) {
   if (ifMatch != null) headers["If-Match"] = `"${ifMatch}"`;
   try {
     const body = JSON.stringify(json);
-    // Browsers limit the body of requests that outlive the page.
+    // Browsers limit the size of requests that outlive the page.
     if (body?.length > MOST_AT_THE_END) delete rest.keepalive;
     return await fetch(address, { method, headers, body, ...rest });
   } catch (error) {
@@ -55,7 +55,7 @@ export async function send(path, options = {}) {
   }
 }
 
-/** Return the problem of a response. Reports an expired session to the page. */
+/** Return the problem of a response. Notifies the page if the session has ended. */
 export async function problemOf(response) {
   return refusal(await bodyOf(response), response.status);
 }
@@ -66,7 +66,7 @@ function refusal(body, status) {
   return problem;
 }
 
-/** Return the JSON of a response, or null. Errors of the connection are thrown. */
+/** Return the JSON of a response, or null. Rethrows if the request was aborted. */
 const bodyOf = (response) =>
   response.json().catch((error) => {
     if (error.name === "AbortError") throw error;
@@ -82,15 +82,13 @@ async function ask(path, options) {
 const asking = (method) => (path, json, options) => ask(path, { method, json, ...options });
 
 export const api = {
-  /** `api.get("/chats", { query: { limit: 50 }, signal })` */
   get: ask,
-  /** `api.post("/chats", { title })` */
   post: asking("POST"),
   patch: asking("PATCH"),
   put: asking("PUT"),
   delete: asking("DELETE"),
 
-  /** Return all items of a paged list. */
+  /** Return the items of all pages of a list. */
   async all(path, { query, signal } = {}) {
     const items = [];
     let after;
@@ -103,8 +101,9 @@ export const api = {
   },
 
   /**
-   * Send a file as the part `file` of a form, and return the JSON of the response. `onprogress`
-   * receives shares from 0 to 1. `name` is sent as its own part, for files that contain no name.
+   * Upload a file as the part `file` of a form, and return the JSON of the response.
+   * `onprogress` receives shares from 0 to 1. `name` is sent as a part of its own, for files that
+   * do not contain their name.
    */
   upload(path, file, { method = "POST", name, onprogress, signal } = {}) {
     return new Promise((resolve, reject) => {
@@ -127,16 +126,15 @@ export const api = {
     });
   },
 
-  /** Return the address of a file or a picture. */
   url: (path) => API + path,
 
-  /** Download a file. */
+  /** Make the browser save a file. */
   download: (path) => Object.assign(document.createElement("a"), { href: API + path, download: "" }).click(),
 };
 
 /**
- * Yield the server-sent events of a response: `{ id, event, data }` with parsed data. `heard` is
- * called for every part of the response, including signs of life.
+ * Yield the server-sent events of a response as `{ id, event, data }` with parsed data.
+ * `heard` is called for every line, including heartbeats.
  */
 export async function* events(response, heard) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

@@ -1,26 +1,26 @@
-/** Overlays: toasts, dialogs, menus, and actions that can be undone. */
+/** Toasts, dialogs, menus, and actions that can be undone. */
 import { act, fill, h, icon, set } from "./dom.js";
 import { has, t } from "./words.js";
 
 const shelf = h("div.toasts", { role: "status", "aria-live": "polite" });
 document.body.append(shelf);
 
-/** Show the toasts in the topmost dialog, where they can be used. */
+/** Move the toasts into the topmost dialog, where they can be seen and used. */
 function shelve() {
   const top = [...document.querySelectorAll("dialog[open]")].at(-1) ?? document.body;
   if (shelf.parentNode !== top) top.append(shelf);
 }
 
-/** The functions that remove the toasts. Leaving the page removes all of them. */
+/** Functions that close the toasts. All toasts close with the page. */
 const shown = new Set();
 addEventListener("pagehide", () => shown.forEach((pass) => pass()));
 
 /**
- * Show a message for some seconds.
+ * Show a toast for some seconds.
  *
  * @param {string|Array} text A text, or elements.
- * @param {object} [options] `action`, a label, and `onaction`; `kind`: "error" stays longer;
- *   `seconds`; `onover`, called after the message has disappeared without the action.
+ * @param {object} [options] `action` (a label) and `onaction`; `kind` ("error" stays longer);
+ *   `seconds`; `onover`, called when it closes without the action.
  */
 export function toast(text, { action, onaction, kind = "", seconds = kind ? 12 : 6, onover } = {}) {
   let timer;
@@ -36,7 +36,7 @@ export function toast(text, { action, onaction, kind = "", seconds = kind ? 12 :
     wait();
     timer = setTimeout(pass, seconds * 1000);
   };
-  // The time stops while the message has the pointer or the focus.
+  // A toast stays open while the pointer or the focus is on it.
   const patience = { onpointerenter: wait, onfocusin: wait, onpointerleave: start, onfocusout: start };
   const item = h("div.toast", { class: kind, role: kind ? "alert" : null, ...patience },
     h("div", {}, text),
@@ -48,7 +48,7 @@ export function toast(text, { action, onaction, kind = "", seconds = kind ? 12 :
   start();
 }
 
-/** Return the text of an error. Errors of the page itself are logged to the console. */
+/** Return the text of an error and its remedy. Logs unexpected errors to the console. */
 export function explain(problem) {
   if (!problem.body) {
     console.error(problem);
@@ -58,40 +58,40 @@ export function explain(problem) {
   return has(own) ? t(own, problem.body) : sentences(problem.body);
 }
 
-/** Return the title and the detail of a problem as one text. */
+/** The title and the detail of a problem, in one text. */
 const sentences = ({ title = t("errors.strange"), detail }) =>
   detail && detail !== title ? `${title}. ${detail}` : title;
 
-/** Return the provider's own message as a quotation; nothing if there is none. */
+/** A quotation of the provider's own message, if there is one. */
 const quotation = ({ provider_message: words } = {}) =>
   words && h("blockquote.words", {}, h("small", {}, t("errors.provider_says")), " ", h("q", {}, words));
 
-/** Return the elements for an error: its text, and the provider's message. */
+/** Elements for an error: its text, and the provider's own message if there is one. */
 export const explained = (problem) => [h("span", {}, explain(problem)), quotation(problem.body)];
 
-/** The same for a problem inside another response. */
+/** The same for a problem that is part of another response. */
 export const told = (problem) => [h("span", {}, sentences(problem)), quotation(problem)];
 
-/** Errors that are fixed in the settings of a provider. */
+/** Errors that the user can fix in the settings of a provider. */
 const AT_PROVIDER = new Set([
   "model-foreign-answer", "model-key-refused", "model-no-credit", "model-not-found", "model-redirect",
   "model-unavailable", "model-web-page", "model-wrong-address", "provider-address-refused",
 ]);
 
-/** Errors that are fixed by another model. */
+/** Errors that the user can fix by choosing another model. */
 const AT_SETTINGS = new Set(["model-writes-no-json", "unknown-model"]);
 
-/** Return a link to the setting that fixes an error, if there is one. */
+/** A link to the page where the error can be fixed, if there is one. */
 export const remedy = ({ slug }) =>
   AT_PROVIDER.has(slug) ? h("a.button", { href: "#/providers" }, t("models.open_settings"))
     : AT_SETTINGS.has(slug) && h("a.button", { href: "#/settings" }, t("settings.open"));
 
-/** Show an error, unless the request was aborted because its view is closed. */
+/** Show an error. Ignores aborted requests. */
 export function complain(error) {
   if (error.name !== "AbortError") toast([explained(error), remedy(error)], { kind: "error" });
 }
 
-/** Return the result of `act`; show an error and return undefined if it fails. */
+/** Run `act` and show its error, if any. Returns its result, or undefined. */
 export async function attempt(act) {
   try {
     return await act();
@@ -101,9 +101,9 @@ export async function attempt(act) {
 }
 
 /**
- * Do something that can be undone for some seconds. Calls `hide` at once, and `act` if it was not
- * undone (with `{ keepalive: true }`, because the page may be closing). Calls `show` if it was
- * undone or failed.
+ * Run an action that can be undone for some seconds.
+ * `hide` runs at once. `act` runs unless the user undoes it, with `{ keepalive: true }` because the
+ * page may be closing. `show` runs after an undo or an error.
  */
 export function undoable(text, { hide, act, show }) {
   hide();
@@ -123,8 +123,8 @@ export function undoable(text, { hide, act, show }) {
 }
 
 /**
- * Open a dialog. `build(close)` returns its content. `close(value)` closes it and resolves the
- * promise with the value, which is undefined if the user dismissed the dialog.
+ * Open a dialog. `build(close)` returns its content, `close(value)` closes it.
+ * The promise resolves to the value, or to undefined if the dialog was dismissed.
  */
 export function dialog(title, build, { wide = false } = {}) {
   return new Promise((resolve) => {
@@ -142,12 +142,12 @@ export function dialog(title, build, { wide = false } = {}) {
       (before?.isConnected ? before : document.querySelector("main"))?.focus();
       resolve(result);
     };
-    // The page's shortcuts are disabled while a dialog is open.
+    // Keyboard shortcuts of the page do not apply behind a dialog.
     const onkeydown = (event) => event.stopPropagation();
     const box = h("dialog", { "aria-label": title, class: wide ? "wide" : "", onclose, onkeydown });
     addEventListener("hashchange", dismiss);
     fill(box, h("header", {}, h("h2", {}, title), act("close", t("common.close"), dismiss, "quiet")), build(close));
-    // A click outside must not discard the text of a form.
+    // A click beside a form must not discard the input.
     set(box, { closedby: box.querySelector("form") ? "closerequest" : "any" });
     document.body.append(box);
     box.showModal();
@@ -156,7 +156,7 @@ export function dialog(title, build, { wide = false } = {}) {
   });
 }
 
-/** Ask for confirmation of something that cannot be undone. */
+/** Ask for confirmation of an action that cannot be undone. */
 export function sure(title, text, action) {
   return dialog(title, (close) =>
     h("div.stack", {},
@@ -167,7 +167,7 @@ export function sure(title, text, action) {
 }
 
 /**
- * Open a menu at a button. Arrow keys, Escape and a click outside work as usual.
+ * Open a menu at a button. Arrow keys, Escape and a click beside it work as usual.
  *
  * @param {HTMLElement} anchor
  * @param {Array} items `{ label, icon, act, danger }`; null draws a line.
@@ -198,7 +198,7 @@ export function menu(anchor, items) {
   box.querySelector("button").focus();
 }
 
-/** The menu item that deletes the menu's subject. */
+/** The menu item that deletes the object of the menu. */
 export const deleting = (does) =>
   ({ label: t("common.delete"), icon: "delete", danger: true, act: does });
 

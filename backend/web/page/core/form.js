@@ -1,6 +1,4 @@
-/**
- * Forms from descriptions of their fields, with labels, help, token counts and automatic saving.
- */
+/** Forms from a description of their fields: labels, help, token counts, and automatic saving. */
 import { api } from "./api.js";
 import { complain, explain } from "./dialogs.js";
 import { fill, h, icon, set, settled } from "./dom.js";
@@ -8,14 +6,14 @@ import { number, t } from "./words.js";
 
 let ids = 0;
 
-/** The defaults of each kind of field. */
+/** Defaults of each kind of field. */
 const KINDS = {
   text: { tag: "input", type: "text" },
   area: { tag: "textarea", rows: 3 },
   number: { tag: "input", type: "number", step: "any" },
   check: { tag: "input", type: "checkbox" },
   select: { tag: "select" },
-  // One item per line, or separated by commas.
+  // One value per line, or comma-separated.
   lines: { tag: "textarea", rows: 2 },
   words: { tag: "input", type: "text", placeholder: t("form.commas") },
 };
@@ -25,7 +23,7 @@ const READ = {
   check: (input) => input.checked,
   lines: (input) => input.value.split("\n").filter((line) => line.trim()),
   words: (input) => input.value.split(",").map((word) => word.trim()).filter(Boolean),
-  // The values of a select may be of any type.
+  // Options of a select may have values that are not strings.
   select: (input, { options }) => options[input.selectedIndex]?.[0] ?? null,
 };
 
@@ -37,11 +35,11 @@ const WRITE = {
 };
 
 /**
- * A field: a label with its input.
+ * A field: a label with its input in one block.
  *
  * @param {object} field `name`, `label`, `kind` (text, area, number, check, select, lines, words),
- *   `help`, `count` (show tokens; a "counted" event contains the number), and the options of the kind
- *   (`options`, `min`, `max`, `rows`...).
+ *   `help`, `count` (shows tokens and sends a "counted" event), and options of the kind (`options`,
+ *   `min`, `max`, `rows`...).
  * @returns {{element, input, read, write, fault}}
  */
 export function control(field) {
@@ -100,7 +98,7 @@ export function boxes({ label, help, options }) {
   };
 }
 
-/** Inputs whose tokens must be counted, and the elements that show the number. */
+/** Inputs whose tokens have to be counted, with the element that shows the number. */
 const uncounted = new Map();
 const count = settled(async () => {
   const these = [...uncounted];
@@ -112,24 +110,25 @@ const count = settled(async () => {
       input.dispatchEvent(new CustomEvent("counted", { detail: counts[at], bubbles: true }));
     });
   } catch {
-    // Errors are ignored, because the field works without the number.
+    // Fields work without token counts, so errors are ignored.
   }
 }, 400);
 
-/** Count the tokens of an input soon, in one request with other inputs. */
+/** Queue the token count of an input. Several inputs are counted in one request. */
 function counted(input, place) {
   uncounted.set(input, place);
   count();
 }
 
 /**
- * A form that saves changes automatically after the user stops typing.
+ * A form that saves changes automatically when the user stops typing.
  *
- * @param {object} options `groups`: `[{ title, open, fields }]`; a title makes the group
- *   collapsible; a field's `control` makes a special field. `value`: the current value.
- *   `save(changes)`: a promise. `signal`: unsaved changes are saved when the view is left.
+ * @param {object} options
+ * `groups`: `[{ title, open, fields }]`; a group with a title can be folded; `control` replaces the
+ * default control of a field. `value`: the current value. `save(changes)`: returns a promise.
+ * `signal`: aborts when the user leaves the view; unsaved changes are saved then.
  * @returns {{element, flush, isUnsaved, write, put}} `flush()` saves now; `write(value)` shows
- *   another value, `put(some)` other values of some fields.
+ *   another value, `put(some)` the values of some fields.
  */
 export function autoform({ groups, value, save, signal }) {
   const state = h("p.saving", { role: "status" });
@@ -162,14 +161,14 @@ export function autoform({ groups, value, save, signal }) {
       fill(state, icon("check"), t("form.saved"));
     } catch (error) {
       if (error.name === "AbortError") return;
-      // The form is no longer visible, so show the error as a message.
+      // The form is no longer visible, so the error is shown as a toast.
       if (!element.isConnected) return complain(error);
       const again = h("button.quiet", { type: "button", onclick: () => soon() }, t("common.retry"));
       fill(state, icon("alert"), explain(error), again);
       blame(controls, error);
     }
   };
-  // One after the other, because each request needs the revision of the previous one.
+  // Saves run one after the other, because each one needs the revision of the one before it.
   const soon = settled(() => (running = running.then(store)), 700);
 
   const element = h(
@@ -193,7 +192,7 @@ export function autoform({ groups, value, save, signal }) {
   return {
     element,
     flush,
-    /** True if a change is not stored yet. */
+    /** True if there is input that is not stored yet. */
     get isUnsaved() {
       return [...controls.values()].some((each) => JSON.stringify(each.read()) !== each.known);
     },
@@ -206,7 +205,7 @@ export function autoform({ groups, value, save, signal }) {
   };
 }
 
-/** Show errors at their fields. */
+/** Show validation errors next to their fields. */
 function blame(controls, { faults = [] }) {
   for (const { member, message } of faults) {
     const of = (end) => controls.get(member.split(end)[0]);
@@ -217,8 +216,8 @@ function blame(controls, { faults = [] }) {
 /**
  * A form with a submit button.
  *
- * @param {object} options `fields`, `submit` (the button's label), `send(values)`: a promise;
- *   `extra`: nodes between the fields and the button.
+ * @param {object} options `fields`, `submit` (the label of the button), `send(values)` (returns a
+ *   promise), `extra` (nodes between the fields and the button).
  */
 export function sendform({ fields, submit, send, extra }) {
   const controls = new Map(fields.map((field) => [field.name, (field.control ?? control)(field)]));
@@ -251,7 +250,7 @@ export function sendform({ fields, submit, send, extra }) {
   return { element, controls };
 }
 
-/** A progress bar for shares from 0 to 1; null if the share is unknown. */
+/** A progress bar: a share from 0 to 1, or null if it is unknown. */
 export function progress(label) {
   const bar = h("progress", { max: 1, "aria-label": label });
   const figure = h("span.figure");
@@ -265,10 +264,7 @@ export function progress(label) {
   };
 }
 
-/**
- * A search field for `items`, [[element, text]]. It hides items that lack a word of the input or of
- * `also`.
- */
+/** A search field that hides the items without a match. `items` are [[element, text]]. */
 export function finder(label, told, also = []) {
   const attributes = { type: "search", "aria-label": label, placeholder: label };
   const input = h("input.finder", { ...attributes, oninput: () => self.run() });

@@ -1,4 +1,4 @@
-/** File imports: chosen, dropped or pasted files, each with a row that shows its state. */
+/** Import of chosen, dropped or pasted files, with one row per file for its progress. */
 import { Problem } from "./api.js";
 import { complain, explain } from "./dialogs.js";
 import { act, h, icon, refill } from "./dom.js";
@@ -7,15 +7,17 @@ import { t } from "./words.js";
 
 const LARGEST = 20 * 1024 * 1024;
 
-/** One file at a time for all imports, because the server limits the uploads of an account. */
+/**
+ * Files are uploaded one after the other, because the server limits concurrent imports per account.
+ */
 let queue = Promise.resolve();
 
-/** Open the file dialog. */
+/** Let the user choose files. */
 export function pick(accept, take, multiple = false) {
   h("input", { type: "file", accept, multiple, onchange: ({ target }) => take([...target.files]) }).click();
 }
 
-/** Accept files that are dropped on `target`. `element` shows that it is possible. */
+/** Accept files that are dropped on `target`. `element` shows that they can be dropped. */
 export function dropping(target, element, take, signal) {
   let timer;
   const over = (event) => {
@@ -31,14 +33,14 @@ export function dropping(target, element, take, signal) {
 }
 
 /**
- * An import of files of one kind. It continues when the view is left, and is shown in each view
- * with its `element`.
+ * An importer for files of one kind. It continues when the user leaves the view, and every view
+ * that contains its `element` shows it.
  *
- * @param {object} options `accept`, the file types; `drop`, the text while files are dragged over
- *   the view; `send(file, { onprogress, signal }, to)`: a promise for the parts `[text, icon,
- *   button]` of the row; icon and button are optional.
- * @returns {{element, choose, at}} `choose(to)` opens the file dialog; `at(view, signal, to)` takes
- *   files that are dropped or pasted into a view. `send` receives `to`.
+ * @param {object} options `accept`: the file types; `drop`: the text while files are held over the
+ *   view; `send(file, { onprogress, signal }, to)`: returns a promise for `[text, icon, button]` of
+ *   the finished row. The default icon is a tick, and there is no default button.
+ * @returns {{element, choose, at}} `choose(to)` lets the user choose files; `at(view, signal, to)`
+ *   accepts files that are dropped on a view or pasted into it. `to` is passed to `send`.
  */
 export function importing({ accept, drop, send }) {
   const rows = h("ul.list");
@@ -106,7 +108,7 @@ export function importing({ accept, drop, send }) {
     element,
     choose: (to) => pick(accept, take(to), true),
     at(view, signal, to) {
-      // Imported files are removed from the list; failed ones can be tried again.
+      // Finished rows are removed. Failed ones can be tried again.
       tidy("li.done");
       view.dataset.drop = drop;
       dropping(window, view, take(to), signal);

@@ -1,8 +1,8 @@
-/** Markdown as elements, without HTML: all text remains text. Linear time. */
+/** Render Markdown of stories as elements, in linear time. Text is never interpreted as HTML. */
 import { h, icon } from "./dom.js";
 
-const DEEPEST = 12; // maximum nesting of blocks
-const WAITING = 64; // maximum number of open marks
+const DEEPEST = 12; // nested blocks
+const WAITING = 64; // marks that may still be closed
 
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^ {0,3}(?:[-+*]|(\d{1,9})[.)])(?: +|$)/;
@@ -13,12 +13,12 @@ const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', nbsp: "\u00a0" };
 
 const split = (text) => text.split("\n").map((line) => line.trimEnd().replaceAll("\t", "    "));
 
-/** Return a text as a fragment. */
+/** Render a text as a fragment. */
 export const markdown = (text) => put(new DocumentFragment(), blocks(split(text), 0));
 
 /**
- * A growing text: `write(text)` shows it, and renders only the last blocks again. Open marks are
- * treated as closed, so that the text does not jump; `write(text, true)` ends that.
+ * Render a growing text: `write(text)` shows the whole text and renders only its last blocks again.
+ * Open marks look closed, so that the text does not jump. `write(text, true)` ends this.
  */
 export function growing(element) {
   let [shown, from, settled] = ["", 0, 0];
@@ -30,7 +30,7 @@ export function growing(element) {
       const made = blocks(lines, 0, !whole);
       while (element.childNodes[settled]) element.lastChild.remove();
       put(element, made);
-      // Two lines after a block begins, it can no longer change.
+      // Once a block is followed by two lines, neither it nor the blocks before it can change.
       const last = made.findLastIndex(({ line }) => line < lines.length - 2);
       settled += Math.max(last, 0);
       for (let line = made[last]?.line; line > 0; line--) from = text.indexOf("\n", from) + 1;
@@ -81,7 +81,7 @@ function blocks(lines, depth, open) {
       const code = take((each) => each.trim() !== fence).slice(1).join("\n");
       return at++, h("pre", {}, h("code", {}, code));
     }
-    // Headings of a text are below those of the view.
+    // Headings of a text come below the headings of the view.
     const level = Math.min(6, hashes?.trim().length + 2);
     if (hashes) return at++, say(`h${level}`, line.slice(hashes.length).replace(/ #+$/, ""));
     if (RULE.test(line)) return at++, h("hr");
@@ -108,7 +108,7 @@ function blocks(lines, depth, open) {
   return made;
 }
 
-/** Return the content of a paragraph: texts, nodes, and unclosed marks. */
+/** Render a paragraph: texts, nodes, and unclosed marks. */
 function inline(text, open) {
   const out = [];
   const stack = [];
@@ -121,9 +121,9 @@ function inline(text, open) {
     return mark;
   };
   const find = (end) => stack.findLastIndex(({ kind }) => kind === end || PAIRS[kind]?.includes(end));
-  /** Take the content after a mark. Unclosed marks in it remain text. */
+  /** Remove and return the items after a mark. Marks among them become text. */
   const taken = (place) => out.splice(stack.splice(place)[0].at).slice(1);
-  /** Close a mark. Return the rest of the closing run. */
+  /** Close a mark. Returns the rest of its run. */
   const close = (place, run) => {
     const { kind, raw } = stack[place];
     const inside = taken(place);
@@ -178,7 +178,7 @@ function inline(text, open) {
 
 const isAddress = (address) => /^https?:/i.test(address) && URL.canParse(address);
 
-/** A link. Its host is added unless the text contains it. */
+/** A link that shows its address. */
 function link(href, content) {
   if (!isAddress(href)) return put(h("span"), content);
   const element = put(h("a", { href, target: "_blank", rel: "noopener noreferrer nofollow" }), content);

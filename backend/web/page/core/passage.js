@@ -2,17 +2,17 @@
 import { h } from "./dom.js";
 import { t } from "./words.js";
 
-/** Return an expression that finds the words of a query with any ending. */
+/** A pattern that matches the words of a query with any ending. */
 export function finding(query) {
   const skip = t("common.small_words").split(" ");
   const words = (query.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? []).filter((each) => !skip.includes(each));
   const stems = words.map((each) => (each.length > 4 ? each.replace(/(ing|ed|es|s|e)$/, "") : each));
-  // Nothing is highlighted if no word is left.
+  // A query without words matches nothing.
   const any = stems.length ? `(?<![\\p{L}\\p{N}])(?:${stems.join("|")})[\\p{L}\\p{N}]*` : "$.";
   return new RegExp(`(${any})`, "iu");
 }
 
-/** Return part of a text around the first match, with all matches highlighted. */
+/** The part of a text around the first match, with all matches highlighted. */
 export function passage(whole, find, most) {
   const before = whole.lastIndexOf(" ", whole.search(find) - most / 4);
   const start = whole.length > most ? Math.max(0, before) : 0;

@@ -1,12 +1,12 @@
-/** The signed-in user, and the values stored in this browser. */
+/** The session, and values that the page stores in this browser. */
 import { api } from "./api.js";
 import { undoable } from "./dialogs.js";
 import { t } from "./words.js";
 
-/** The signed-in user or null, and the server's public information. Set by main.js. */
+/** The signed-in user, or null, and the server's description. main.js sets them. */
 export const session = { user: null, instance: null };
 
-/** Values in the browser's storage by name. Browsers without storage work too. */
+/** Values in local storage, by name. Works without local storage. */
 function keeping(prefix) {
   return {
     get(name, otherwise = null) {
@@ -21,14 +21,14 @@ function keeping(prefix) {
         if (value == null) localStorage.removeItem(prefix() + name);
         else localStorage.setItem(prefix() + name, JSON.stringify(value));
       } catch {
-        // The storage is full or forbidden, so the value is not kept.
+        // Storage is full or forbidden: the value is not kept.
       }
     },
     names: () => Object.keys({ ...localStorage }).flatMap((key) => key.split(prefix())[1] ?? []),
   };
 }
 
-/** Values of the signed-in user. Other users of this browser do not see them. */
+/** Values of the signed-in account. Other accounts in this browser do not see them. */
 export const kept = keeping(() => `talekeeper.${session.user.id}.`);
 
 const device = keeping(() => "talekeeper.");
@@ -39,7 +39,7 @@ export const theme = {
   set(chosen) {
     device.set("theme", chosen);
     document.documentElement.dataset.theme = chosen;
-    // The browser's own bars have the same color.
+    // The browser's own bars use the theme's colour.
     for (const meta of document.querySelectorAll("meta[data-theme]")) {
       const own = meta.dataset.theme;
       meta.media = { auto: `(prefers-color-scheme: ${own})`, [own]: "all" }[chosen] ?? "not all";
@@ -48,8 +48,8 @@ export const theme = {
 };
 
 /**
- * A list that several views show. It is loaded once, and again after `changed()`. Views listen for
- * the event of its name at the window.
+ * A list that several views show. It is read once, and again after `changed()`.
+ * A view listens for the event with its name at the window.
  */
 function list(name, sort = (items) => items) {
   const path = `/${name}`;
@@ -65,12 +65,12 @@ function list(name, sort = (items) => items) {
       });
       return sort((await reading).filter((item) => !away.has(item.id)));
     },
-    /** Hide an item while its deletion can be undone, or show it again. */
+    /** Hide or show an item whose deletion can still be undone. */
     hide(id, is = true) {
       away[is ? "add" : "delete"](id);
       tell();
     },
-    /** Replace an item. */
+    /** Replace an item with its current version. */
     put(item) {
       reading = reading?.then((items) => items.map((each) => (each.id === item.id ? item : each)));
       tell();
@@ -80,7 +80,7 @@ function list(name, sort = (items) => items) {
       tell();
     },
     drop: () => (reading = null),
-    /** Delete an item, with some seconds to undo it. */
+    /** Delete an item. The deletion can be undone for some seconds. */
     remove: (id, title) =>
       undoable(t("common.deleted", { name: title }), {
         hide: () => store.hide(id),

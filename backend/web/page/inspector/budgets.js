@@ -1,18 +1,18 @@
-/** The budgets of a prompt: sliders to try them, and buttons to store them. */
+/** Token budgets of a prompt: sliders for trying values, and buttons that save them. */
 import { api } from "../core/api.js";
 import { attempt, toast } from "../core/dialogs.js";
 import { h, set } from "../core/dom.js";
 import { control } from "../core/form.js";
 import { t } from "../core/words.js";
 
-/** The first step of each slider, and the minimum that can be typed. */
+/** For each slider, the lowest step and the smallest number that can be typed. */
 const BUDGETS = { total: [1024, 1024], history: [256, 0], retrieval: [256, 0], reply_reserve: [64, 1] };
 const none = (of) => Object.fromEntries(Object.keys(of).map((name) => [name, null]));
 const STEPS = 99;
 
 /**
- * @returns {{element, tried, show, refuse}} `tried` contains the changed budgets; `show(view)` sets
- *   the others; `refuse(why)` shows that these budgets are invalid.
+ * @returns {{element, tried, show, refuse}} `tried` are the moved values; `show(view)` sets the
+ *   others; `refuse(why)` shows that the budgets are not possible.
  */
 export function budgets(room, onchange) {
   const own = `/chats/${room.chat.id}/settings`;
@@ -33,7 +33,7 @@ export function budgets(room, onchange) {
     const state = h("small.soft");
     const range = h("input", { type: "range", "aria-label": label, oninput: slide });
     const most = () => (name === "reply_reserve" ? spec?.max_output_tokens : spec?.context_window) ?? 1e6;
-    // The factor from each step to the next.
+    // Each step multiplies the value by the same factor.
     const factor = () => (most() / low) ** (1 / STEPS);
     const point = (value) => {
       range.value = value < low ? 0 : 1 + Math.log(value / low) / Math.log(factor());
@@ -78,7 +78,7 @@ export function budgets(room, onchange) {
     };
   });
 
-  /** Store budgets by the address of their settings. Those of the chat are last. */
+  /** Save budgets under the addresses of their settings, those of the chat last. */
   const put = async (wishes) => {
     for (const [address, budgets] of wishes) ({ budgets: kept } = await api.patch(address, { budgets }));
     draw();
@@ -101,7 +101,7 @@ export function budgets(room, onchange) {
     return h("button", { onclick }, t(`context.${name}`));
   };
   const keep = button("keep", (these) => [[own, these]]);
-  // The chat's own budgets are removed, because they would take precedence.
+  // Settings of the chat would override these.
   const everywhere = button("keep_all", (these) => [["/me/settings", these], [own, none(these)]]);
   const back = button("reset", () => [[own, none(BUDGETS)]]);
   const element = h(

@@ -1,6 +1,4 @@
-/**
- * The context inspector: the prompt, the reasons for its parts, and the parts that are left out.
- */
+/** The context inspector: the items of a prompt, the reasons for them, and the items left out. */
 import { api } from "../core/api.js";
 import { copy } from "../chat/actions.js";
 import { costs } from "../chat/cost.js";
@@ -17,7 +15,7 @@ import { upper } from "./why.js";
 const SIGNS = { added: "+", removed: "−", changed: "≠" };
 const HEAVIEST = 6;
 
-/** Sentences about an unusual form of the prompt, and about the way tools were called. */
+/** Sentences about an unusual form of the prompt, and about the way in which tools were called. */
 const form = ({ shape, unsent_settings: unsent, tool_support: support }) => [
   shape !== "lenient" && t(`context.shapes.${shape}`),
   support && t(`context.tool_supports.${support}`),
@@ -91,11 +89,11 @@ export default async function panel(room, { options: { message }, signal }) {
     fill(trouble);
     element.classList.remove("over");
     sliders?.show(view);
-    // Errors are ignored, because the panel works without the price.
+    // The panel works without prices, so errors are ignored.
     showPrice(view.model, totals.prompt).catch(() => {});
   }
 
-  /** Show the cost of all turns of a reply, or the maximum cost of sending this prompt. */
+  /** Show the cost of all attempts at a reply, or the maximum cost of the next prompt. */
   async function showPrice(model, tokens) {
     if (message) {
       const used = await api.get(`${chat}/usage`, { query: { reply_id: message }, signal });
@@ -166,7 +164,7 @@ export default async function panel(room, { options: { message }, signal }) {
     const wish = { text: room.composer.text, budgets: sliders.tried, diff: "previous" };
     return api.post(`${chat}/context`, { ...wish, prompt: exact.element.open }, { signal });
   };
-  // One request at a time, and then the latest one, so that no outdated prompt is shown.
+  // Requests run one after the other, and only the latest input is sent next.
   let asking = false;
   let again = false;
   let models;
@@ -192,7 +190,7 @@ export default async function panel(room, { options: { message }, signal }) {
   return element;
 }
 
-/** A group: its part of the bar, and its pieces. */
+/** A group: its segment of the bar, and its items. */
 function group(name, bar, known) {
   const label = t(`context.groups.${name}`);
   const isPlain = name === "free" || name === "reserve";
@@ -228,7 +226,7 @@ function group(name, bar, known) {
   };
 }
 
-/** A collapsible list, hidden if it is empty. */
+/** A section with a list, hidden while the list is empty. */
 function fold(name) {
   const count = h("span.figure");
   const list = h(`ul.${name}`);

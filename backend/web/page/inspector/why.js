@@ -3,23 +3,23 @@ import { t } from "../core/words.js";
 
 const quoted = (words) => words.map((word) => `“${word}”`).join(", ");
 
-/** From this strength on, a text matches almost exactly. Below 1 it matches a little. */
+/** From this strength on, a text is a close match. Below 1 it is only loosely related. */
 const NEARLY = 2;
 
-/** Return a search signal as a sentence. */
+/** A signal of the search as a sentence. */
 export function signal({ kind, strength = 1, words = [], name }) {
   const how = words.length ? "has" : kind !== "meaning" ? kind : strength >= NEARLY ? "same" : strength < 1 ? "little" : kind;
   return t(`context.signals.${how}`, { name, words: quoted(words), count: words.length });
 }
 
-/** Return a reason of the API as text. */
+/** A reason of the API as text. */
 function worded(reason) {
   const { kind, key = "", found_in: place, signals = [] } = reason;
   if (signals.length) return t("context.matched", { signals: signals.map(signal).join("; "), rank: reason.rank });
   return t(`context.why.${kind}`, {
     ...reason,
     part: Math.round(100 * reason.score),
-    // Regular expressions are shown with slashes.
+    // A regex already has slashes around it.
     key: key.startsWith("/") ? key : `“${key}”`,
     place: place && t(`context.found_in.${place.kind}`, place),
   });
@@ -27,9 +27,9 @@ function worded(reason) {
 
 const isSearch = ({ kind }) => kind === "semantic" || kind === "words";
 
-/** Return a list of the API's reasons as a sentence. */
+/** Render a list of the API's reasons as a sentence. */
 export function why(reasons) {
-  // Keys explain more than scores, so they are first.
+  // Keys come first, because they explain more than scores.
   const parts = reasons.toSorted((one, other) => isSearch(one) - isSearch(other));
   return upper(parts.map(worded).join("; "));
 }

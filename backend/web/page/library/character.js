@@ -1,4 +1,4 @@
-/** One character: its card, its picture, its lorebooks, its chats. */
+/** A character: its card, picture, lorebooks, and chats. */
 import { api } from "../core/api.js";
 import { attempt, deleting, menu, more, undoable } from "../core/dialogs.js";
 import { act, fill, h, icon, refill } from "../core/dom.js";
@@ -10,14 +10,14 @@ import { change, NAME, editing, portrait, say } from "./parts.js";
 import { cardScripts } from "./scripts.js";
 import { chatButton } from "./start.js";
 
-/** Fields by how often they are used. */
+/** Fields, grouped by how often they are used. */
 const GROUPS = {
   "": "name description personality scenario first_mes",
   greetings: "alternate_greetings group_only_greetings",
   instructions: "mes_example system_prompt post_history_instructions",
   about: "tags nickname creator character_version creator_notes",
 };
-/** Fields that are in the prompt of every reply. */
+/** Fields that are in every prompt. */
 const ALWAYS = `description personality scenario ${GROUPS.instructions}`.split(" ");
 const KINDS = {
   name: NAME,
@@ -38,7 +38,7 @@ const FORM = [...Object.entries(GROUPS).map(([group, names]) => ({
   }),
 })), { title: say("note"), fields: NOTE }];
 
-/** The author's note of a card is in its extensions. */
+/** The author's note of a card is stored in its extensions. */
 const noteOf = ({ extensions }) => {
   const note = { position: "at_depth", role: "system", scan: false, ...extensions.talekeeper?.authors_note };
   return Object.fromEntries(NOTE.map(({ name }) => [name, note[name.split(".")[1]]]));
@@ -101,7 +101,7 @@ async function books(id, box) {
       { label: say("books_all"), icon: "book", act: () => (location.hash = "#/lorebooks") },
     ]);
   };
-  // The lorebook of a card cannot be unlinked.
+  // The lorebook that was imported with the card belongs to it.
   const unlink = (book) => {
     const label = say("unlink", { name: book.name });
     return book.character_id !== id && act("close", label, change("delete", book), "quiet");
@@ -123,7 +123,7 @@ function presetOf(item, presets) {
   return chosen.element;
 }
 
-/** #/characters/ID */
+/** Route: #/characters/ID */
 export default async function ({ params: { id }, signal, title }) {
   const [item, chats, presets] = await Promise.all([
     api.get(`/characters/${id}`, { signal }),

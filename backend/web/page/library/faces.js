@@ -1,13 +1,13 @@
-/** Pictures of characters and personas; without a picture, a coloured initial. */
+/** Pictures of characters and personas. Without one, the first letter of the name on a colour. */
 import { api } from "../core/api.js";
 import { h } from "../core/dom.js";
 
 const versions = new Map();
 
-/** Mark the picture of an item as changed. */
+/** Report that the picture of an item has changed. */
 export const repictured = (id) => versions.set(id, Date.now());
 
-/** A picture next to a name. `kind`: "characters" or "personas"; `small`; `size`: "full". */
+/** The picture beside a name. `kind`: "characters" or "personas"; `small`; `size`: "full". */
 export function face(item, { kind = "characters", small = false, size = "thumbnail" } = {}) {
   const look = small ? "face small" : "face";
   const name = [...(item?.name?.trim() || "?")];

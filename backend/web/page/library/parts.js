@@ -1,4 +1,4 @@
-/** Shared parts of the library views: creating and changing items, and pictures. */
+/** Building blocks of the library: creating and changing an item, and its picture. */
 import { api } from "../core/api.js";
 import { attempt, dialog, undoable } from "../core/dialogs.js";
 import { act, h, refill, tabs } from "../core/dom.js";
@@ -7,26 +7,26 @@ import { dropping, pick } from "../core/importing.js";
 import { t } from "../core/words.js";
 import { face, repictured } from "./faces.js";
 
-/** Return a text of the library. */
+/** A text of the library. */
 export const say = (name, values) => t(`library.${name}`, values);
 
-/** A view of all items of a store, with buttons and tabs. */
+/** A view of all items of a store, with actions and tabs. */
 export const overview = (name, acts, ...parts) => {
   const places = ["characters", "personas"].map((each) => [each, say(each), `#/${each}`]);
   return h("div.page", {}, h("header", {}, h("h1", {}, say(name)), acts), tabs(say("tabs"), name, places), parts);
 };
 
-/** Ask for one value. The dialog closes when `send(values)` is done. */
+/** Ask for one value. The dialog closes after `send(values)`. */
 export const asking = (title, field, submit, send) =>
   dialog(title, (close) => {
     const sent = async (values) => close(await send(values));
     return sendform({ fields: [field], submit, send: sent }).element;
   });
 
-/** The field for a name. */
+/** The field of a name. */
 export const NAME = { name: "name", label: t("common.name"), required: true, most: 200, wide: true };
 
-/** Ask for the name of a new item and create it. `made` receives the item. */
+/** Ask for the name of a new item and create it. `made` gets the item. */
 export const naming = (store, title, made) =>
   asking(title, NAME, say("make"), async (values) => {
     const item = await api.post(store.path, values);
@@ -34,7 +34,7 @@ export const naming = (store, title, made) =>
     made(item);
   });
 
-/** Change an item with its known revision. */
+/** Change an item at its known revision. */
 export async function change(store, item, patch, signal) {
   const options = { ifMatch: item.revision, keepalive: true };
   Object.assign(item, await api.patch(`${store.path}/${item.id}`, patch, options));
@@ -42,7 +42,7 @@ export async function change(store, item, patch, signal) {
   else store.drop();
 }
 
-/** A form for an item; `save(changes)` stores the changes of `value`. */
+/** A form for an item. `save(changes)` stores the changes of `value`. */
 export const editing = (store, item, groups, signal, told, value = { ...item }, patch = (changes) => changes) =>
   autoform({
     groups,
@@ -55,7 +55,7 @@ export const editing = (store, item, groups, signal, told, value = { ...item }, 
     },
   });
 
-/** An item's picture. A click or a dropped file replaces it. */
+/** The picture of an item. It is replaced with a click or by dropping another one. */
 export function portrait(store, item, signal) {
   const path = `${store.path}/${item.id}/avatar`;
   const box = h("div.portrait");
@@ -91,7 +91,7 @@ export function portrait(store, item, signal) {
     undoable(say("picture_removed"), {
       hide: () => draw(false),
       act: async (options) => {
-        // Another picture may be shown by now.
+        // The picture may have been replaced in the meantime.
         if (shown) return;
         await api.delete(path, undefined, options);
         done(false);

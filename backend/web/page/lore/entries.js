@@ -1,4 +1,4 @@
-/** The entries of a lorebook: search, open, switch, move and delete them. */
+/** The list of a book's entries: search, open, switch, move, delete. */
 import { api } from "../core/api.js";
 import { attempt, deleting, more, undoable } from "../core/dialogs.js";
 import { act, h, settled } from "../core/dom.js";
@@ -8,11 +8,11 @@ import { t, texts } from "../core/words.js";
 import { called, patch, place } from "./entry.js";
 
 /**
- * The list of the lorebook at `path`.
+ * The list of the book at `path`.
  *
- * @param {object} acts `open(id)`; `add()`; `toggle(row, is)`: the switch was clicked; `changed()`.
+ * @param {object} acts `open(id)`; `add()`; `toggle(row, is)`, called by the switch; `changed()`.
  * @returns {{element, rows, add}} `rows` by id: `{ entry, element, draw(), save(changes) }`;
- *   `add(entry)` creates an entry.
+ *   `add(entry)` adds a row.
  */
 export async function entryList(path, { open, add, toggle, changed }, signal) {
   const rows = new Map();
@@ -93,7 +93,7 @@ export async function entryList(path, { open, add, toggle, changed }, signal) {
         others.ariaLabel = t("lore.more", { name: label });
         const words = [label, ...keys, ...entry.secondary_keys, entry.content];
         const states = ["", enabled ? "on" : "off", constant ? "always" : "", ""];
-        // Exclude entries that are being deleted.
+        // Entries that are being deleted are not found.
         item[1] = row.isGone ? "" : [...words, ...states].join("\n");
       },
     };

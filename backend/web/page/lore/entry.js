@@ -1,10 +1,10 @@
-/** The fields of entries and lorebooks. Their groups and order are in texts.json. */
+/** The fields of entries and books. texts.json lists them in groups and in order. */
 import { api } from "../core/api.js";
 import { autoform, boxes } from "../core/form.js";
 import { t, texts } from "../core/words.js";
 
 const { fields, groups, help, options, titles } = texts.lore;
-/** Null means that another setting decides. */
+/** In these fields, null means the inherited value. */
 const EITHER = /case|whole|scoring|recursive/;
 
 function field(name, value) {
@@ -24,7 +24,7 @@ function field(name, value) {
   return { ...made, kind: "number", min: name === "order" ? -1e6 : 0, max };
 }
 
-/** A form for a lorebook or an entry; `save(changes)` returns the changed one. */
+/** A form for a book or an entry. `save(changes)` returns the new state. */
 export function editor(what, save, signal) {
   const flat = (value) => ({ ...value, ...value.character_filter });
   const known = flat(what);
@@ -44,14 +44,14 @@ export function editor(what, save, signal) {
   return { ...form, write: (value) => form.write(flat(value)) };
 }
 
-/** Save changes of a lorebook or an entry. Return a copy of it. */
+/** Save changes of a book or an entry. Returns a copy of its new state. */
 export async function patch(address, what, changes, ifMatch) {
   return { ...Object.assign(what, await api.patch(address, changes, { ifMatch, keepalive: true })) };
 }
 
-/** Return the position of an entry as text. */
+/** The position of an entry as text. */
 export const place = ({ position, depth }) =>
   position === "at_depth" ? t("lore.up_there", { count: depth }) : options.position[position];
 
-/** Return the name of an entry. */
+/** The title of an entry. */
 export const called = ({ title, keys }) => title || keys.slice(0, 3).join(", ") || t("lore.nameless");

@@ -1,4 +1,4 @@
-/** The search mode of an imported lorebook, and one click to change it. */
+/** The activation mode of the entries of a new book, with one click to change it. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { act, h } from "../core/dom.js";

@@ -1,11 +1,11 @@
-/** The links of lorebooks to characters, personas and chats. */
+/** The links of a lorebook. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { act, h, refill } from "../core/dom.js";
 import { characters, chats, chronicles, lorebooks, personas } from "../core/store.js";
 import { t } from "../core/words.js";
 
-/** Everything that can have a lorebook, by id: `{ kind, name }`. */
+/** Return everything that can have a lorebook, by id: `{ kind, name }`. */
 export async function holders() {
   const found = new Map();
   const read = async ([kind, store]) => {

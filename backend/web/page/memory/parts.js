@@ -1,4 +1,4 @@
-/** Shared parts of the memory views. */
+/** Shared parts of the memory views: texts, tabs, dialogs, import, and menus of chronicles. */
 import { api } from "../core/api.js";
 import { attempt, deleting, dialog, sure } from "../core/dialogs.js";
 import { h, settled, tabs as links } from "../core/dom.js";
@@ -7,18 +7,18 @@ import { importing } from "../core/importing.js";
 import { chats, chronicles, kept, lorebooks } from "../core/store.js";
 import { t, texts } from "../core/words.js";
 
-/** Return a text of memory. */
+/** A text of the memory views. */
 export const m = (path, values) => t(`memory.${path}`, values);
 
-/** Titles of all chats, by id. */
+/** Return the titles of all chats by id. */
 export const titles = async () =>
   new Map((await chats.all()).map((it) => [it.id, it.title || t("chats.untitled")]));
 
-/** Tabs, `[name, address]`. `here` is the name of the current one. */
+/** Tabs from `[name, address]`. `here` is the current one. */
 export const tabs = (here, ...places) =>
   links(m("memory"), here, places.map(([name, href]) => [name, m(name), href]));
 
-/** The tabs of the memory area. */
+/** The tabs of the memory views. */
 export const areas = (here) => tabs(here, ["search", "#/memory"], ["chronicles", "#/chronicles"], ["state", "#/memory/status"]);
 
 const { kinds, weights } = texts.memory;
@@ -27,7 +27,7 @@ const WEIGHTS = Object.entries(weights).map(([weight, label]) => [Number(weight)
 
 const field = (name, kind, more) => ({ name, kind, label: m(name), ...more });
 
-/** The fields of an event. */
+/** Fields of an event. */
 export const EVENT = [
   field("summary", "area", { most: 4000, required: true }),
   field("kind", "select", { options: KINDS, otherwise: "event" }),
@@ -46,8 +46,8 @@ const CHRONICLE = [
 ];
 
 /**
- * Ask for fields in a dialog, and return the result of `send(values)`. The text is kept in this
- * browser under `key` until it is sent.
+ * Ask for fields in a dialog, and return the result of `send(values)`. The input is kept under
+ * `key` in this browser until it is sent.
  */
 export const asking = (key, label, fields, value, send) =>
   dialog(label, (close) => {
@@ -68,13 +68,13 @@ export const asking = (key, label, fields, value, send) =>
   }, { wide: fields.length > 2 });
 
 /**
- * A form that filters a view. Its values are also in the address.
+ * A form that filters a view. Its values are part of the address.
  *
  * @param {object} inputs Labels of fields, or options `[value, label]` of selects, by the API's
  *   names.
- * @param {Function} changed Called after a change.
- * @returns {{element, wanted, narrow}} `wanted()`: the values by name; `narrow(name, value)` sets
- *   one.
+ * @param {Function} changed Called after each change.
+ * @returns {{element, wanted, narrow}} `wanted()` returns the values by name; `narrow(name, value)`
+ *   sets one.
  */
 export function sieve(place, query, signal, inputs, changed) {
   const input = ([name, what]) => {
@@ -102,7 +102,9 @@ export function sieve(place, query, signal, inputs, changed) {
   return { element, wanted, narrow };
 }
 
-/** Signals that are aborted with `signal`, or when the next one is made. */
+/**
+ * Return a function for signals. A signal aborts with `signal`, or when the next one is requested.
+ */
 export function signals(signal) {
   let last = new AbortController();
   return () => {
@@ -120,7 +122,7 @@ export async function make() {
   return made;
 }
 
-/** Imports of event files, into new chronicles or into the chronicle `to`. */
+/** Import of event files, into new chronicles or into the chronicle `to`. */
 export const files = importing({
   accept: ".json",
   drop: m("drop"),
@@ -134,7 +136,7 @@ export const files = importing({
   },
 });
 
-/** The menu items of a chronicle; `changed()` and `gone()` are called after their actions. */
+/** The menu of a chronicle. `changed()` and `gone()` are called after changes and deletion. */
 export function acts(it, changed, gone) {
   const { id, revision: ifMatch } = it;
   const path = `/chronicles/${id}`;

@@ -1,4 +1,4 @@
-/** Search in campaigns, events, lore and messages. */
+/** Search over campaigns, events, lore, and messages. */
 import { api } from "../core/api.js";
 import { attempt } from "../core/dialogs.js";
 import { fill, h, icon } from "../core/dom.js";
@@ -8,7 +8,7 @@ import { date, t, texts } from "../core/words.js";
 import { signal, upper, why } from "../inspector/why.js";
 import { areas, m, sieve, signals, titles } from "./parts.js";
 
-/** The kinds of results: icon, list of containers, and address. */
+/** The kinds of results: icon, list of the container, and name in addresses. */
 const KINDS = {
   campaign: ["book", "campaigns", "item"],
   event: ["memory", "chronicles", "event"],
@@ -61,7 +61,7 @@ function result(it, find, names) {
   const [sign, place, key] = KINDS[it.kind];
   const href = `#/${place}/${it.container_id}?${key}=${it.position ?? it.source_id}`;
   const home = names.get(it.container_id) ?? "";
-  // The title may be repeated at the beginning of the text.
+  // Title and text may begin with the same name.
   const text = it.title && it.text.startsWith(`${it.title}:`) ? it.text.slice(it.title.length + 1).trim() : it.text;
   const reasons = it.signals?.map(signal) ?? [why([it.why])];
   return h("li", {},

@@ -1,4 +1,4 @@
-/** A chronicle's events along the story's time. */
+/** The events of a chronicle in the order of the story. */
 import { api } from "../core/api.js";
 import { attempt, deleting, more, sure, undoable } from "../core/dialogs.js";
 import { act, fill, h, icon } from "../core/dom.js";
@@ -31,7 +31,7 @@ export async function timeline(it, query, signal) {
     order: [["", m("oldest")], ["newest", m("newest")]],
   }, () => refresh((count = PAGE)));
 
-  /** Load the events from the start. Unchanged ones are not rendered again. */
+  /** Read the events from the start. Unchanged ones are not drawn again. */
   const read = async () => {
     const ending = next();
     const found = [];
@@ -58,7 +58,7 @@ export async function timeline(it, query, signal) {
     for (const event of events.filter(({ id }) => !away.has(id))) {
       const old = kept.get(event.id);
       const node = JSON.stringify(old?.event) === JSON.stringify(event) ? old : draw(event);
-      // The day is shown only at its first event.
+      // A day is shown once, where it begins.
       const before = day;
       day = node.querySelector("b").textContent;
       node.classList.toggle("same", day && day === before);
@@ -79,7 +79,7 @@ export async function timeline(it, query, signal) {
   const feature = (event) =>
     fill(spot, h("section.card", {}, h("h2", {}, m("this")), h("ol.timeline", {}, draw(event))));
 
-  /** Show a changed event, even if the filter excludes it. */
+  /** Show the new state of an event, even if the list leaves it out. */
   const put = async (event) => {
     await refresh();
     const isFeatured = spot.querySelector("li")?.event.id === event.id;
@@ -106,7 +106,7 @@ export async function timeline(it, query, signal) {
     },
     async act(options) {
       await api.delete(`${path}/${id}`, undefined, options);
-      // Events that it replaced are active again.
+      // The events that it replaced are active again.
       await refresh();
     },
     show() {
@@ -149,7 +149,7 @@ export async function timeline(it, query, signal) {
     return Object.assign(node, { event });
   };
 
-  /** The reason why an event is not active. */
+  /** The reason why an event is inactive. */
   const reason = (event) => h("p.soft", {}, event.superseded_by
     ? [
         h("a", { href: `#/chronicles/${it.id}?event=${event.superseded_by}` }, m("replaced")), " ",
@@ -171,7 +171,7 @@ export async function timeline(it, query, signal) {
     return h("details", { ontoggle: open }, h("summary.soft", {}, m("origin", { count: ids.length })));
   };
 
-  // Select events to merge.
+  // Selected events can be merged.
   const choose = (id, is) => {
     chosen[is ? "add" : "delete"](id);
     fill(bar, h("span.grow", {}, m("chosen", { count: chosen.size })),

@@ -1,14 +1,14 @@
-/** The agent's work for a chat: its state, its results, and undo. */
+/** The agent's work for a chat: state, progress, and undo. */
 import { api } from "../core/api.js";
 import { attempt, sure, toast } from "../core/dialogs.js";
 import { fill, h, icon, pause } from "../core/dom.js";
 import { t } from "../core/words.js";
 import { m, signals } from "./parts.js";
 
-/** True if a job is running or waiting. */
+/** True if a job is queued or running. */
 export const isBusy = ({ job }) => job && job.state !== "dead";
 
-/** The state of the work in one line; `again` is called if a failed job is tried again. */
+/** The state of the work in one line. `again` is called after a retry. */
 export function standing({ enabled, job, pending: count, tokens_today, tokens_per_day }, again) {
   if (!enabled) return m("off");
   if (tokens_today >= tokens_per_day) return m("limit");
@@ -17,10 +17,10 @@ export function standing({ enabled, job, pending: count, tokens_today, tokens_pe
   return [m("stuck", { count }), " ", h("button", { onclick: retry }, t("common.retry"))];
 }
 
-/** Show the state repeatedly while a job runs and the page is visible. */
+/** Poll the state while a job runs and the page is visible. */
 export async function follow(id, signal, show) {
   for (let wait = 2000; !signal.aborted; wait = Math.min(wait * 1.1, 20_000)) {
-    // The server may respond again soon.
+    // Errors are ignored, because the next request may succeed.
     const view = !document.hidden && (await api.get(`/chats/${id}/enrichment`, { signal }).catch(() => null));
     if (view && !signal.aborted) show(view);
     if (view && !isBusy(view)) return;
@@ -28,7 +28,7 @@ export async function follow(id, signal, show) {
   }
 }
 
-/** An item that a run wrote, with a link. */
+/** A link to an item that a run has written. */
 export function written({ what, id, container_id: home, title }) {
   if (/removed|summary/.test(what)) return title;
   const way = what.startsWith("event") ? `chronicles/${home}?event` : `lorebooks/${home}?entry`;
@@ -36,8 +36,8 @@ export function written({ what, id, container_id: home, title }) {
 }
 
 /**
- * Undo a run. Returns true if it was undone. Shows the changes that were kept, and offers to undo
- * them too.
+ * Undo a run. Returns true on success. Items that could not be undone are shown, with an option to
+ * force it.
  */
 export async function undo(id, force) {
   const done = await attempt(() => api.post(`/enrichment/runs/${id}/undo`, undefined, { query: { force } }));
@@ -48,7 +48,7 @@ export async function undo(id, force) {
   return true;
 }
 
-/** Show the agent's work after each turn of a chat; nothing if it is off. */
+/** A line in the chat about the agent's work after each turn. Hidden if the agent is off. */
 export function chronicleWatch({ chat, events, signal }) {
   const element = h("div.watch", { role: "status", hidden: true });
   let newest;
@@ -59,7 +59,7 @@ export function chronicleWatch({ chat, events, signal }) {
     const made = view.items.filter((run) => run.id > newest && run.can_undo && run.kind === "turn");
     const line = h("div", {}, !view.job && made.length ? made.map(wrote) : standing(view, look));
     element.hidden = !view.enabled;
-    // Screen readers must not repeat an unchanged line.
+    // Screen readers must not read the same text twice.
     if (line.textContent !== element.textContent) fill(element, line);
     if (!view.job) newest = view.items[0]?.id ?? "";
   };

@@ -1,4 +1,4 @@
-/** The models of a provider that are offered, and the user's values for them. */
+/** The available models of a provider, and the user's settings for each. */
 import { api, Problem } from "../core/api.js";
 import { attempt, dialog, told } from "../core/dialogs.js";
 import { act, fill, h } from "../core/dom.js";
@@ -10,14 +10,15 @@ import { about, m } from "./picker.js";
 const SIZES = { context_window: 1024, max_output_tokens: 1 };
 const PRICES = ["input", "output", "cached_input"];
 
-/** Abilities of a model that users can set, with their values. Null means automatic. */
+/** Abilities that the user can set, with their values. Null uses the learned value. */
 const SWITCHES = {
   tool_support: ["native", "structured", "fenced", "none"],
   message_shape: ["lenient", "system_first", "alternating", "no_system"],
 };
 
 /**
- * Fields for a model's values; `read()` returns those that are set. Known values are placeholders.
+ * Fields for a model's limits and prices. `read()` returns the set values. Known values are
+ * placeholders.
  */
 function figures(model, own) {
   const made = (name, more, value, hint) => {
@@ -48,10 +49,7 @@ function figures(model, own) {
   };
 }
 
-/**
- * Choose a provider's models in a dialog, which opens at `model` if it is given. True if it was
- * saved.
- */
+/** Choose a provider's models in a dialog, which opens at `model`. Resolves to true once stored. */
 export function chosen(provider, model) {
   const { id, name, revision } = provider;
   const path = `${PATH}/${id}`;
@@ -71,7 +69,7 @@ export function chosen(provider, model) {
       const place = h("div");
       row.open = () => {
         const form = figures(model, own);
-        // Other values of the model are kept.
+        // Other settings of the model are kept.
         const { context_window, max_output_tokens, price, tool_support, message_shape, ...rest } = own;
         row.read = () => ({ ...rest, ...form.read() });
         fill(place, form.element);
@@ -88,7 +86,7 @@ export function chosen(provider, model) {
     };
     const read = async (refresh) => {
       const { items, listed_at: at, problem } = await api.get(`${path}/models`, { query: { refresh } });
-      // Keep the current selection.
+      // Selections are kept while the list changes.
       [before, rows] = [rows, new Map()];
       find.items = items.map(line);
       fill(list, find.items.map(([element]) => element));
@@ -121,7 +119,7 @@ export function chosen(provider, model) {
     attempt(async () => {
       await read(false);
       if (!rows.has(model)) return;
-      // Only selected models can have values.
+      // Only chosen models have settings.
       all.write(false);
       suit();
       rows.get(model).box.checked = true;

@@ -1,15 +1,15 @@
-/** The first step: a model. */
+/** The first step: choose a model. */
 import { api } from "../core/api.js";
 import { act, h, icon } from "../core/dom.js";
 import { kept } from "../core/store.js";
 import { adding } from "./parts.js";
 import { m } from "./picker.js";
 
-/** True if only the demo model is available, and the user has not accepted it. */
+/** True if only the demo model is available and the user has not accepted it. */
 export const lacksModel = async (signal) =>
   !kept.get("demo") && (await api.all("/models", { signal })).every(({ provider }) => provider === "demo");
 
-/** Ask for a model, or offer the demo; `done()` is called when there is one. */
+/** Ask for a model, or the demo. `done()` is called once there is one. */
 export async function first(done, signal) {
   const demo = () => {
     kept.set("demo", true);

@@ -1,4 +1,4 @@
-/** Shared parts of the provider views: adding and testing a provider. */
+/** Shared parts of the provider views: the form that adds one, and the result of a test. */
 import { api } from "../core/api.js";
 import { attempt, explained, toast, told } from "../core/dialogs.js";
 import { fill, h, icon } from "../core/dom.js";
@@ -19,15 +19,16 @@ export const MODELS = { name: "models", kind: "words", label: m("models"), help:
 const keyLink = ({ key_url: href }) =>
   href && h("a", { href, target: "_blank", rel: "noopener noreferrer" }, m("key_link"));
 
-/** Show in `box` that an address was refused, with the remedies of `remedies`. */
+/** Show in `box` that an address was refused, with the options of `remedies`. */
 export function refused(error, box, remedy) {
   fill(box, h("div.trouble", { role: "alert" }, explained(error)), remedies(error.body.address, remedy));
   box.scrollIntoView({ block: "nearest" });
 }
 
 /**
- * Test a provider, and show the result in `box`. `ask()` sends the request; `remedy` is that of
- * `remedies`. Returns the result; undefined if the address was refused.
+ * Test a provider, and show the result in `box`.
+ * `ask()` sends the request, `remedy` is passed to `remedies`. Returns the result, or undefined if
+ * the address was refused.
  */
 export async function test(ask, box, remedy) {
   fill(box, h("p.soft", { role: "status" }, m("testing")));
@@ -56,8 +57,8 @@ export async function test(ask, box, remedy) {
 }
 
 /**
- * A form that tests a provider and adds it, also after a failed test if the user insists; `done()`
- * is called then.
+ * A form that tests a provider and adds it. After a failed test the user can add it anyway.
+ * `done()` is called then.
  */
 export async function adding(done, signal) {
   const presets = await api.all("/provider-presets", { signal });
@@ -66,8 +67,7 @@ export async function adding(done, signal) {
   const options = presets.map(({ name, title, is_local: local }) => [name, local ? m("local", { title }) : title]);
   const add = async (provider, { ok, models }) => {
     const made = await api.post(PATH, { ...provider, failed_test: !ok });
-    // Offer the models of the test. Errors are ignored, because the provider works without the
-    // list.
+    // The listed models become available. The provider works without the list.
     if (models) await api.get(`${PATH}/${made.id}/models`).catch(() => {});
     toast(m(ok ? "added" : "added_untested", { name: made.name }));
     done();
@@ -116,7 +116,7 @@ export async function adding(done, signal) {
     fill(report);
   };
   service.input.addEventListener("change", suit);
-  // The result belongs to other values than the changed ones.
+  // After a change, the result of the test no longer applies.
   element.addEventListener("input", () => fill(report));
   suit();
   return element;

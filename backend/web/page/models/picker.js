@@ -1,28 +1,29 @@
-/** A dialog to choose among few or hundreds of models, with their windows, prices and abilities. */
+/** Choose a model from a few or hundreds, by its context window, price and abilities. */
 import { dialog } from "../core/dialogs.js";
 import { fill, h, icon, set } from "../core/dom.js";
 import { control, finder } from "../core/form.js";
 import { money, t } from "../core/words.js";
 
-/** Return a text of the models. */
+/** A text of the model views. */
 export const m = (path, values) => t(`models.${path}`, values);
 
 /**
- * Return a model's window as text. By default, its source is shown only if the number is assumed.
+ * The context window of a model as text. By default, the source is only named if the number is
+ * assumed.
  */
 export function windowOf({ context_window: count, figures_from: from }, { always = false } = {}) {
   const source = (always || from === "default") && m(`figures_from.${from}`);
   return m("window", { count }) + (source ? ` (${source})` : "");
 }
 
-/** A link to the values of a model. */
+/** A link to the details of a model, by its id. */
 export const figuresLink = (id, label) =>
   h("a", { href: `#/providers?${new URLSearchParams({ model: id })}` }, label);
 
-/** A link to the setting of a model's window. */
+/** A link to the setting of a model's context window, by the model's id. */
 export const windowLink = (id) => figuresLink(id, m("set_window"));
 
-/** Return the known values of a model as text. */
+/** The details of a model as text. */
 export function about(model, options) {
   const { provider_name: provider, price, abilities = [], tool_support: support = "native" } = model;
   return [
@@ -36,7 +37,8 @@ export function about(model, options) {
 }
 
 /**
- * Ask for one of the options `[id, title]`. Returns its id; undefined if the dialog was dismissed.
+ * Ask for one of the options `[id, title]`. Returns its id, or undefined if the dialog was
+ * dismissed.
  */
 export const choose = (label, options, models, chosen) =>
   dialog(label, (close) => {
@@ -50,7 +52,7 @@ export const choose = (label, options, models, chosen) =>
       return [h("li", {}, button), `${title} ${id} ${facts ?? ""}`];
     });
     const list = h("ul.models", {}, find.items.map(([element]) => element));
-    // Arrow keys move between the field and the list.
+    // The arrow keys move between the field and the list.
     const onkeydown = (event) => {
       const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
       if (!step && !(event.key === "Enter" && event.target === find.input)) return;
@@ -64,8 +66,9 @@ export const choose = (label, options, models, chosen) =>
   }, { wide: true });
 
 /**
- * A field with the interface of `control`, whose `options` are models; `models` describes them.
- * `allow(id)` may ask for confirmation.
+ * A field with the interface of `control` whose `options` are models; `models` contains their
+ * details.
+ * `allow(id)` may ask for confirmation of a choice.
  */
 export function picker(field) {
   const { options, models, label, allow = () => true } = field;

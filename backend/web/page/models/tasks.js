@@ -1,4 +1,4 @@
-/** The models of background tasks: fields of an account and of a chat. */
+/** Models for background tasks: fields of an account and of a chat. */
 import { h } from "../core/dom.js";
 import { control } from "../core/form.js";
 import { m, picker } from "./picker.js";
@@ -7,7 +7,7 @@ const TASKS = ["triage", "agent", "summary", "suggestions", "compaction"];
 const EMBEDS = /embed|bge|gte-|e5-|minilm/i;
 const name = (task) => `task_models.${task}`;
 
-/** A field for the account's embedding model. */
+/** A field for the account's embedding model, from the providers that can embed. */
 export function embedding(providers, models) {
   const able = new Map(providers.filter(({ kind }) => kind !== "anthropic").map((each) => [each.slug, each]));
   const named = [...able.values()].filter((each) => each.embedding_model).map((each) => `${each.slug}/${each.embedding_model}`);
@@ -24,8 +24,8 @@ export function embedding(providers, models) {
 }
 
 /**
- * Fields for `autoform`, and `suit(chain, reply)`, which shows the defaults: `chain` are the
- * settings in order of precedence, `reply` is the id of the reply's model.
+ * Fields for `autoform`, and `suit(chain, reply)`, which shows the inherited values.
+ * `chain` are the settings in order of precedence, `reply` is the id of the reply's model.
  */
 export function tasks(models) {
   const made = new Map();
@@ -50,7 +50,7 @@ export function tasks(models) {
       write(read());
     };
     const above = first((each) => each.enrichment?.model);
-    // Without a choice, the server uses its task model or the reply's model.
+    // Without a choice, the server's task model is used, or the model of the reply.
     const usual = known(reply)?.task_model ?? reply;
     const plain = usual === reply ? "reply" : "server_does";
     if (above) say("enrichment.model", "account", above);

@@ -1,4 +1,4 @@
-/** Downtime, which the player begins and ends if the rules have it. */
+/** Downtime, for rule systems that have it. */
 import { api } from "../core/api.js";
 import { attempt, complain, toast } from "../core/dialogs.js";
 import { h } from "../core/dom.js";
@@ -15,7 +15,10 @@ const known = (signal) => (rules ??= api.get("/campaigns/rules", { signal }).cat
   throw error;
 }));
 
-/** The button that begins or ends downtime. None if the rules have no downtime, or a turn runs. */
+/**
+ * The button that begins or ends downtime. Hidden without rules for it, and while something is in
+ * progress.
+ */
 export async function pause(campaign, play, changed, signal) {
   const { items } = await known(signal);
   const { moods } = items.find(({ name }) => name === campaign.rules) ?? {};

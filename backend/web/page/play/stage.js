@@ -1,4 +1,6 @@
-/** The state of a played turn: the mood, the work of the model, and questions to the player. */
+/**
+ * The stage of a played turn: the mood, the model's actions, and the question that it waits with.
+ */
 import { api } from "../core/api.js";
 import { complain } from "../core/dialogs.js";
 import { fill, h, icon, settled, style } from "../core/dom.js";
@@ -7,15 +9,15 @@ import { figuresLink } from "../models/picker.js";
 import { pause } from "./downtime.js";
 
 const p = (path, values) => t(`play.${path}`, values);
-/** Return a word of the rules as text. Unknown words are returned unchanged. */
+/** A word of the rules as text. Words of custom rules are shown as they are. */
 export const named = (word) => (has(`play.words.${word}`) ? p(`words.${word}`) : word.replaceAll("_", " "));
 
 /** The faces of a die in Unicode. */
 export const FACES = "⚀⚁⚂⚃⚄⚅";
 
 /**
- * The mood, the progress, and the question of a waiting turn, between the messages and the
- * composer.
+ * The line of the mood, the current action, and the question of a waiting turn, between the
+ * messages and the composer.
  *
  * Listens for the room's events "played" and "waiting".
  */
@@ -30,7 +32,7 @@ export function stage(room) {
   const element = h("div.stage", {}, h("div.row", {}, mood, rest), untold, doing, question);
   let isPlayed = false;
 
-  /** Warn if the model calls no tools, so that nothing is rolled or changed. */
+  /** Warn that the model cannot call tools, so that nothing is rolled or changed. */
   const warn = () => {
     const { id, tool_support: support } = room.model ?? {};
     const words = [p("no_tools"), " ", figuresLink(id, p("no_tools_change"))];
@@ -38,12 +40,12 @@ export function stage(room) {
   };
   events.addEventListener("asked", warn, { signal });
 
-  /** Load the mood of the active path, and the downtime button. */
+  /** Show the mood of the active path, and the button for downtime. */
   const read = async () => {
     const { campaign_id: id } = room.chat;
     const campaign = id && (await api.get(`/campaigns/${id}`, { signal }));
     const play = campaign?.attributes.play ?? {};
-    // The changes of a waiting turn are active after its end.
+    // The changes of a waiting turn apply once it has ended.
     if (!room.waiting) tune(play);
     isPlayed = Boolean(campaign?.settings.tools);
     warn();
@@ -71,7 +73,7 @@ export function stage(room) {
   events.addEventListener("played", ({ detail: { event, data } }) => heard[event]?.(data), { signal });
   events.addEventListener("busy", () => room.busy || fill(doing), { signal });
 
-  /** Send the choice of the player. */
+  /** Send the chosen option. */
   const take = async (option) => {
     const buttons = [...question.querySelectorAll("button")];
     for (const each of buttons) each.disabled = true;
@@ -86,7 +88,7 @@ export function stage(room) {
     h("button.option", { type: "button", onclick: () => take(option) },
       option.die && h("span.pips", { "aria-hidden": "true" }, FACES[option.die - 1]),
       h("span.grow", {}, h("b", {}, option.label), option.detail && h("small", {}, option.detail))));
-  /** Answer in the player's own words. */
+  /** An answer in the player's own words. */
   const answer = (id) => {
     const said = h("input.grow", { maxlength: 2000, required: true, "aria-label": p("own") });
     const onsubmit = (event) => {
