@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post, put
+from litestar import Controller, Response, delete, get, patch, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryParameter
 
@@ -42,9 +42,17 @@ from backend.characters.uploads import (
     read_image,
 )
 from backend.errors import AppError, ConflictError, PreconditionFailedError
-from backend.http.schemas import ENDS_WITH_CLIENT, FILES, PATCHES, RAISES, Page, PageSize, make_etag
-
-AnyRequest = Request[Any, Any, Any]
+from backend.http.schemas import (
+    ENDS_WITH_CLIENT,
+    FILES,
+    PATCHES,
+    RAISES,
+    AnyRequest,
+    IfMatch,
+    Page,
+    PageSize,
+    tag_view,
+)
 
 
 class CharacterController(Controller):
@@ -77,7 +85,7 @@ class CharacterController(Controller):
         characters: NamedDependency[CharacterService],
     ) -> Response[CharacterView]:
         """Create a character from the fields of a card (Character Card V3)."""
-        return _tagged(await characters.create(identity, data))
+        return tag_view(await characters.create(identity, data))
 
     @post(
         "/import",
@@ -110,7 +118,7 @@ class CharacterController(Controller):
         characters: NamedDependency[CharacterService],
     ) -> Response[CharacterView]:
         """Return a character with all fields of its card."""
-        return _tagged(await characters.get(identity, character_id))
+        return tag_view(await characters.get(identity, character_id))
 
     @patch(
         "/{character_id:uuid}",
@@ -128,17 +136,14 @@ class CharacterController(Controller):
     )
     async def patch_character(
         self,
-        request: AnyRequest,
         character_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
+        if_match: IfMatch = None,
     ) -> Response[CharacterView]:
         """Merge a patch into the card's fields. Null restores a default."""
-        view = await characters.patch(
-            identity, character_id, data, if_match=request.headers.get("if-match")
-        )
-        return _tagged(view)
+        return tag_view(await characters.patch(identity, character_id, data, if_match=if_match))
 
     @delete(
         "/{character_id:uuid}",
@@ -147,13 +152,13 @@ class CharacterController(Controller):
     )
     async def delete_character(
         self,
-        request: AnyRequest,
         character_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         characters: NamedDependency[CharacterService],
+        if_match: IfMatch = None,
     ) -> None:
         """Delete a character, its picture and its files. Its chats are kept."""
-        await characters.delete(identity, character_id, if_match=request.headers.get("if-match"))
+        await characters.delete(identity, character_id, if_match=if_match)
 
     @put(
         "/{character_id:uuid}/regex-scripts",
@@ -272,7 +277,3 @@ AVATAR_CONTROLLERS = (
     build_avatar_controller("character", CharacterNotFoundError),
     build_avatar_controller("persona", PersonaNotFoundError),
 )
-
-
-def _tagged(view: CharacterView) -> Response[CharacterView]:
-    return Response(view, headers={"ETag": make_etag(view.revision)})

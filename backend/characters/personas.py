@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar import Controller, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
@@ -18,13 +18,14 @@ from backend.errors import PreconditionFailedError
 from backend.http.schemas import (
     PATCHES,
     RAISES,
+    IfMatch,
     Page,
     PageSize,
     check_revision,
-    make_etag,
     make_struct,
     merge_patch,
     reject_unknown,
+    tag_view,
 )
 from backend.vault.sealing import Sealer
 
@@ -98,9 +99,6 @@ def _make_view(sealer: Sealer, persona: Persona, *, has_avatar: bool) -> Persona
     )
 
 
-AnyRequest = Request[Any, Any, Any]
-
-
 class PersonaController(Controller):
     """Personas."""
 
@@ -126,7 +124,7 @@ class PersonaController(Controller):
         personas: NamedDependency[PersonaService],
     ) -> Response[PersonaView]:
         """Create a persona, the user's role in a chat."""
-        return _tagged(await personas.create(identity, data))
+        return tag_view(await personas.create(identity, data))
 
     @get("/{persona_id:uuid}", opt={RAISES: (PersonaNotFoundError,)}, summary="Read a persona")
     async def get_persona(
@@ -136,7 +134,7 @@ class PersonaController(Controller):
         personas: NamedDependency[PersonaService],
     ) -> Response[PersonaView]:
         """Return a persona."""
-        return _tagged(await personas.get(identity, persona_id))
+        return tag_view(await personas.get(identity, persona_id))
 
     @patch(
         "/{persona_id:uuid}",
@@ -145,17 +143,14 @@ class PersonaController(Controller):
     )
     async def patch_persona(
         self,
-        request: AnyRequest,
         persona_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: NamedDependency[Identity],
         personas: NamedDependency[PersonaService],
+        if_match: IfMatch = None,
     ) -> Response[PersonaView]:
         """Merge a patch into a persona. Null restores a default."""
-        view = await personas.patch(
-            identity, persona_id, data, if_match=request.headers.get("if-match")
-        )
-        return _tagged(view)
+        return tag_view(await personas.patch(identity, persona_id, data, if_match=if_match))
 
     @delete(
         "/{persona_id:uuid}",
@@ -164,14 +159,10 @@ class PersonaController(Controller):
     )
     async def delete_persona(
         self,
-        request: AnyRequest,
         persona_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         personas: NamedDependency[PersonaService],
+        if_match: IfMatch = None,
     ) -> None:
         """Delete a persona and its picture. Its chats continue without a persona."""
-        await personas.delete(identity, persona_id, if_match=request.headers.get("if-match"))
-
-
-def _tagged(view: PersonaView) -> Response[PersonaView]:
-    return Response(view, headers={"ETag": make_etag(view.revision)})
+        await personas.delete(identity, persona_id, if_match=if_match)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
-from litestar import Request, Response
+from litestar import Response
 from litestar.openapi.spec import (
     OpenAPIFormat,
     OpenAPIMediaType,
@@ -29,6 +28,7 @@ from backend.characters.avatars import Picture
 from backend.characters.card_rows import FileDownload
 from backend.characters.cards.model import MAX_FILE_BYTES, MEGABYTE
 from backend.errors import BadRequestError, UnsupportedMediaTypeError, ValidationError
+from backend.http.schemas import AnyRequest
 
 FIELD = "file"
 NAME_FIELD = "name"
@@ -39,8 +39,6 @@ MULTIPART = "multipart/form-data"
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 
 _MAX_PARTS = 16
-
-AnyRequest = Request[Any, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar import Controller, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
@@ -33,17 +33,19 @@ from backend.errors import BadRequestError, PreconditionFailedError
 from backend.generation.registry import UnknownModelError
 from backend.generation.sampling import SettingNotTakenError
 from backend.http.schemas import (
+    COMMON_RAISES,
     EXAMPLE,
     PATCHES,
     RAISES,
     STORES,
+    IfMatch,
     Page,
     PageSize,
     PlaceCursor,
-    make_etag,
+    tag_body,
+    tag_view,
 )
 
-AnyRequest = Request[Any, Any, Any]
 Caller = NamedDependency[Identity]
 Chats = NamedDependency[ChatService]
 Messages = NamedDependency[MessageService]
@@ -72,7 +74,7 @@ class ChatController(Controller):
         self, chat_id: FromPath[UUID], identity: Caller, chats: Chats
     ) -> Response[ChatView]:
         """Return a chat. Its messages are at `/chats/{chat_id}/messages`."""
-        return _tagged(await chats.get(identity, chat_id))
+        return tag_view(await chats.get(identity, chat_id))
 
     @delete("/{chat_id:uuid}", opt={RAISES: (ChatNotFoundError,)}, summary="Delete a chat")
     async def delete_chat(self, chat_id: FromPath[UUID], identity: Caller, chats: Chats) -> None:
@@ -85,7 +87,7 @@ class ChatController(Controller):
     ) -> Response[ChatSettings]:
         """Return the settings of this chat. An absent member takes the account's value."""
         settings, revision = await chats.read_settings(identity, chat_id)
-        return Response(settings, headers={"ETag": make_etag(revision)})
+        return tag_body(settings, revision)
 
     @patch(
         "/{chat_id:uuid}/settings",
@@ -103,17 +105,15 @@ class ChatController(Controller):
     )
     async def patch_chat_settings(
         self,
-        request: AnyRequest,
         chat_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: Caller,
         chats: Chats,
+        if_match: IfMatch = None,
     ) -> Response[ChatSettings]:
         """Merge a patch into the settings. Null restores the account's value."""
-        settings, revision = await chats.patch_settings(
-            identity, chat_id, data, if_match=request.headers.get("if-match")
-        )
-        return Response(settings, headers={"ETag": make_etag(revision)})
+        settings, revision = await chats.patch_settings(identity, chat_id, data, if_match=if_match)
+        return tag_body(settings, revision)
 
     @get(
         "/{chat_id:uuid}/messages",
@@ -153,8 +153,9 @@ class MessageController(Controller):
 
     path = "/messages/{message_id:uuid}"
     tags = ("Chats",)
+    opt = {COMMON_RAISES: (MessageNotFoundError,)}  # noqa: RUF012  # Litestar's own declaration
 
-    @get(opt={RAISES: (MessageNotFoundError,)}, summary="Read a message")
+    @get(summary="Read a message")
     async def get_message(
         self, message_id: FromPath[UUID], identity: Caller, messages: Messages
     ) -> MessageView:
@@ -162,9 +163,7 @@ class MessageController(Controller):
         return await messages.get(identity, message_id)
 
     @patch(
-        opt={
-            RAISES: (MessageNotFoundError, EmptyMessageError, MessageTooLongError, MessageBusyError)
-        },
+        opt={RAISES: (EmptyMessageError, MessageTooLongError, MessageBusyError)},
         summary="Edit or hide a message, or set its audience",
     )
     async def patch_message(
@@ -193,7 +192,7 @@ class MessageController(Controller):
     @post(
         "/thoughts-as-text",
         status_code=200,
-        opt={RAISES: (MessageNotFoundError, MessageBusyError, NotOnlyThoughtsError)},
+        opt={RAISES: (MessageBusyError, NotOnlyThoughtsError)},
         summary="Use a reply's thoughts as its text",
     )
     async def use_thoughts(
@@ -205,18 +204,14 @@ class MessageController(Controller):
         """
         return await messages.use_thoughts(identity, message_id)
 
-    @delete(
-        status_code=200,
-        opt={RAISES: (MessageNotFoundError, MessageBusyError)},
-        summary="Delete a message",
-    )
+    @delete(status_code=200, opt={RAISES: (MessageBusyError,)}, summary="Delete a message")
     async def delete_message(
         self, message_id: FromPath[UUID], identity: Caller, messages: Messages
     ) -> Deleted:
         """Delete a message and all messages below it, on every branch."""
         return await messages.delete(identity, message_id)
 
-    @get("/siblings", opt={RAISES: (MessageNotFoundError,)}, summary="List swipes")
+    @get("/siblings", summary="List swipes")
     async def list_siblings(
         self,
         message_id: FromPath[UUID],
@@ -231,7 +226,9 @@ class MessageController(Controller):
     @post(
         "/activate",
         status_code=200,
-        opt={STORES: False, RAISES: (MessageNotFoundError,)},
+        opt={
+            STORES: False,
+        },
         summary="Choose a branch",
     )
     async def activate_message(
@@ -244,7 +241,3 @@ class MessageController(Controller):
         """Move the active path through a message. With `follow: false` the path ends there."""
         follow = data.follow if data else True
         return await messages.activate(identity, message_id, follow=follow)
-
-
-def _tagged(view: ChatView) -> Response[ChatView]:
-    return Response(view, headers={"ETag": make_etag(view.revision)})

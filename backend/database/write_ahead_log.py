@@ -21,14 +21,10 @@ RETRY_PAUSES_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 
 class WriteAheadLog:
-    """SQLite's write-ahead log.
+    """SQLite's write-ahead log. On PostgreSQL `writer` is None, and all methods do nothing.
 
     A deleted row is overwritten in the database file (`secure_delete`), but older pages can remain
     in the log for days. Emptying the log moves its pages to the database file and truncates it.
-
-    Args:
-        writer: The engine with the writing connection. None on PostgreSQL: then all methods do
-            nothing.
     """
 
     def __init__(self, writer: AsyncEngine | None) -> None:
@@ -37,11 +33,10 @@ class WriteAheadLog:
         self._has_frames = writer is not None
 
     def note_commit(self) -> None:
-        """Record that a transaction was committed."""
         self._has_frames = self._writer is not None
 
     async def empty(self) -> bool:
-        """Empty the log unless a reader still needs it. Return True if it is empty.
+        """Empty the log unless a reader needs it. Return True if it is empty.
 
         Blocks writers for a few milliseconds, at most `BUSY_MS`.
         """
@@ -65,10 +60,7 @@ class WriteAheadLog:
         return not is_busy
 
     async def empty_now(self) -> bool:
-        """Empty the log, with several attempts. Return True if it is empty.
-
-        Logs errors instead of raising them, because `keep_empty` tries again later.
-        """
+        """Try several times to empty the log. Return True if it is empty. Errors are logged."""
         for pause in (*RETRY_PAUSES_SECONDS, None):
             try:
                 if await self.empty():

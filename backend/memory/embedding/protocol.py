@@ -172,8 +172,16 @@ class Embedder(Protocol):
         ...
 
 
-class QueryEmbedder(Protocol):
-    """A model that embeds queries within a time limit."""
+class DocumentEmbedder(Protocol):
+    """Embeds a user's texts, each one once."""
+
+    async def embed_documents(self, sealer: Sealer, texts: Sequence[str]) -> Floats:
+        """Return vectors, shape (n, d), of unit length. Raises `EmbedderError`."""
+        ...
+
+
+class TextEmbedder(DocumentEmbedder, Protocol):
+    """Embeds a user's texts, and queries within a time limit."""
 
     async def cosines(self) -> ModelCosines:
         """Return the scale of the model's cosines. It never fails."""

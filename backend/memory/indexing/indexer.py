@@ -25,6 +25,7 @@ from backend.memory.indexing.collections import (
     ModelMoves,
     Move,
     Placement,
+    UserEmbedders,
     parse_dimension,
 )
 from backend.memory.indexing.documents import IndexDocument, IndexRun, PointMaker, VectorSource
@@ -73,14 +74,15 @@ class Indexer:
         collections: Collections,
         sources: Sequence[Source],
         *,
+        embedders: UserEmbedders,
         maker: PointMaker,
-        moves: ModelMoves,
         outbox: IndexOutbox,
         pool: CpuPool,
     ) -> None:
         self._database = database
         self._collections = collections
-        self._moves = moves
+        self._embedders = embedders
+        self._moves = ModelMoves(database, collections, embedders)
         self._outbox = outbox
         self._sources: Mapping[Kind, Source] = {source.kind: source for source in sources}
         self._maker = maker
@@ -101,7 +103,7 @@ class Indexer:
         run, is_again = IndexRun(job.keys), False
         while True:
             notes, rows, place, indexes = await self._changes(job, source, container_id)
-            vectors, has_to_move = await self._moves.vectors(job.keys, place)
+            vectors = await self._embedders.find(job.keys, place)
             sides = _list_sides(indexes, vectors)
             changed = _list_changed_rows(notes)
             if len(changed) < len(notes):
@@ -125,12 +127,12 @@ class Indexer:
         # False if another model came into use during the job.
         is_current = self._collections.current in indexes
         is_noted = not is_current or self._collections.is_placed(job.keys.user_id)
-        if is_noted and not has_to_move:
+        if is_noted and not vectors.are_missed:
             await job.finish_statement(_FORGET_ONE, [{"note_id": note.id} for note in notes])
             return
         async with job.finish() as session:
             await _delete_notes(session, notes)
-            if has_to_move:
+            if vectors.are_missed:
                 await self._outbox.follow_later(session, job.keys.user_id)
             if is_current:
                 await self._collections.mark_ready_if_new(session, job.keys.user_id)

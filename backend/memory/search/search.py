@@ -39,10 +39,9 @@ from backend.core.reasons import Reason, ReasonKind
 from backend.database.base import split_chunks
 from backend.database.engine import Database
 from backend.errors import AppError
-from backend.memory.embedding.own_models import OwnModels
-from backend.memory.embedding.protocol import MINILM, EmbedderError, QueryEmbedder
+from backend.memory.embedding.protocol import MINILM, EmbedderError, TextEmbedder
 from backend.memory.index.protocol import Floats, IndexUnavailableError, Kind, Payload, VectorIndex
-from backend.memory.indexing.collections import Collections, Placement
+from backend.memory.indexing.collections import Collections, Placement, UserEmbedders
 from backend.memory.indexing.documents import Blinders, speaker_id
 from backend.memory.indexing.sources import MemoryItem, Source
 from backend.memory.search.features import (
@@ -248,16 +247,14 @@ class MemorySearch:
         collections: Collections,
         sources: Sequence[Source],
         *,
-        embedder: QueryEmbedder | None,
+        embedders: UserEmbedders,
         blinders: Blinders,
         pool: CpuPool,
-        own: OwnModels | None = None,
     ) -> None:
-        self._own = own
         self._pool = pool
         self._collections = collections
         self._sources = sources
-        self.embedder = embedder
+        self._embedders = embedders
         self._blinders = blinders
         self._many: dict[tuple[str, UUID], None] = {}
 
@@ -291,7 +288,7 @@ class MemorySearch:
             now=request.now,
         )
         parsed = await self._pool.run(user_id, read, size=size)
-        embedder = await choose_query_embedder(self.embedder, self._own, sealer, place, notes)
+        embedder = await self._find_embedder(sealer, place, notes)
         vector = await embed_query_text(embedder, sealer, parsed.meaning, notes)
         if vector is None:
             embedder = None
@@ -387,6 +384,18 @@ class MemorySearch:
             return read_words(parsed, blinder).match(texts)
 
         return await self._pool.run(user_id, match, size=size)
+
+    async def _find_embedder(
+        self, sealer: Sealer, place: Placement, notes: list[str]
+    ) -> TextEmbedder | None:
+        """Return the model of the vectors in `place`; None with a note if it is not available."""
+        if place.is_moving:
+            notes.append("memory is moving to another embedding model: searched by words only")
+            return None
+        embedder = (await self._embedders.find(sealer, place)).embedder
+        if embedder is None and place.is_chosen:
+            notes.append("searched by words only: the account's embedding model does not exist")
+        return embedder
 
     async def _points(self, index: VectorIndex, owner_id: UUID) -> int:
         key = index.name, owner_id
@@ -511,31 +520,8 @@ async def _select_memories(
     ]
 
 
-async def choose_query_embedder(
-    usual: QueryEmbedder | None,
-    own: OwnModels | None,
-    sealer: Sealer,
-    place: Placement,
-    notes: list[str],
-) -> QueryEmbedder | None:
-    """Return the model of the vectors in `place`; None with a note if it is not available.
-
-    `usual` is the installation's model, `own` are those of users.
-    """
-    if place.is_moving:
-        notes.append("memory is moving to another embedding model: searched by words only")
-        return None
-    if not place.is_chosen or own is None:
-        return usual
-    model = await own.load(sealer, place.sizes)
-    if model is None or model.embedder is None or model.mark != place.model:
-        notes.append("searched by words only: the account's embedding model does not exist")
-        return None
-    return model.embedder
-
-
 async def embed_query_text(
-    embedder: QueryEmbedder | None, sealer: Sealer, meaning: str, notes: list[str]
+    embedder: TextEmbedder | None, sealer: Sealer, meaning: str, notes: list[str]
 ) -> Floats | None:
     """Return the vector of a query, shape (d,); None with a note if the model fails."""
     if embedder is None:
