@@ -19,8 +19,13 @@ from backend.campaigns.api.schemas import CampaignFields
 from backend.campaigns.api.service import check_room
 from backend.campaigns.files.archive import IdMap
 from backend.campaigns.files.draft import CampaignDraft, LedgerLine, settle_ledger
-from backend.campaigns.files.transfer import CampaignRows, make_campaign_rows, filter_existing_items, open_items
-from backend.campaigns.files.transfer import insert_campaign
+from backend.campaigns.files.transfer import (
+    CampaignRows,
+    filter_existing_items,
+    insert_campaign,
+    make_campaign_rows,
+    open_items,
+)
 from backend.campaigns.ledger import paths as ledger_paths
 from backend.campaigns.ledger import store as ledger_store
 from backend.campaigns.ledger.changes import Change, Operations

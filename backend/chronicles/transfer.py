@@ -16,10 +16,10 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.accounts.auth.identity import Identity
+from backend.characters.card_rows import FileDownload
 from backend.characters.cards.model import check_file_size
 from backend.characters.cards.text import parse_json
 from backend.characters.errors import CardError, CardLimitError
-from backend.characters.card_rows import FileDownload
 from backend.chronicles.errors import ChronicleFileError
 from backend.chronicles.event_search import load_all_events
 from backend.chronicles.event_service import YEARS

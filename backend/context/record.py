@@ -15,9 +15,9 @@ from uuid import UUID
 import msgspec
 from msgspec import structs
 
+from backend.context.assembly import History, LeftOut, Place, PromptItem, layout
 from backend.context.blocks import ChosenBy
 from backend.context.budget import Gap
-from backend.context.assembly import History, LeftOut, Place, PromptItem, layout
 from backend.core.reasons import Reason
 from backend.errors import AppError
 from backend.generation.catalogue import FiguresFrom, MessageShape, ToolSupport

@@ -62,22 +62,18 @@ class SqliteConnection(aiosqlite.Connection):
         return self
 
     async def create_function(self, *arguments: Any, **options: Any) -> None:
-        """Define a function for SQL, before the next statement runs."""
         self._tx.put_nowait((None, partial(self._conn.create_function, *arguments, **options)))
 
     def stop(self) -> asyncio.Future[Any] | None:
-        """Close the connection after the queued statements."""
         self._opened.discard(self)
         closed: asyncio.Future[Any] | None = super().stop()  # pyright: ignore[reportUnknownVariableType]
         return closed
 
     async def close(self) -> None:
-        """Close the connection, and wait until it is closed. Idempotent."""
         if self._running:
             await super().close()
 
     def begin(self, statement: str) -> None:
-        """Begin a transaction together with its first statement."""
         self._opening, self._is_writing = statement, statement != READING
 
     async def commit(self) -> None:
@@ -100,7 +96,6 @@ class SqliteConnection(aiosqlite.Connection):
             self._tx.put_nowait((None, self._conn.rollback))
 
     def cursor(self) -> SqliteCursor:  # type: ignore[override]
-        """Return a cursor, without a thread switch."""
         return SqliteCursor(self)
 
     async def run(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
@@ -129,7 +124,6 @@ class _ThreadCall:
         self._loop = asyncio.get_running_loop()
 
     def __call__(self) -> None:
-        """Run the work, in the thread."""
         try:
             self._result = self._work()
         except BaseException as error:  # noqa: BLE001  # `result` raises it
@@ -140,7 +134,6 @@ class _ThreadCall:
             self._loop.call_soon_threadsafe(_wake, self._waiter)
 
     async def result(self) -> Any:
-        """Return the result, or raise the error."""
         if not self._is_under_way.acquire(timeout=MAX_BLOCKING_SECONDS):
             self._waiter = self._loop.create_future()
             if self._is_under_way.locked():
@@ -174,8 +167,6 @@ class SqliteCursor:
         return self
 
     async def execute(self, statement: str, parameters: Iterable[Any] = ()) -> Self:
-        """Run a statement, and fetch its first rows."""
-
         def work(connection: sqlite3.Connection) -> None:
             cursor = connection.execute(statement, parameters)  # type: ignore[arg-type]
             self._rows = cursor.fetchmany(FIRST_ROWS)
@@ -225,8 +216,7 @@ def connect(
 ) -> SqliteConnection:
     """Make a connection with the arguments of `sqlite3.connect`. It opens when it is awaited.
 
-    `configure` is called in the connection's thread. `opened` contains the connection until it is
-    closed.
+    `configure` runs in its thread. `opened` contains it until it is closed.
     """
 
     def open_file() -> sqlite3.Connection:

@@ -23,10 +23,9 @@ from backend.enrichment.outbox import (
 )
 from backend.enrichment.pipeline import EnrichmentRuntime, Task
 from backend.enrichment.summaries.task import SummaryTask
-from backend.enrichment.tasks.scene import ChapterTask
 from backend.enrichment.tasks.glossary import GlossaryTask
 from backend.enrichment.tasks.rebuild import RebuildTask
-from backend.enrichment.tasks.scene import SceneTask
+from backend.enrichment.tasks.scene import ChapterTask, SceneTask
 from backend.enrichment.tasks.turn import TurnTask
 from backend.jobs.running import JobKind, RunningJob
 from backend.llm.server_slots import ModelSlots

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.characters.repository import get_character, get_persona
 from backend.chats.models import Chat
-from backend.chats.repository import list_character_ids, get_chat
+from backend.chats.repository import get_chat, list_character_ids
 from backend.database.base import new_id, upsert
 from backend.database.engine import Database
 from backend.database.types import Id
@@ -98,7 +98,7 @@ async def books_for_chat(
     *,
     owner_id: UUID,
     chat_id: UUID,
-    list_character_ids: Sequence[UUID],
+    character_ids: Sequence[UUID],
     persona_id: UUID | None,
     with_off: bool = False,
 ) -> list[ChatBook]:
@@ -112,7 +112,7 @@ async def books_for_chat(
         {
             "owner_id": owner_id,
             "chat_id": chat_id,
-            "character_ids": list_character_ids,
+            "character_ids": character_ids,
             "persona_id": persona_id,
         },
     )

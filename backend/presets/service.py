@@ -28,7 +28,14 @@ from backend.http.schemas import (
 from backend.presets import repository
 from backend.presets.errors import PresetsFullError
 from backend.presets.files import read_preset, write_preset
-from backend.presets.repository import PRESET_NAME, Preset, open_preset, open_source, seal_preset, seal_source
+from backend.presets.repository import (
+    PRESET_NAME,
+    Preset,
+    open_preset,
+    open_source,
+    seal_preset,
+    seal_source,
+)
 from backend.presets.schemas import ImportedPreset, PresetItem, PresetView
 from backend.vault.sealing import Sealer
 

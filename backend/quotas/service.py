@@ -15,9 +15,16 @@ from backend.database.base import now
 from backend.database.engine import Database
 from backend.jobs.models import Job
 from backend.quotas import limits as quotas
-from backend.quotas.limits import QUOTAS, Quota, TooManyFromAddressError, Unit
 from backend.quotas.ledgers import count_stored_bytes, count_tokens_today
-from backend.quotas.limits import ConcurrencyLimit, FreeRoom, RateLimit
+from backend.quotas.limits import (
+    QUOTAS,
+    ConcurrencyLimit,
+    FreeRoom,
+    Quota,
+    RateLimit,
+    TooManyFromAddressError,
+    Unit,
+)
 from backend.settings import Settings
 
 CountUsage = Callable[[AsyncSession, UUID], Awaitable[int]]

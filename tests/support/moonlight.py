@@ -13,8 +13,8 @@ from backend.campaigns.ledger.changes import Operations, State
 from backend.campaigns.ledger.items import Entity, Kind, World
 from backend.campaigns.play.story_tools import FINISH_TURN
 from backend.campaigns.play.table import Table
-from backend.campaigns.rules.state import check_number, get_number
 from backend.campaigns.rules.protocol import AttributeType, Mood, PlayTool, RuleSystem, ToolOutcome
+from backend.campaigns.rules.state import check_number, get_number
 
 
 class Howl(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from backend.generation.registry import ModelRegistry
 from backend.http.connections import Drain
 from backend.lan.service import LocalNetwork
-from backend.server import LanProtocol, Server, render_greeting, open_listener
+from backend.server import LanProtocol, Server, open_listener, render_greeting
 from tests.support.server import settings_of
 
 pytestmark = pytest.mark.anyio
@@ -142,7 +142,9 @@ def test_the_greeting_names_the_address_for_phones_and_draws_it_where_that_can_b
 def test_the_greeting_warns_of_plain_http(tmp_path: Path) -> None:
     settings = settings_of(data_dir=tmp_path, plain_http_networks="192.168.1.0/24")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        said = render_greeting(settings, ModelRegistry(), listener, LocalNetwork(settings), embeds=True)
+        said = render_greeting(
+            settings, ModelRegistry(), listener, LocalNetwork(settings), embeds=True
+        )
     assert "Warning: plain http is accepted from 192.168.1.0/24" in said
 
 

@@ -33,10 +33,11 @@ from backend.database.base import new_id
 from backend.database.engine import Database
 from backend.database.types import Id, UtcTime
 from backend.vault import slots as envelopes
-from backend.vault.slots import EnvelopePlace, UnwrappedKey
 from backend.vault.root import RootKeyError, RootKeys, Wrapped
 from backend.vault.slots import (
+    EnvelopePlace,
     SlotKind,
+    UnwrappedKey,
     rewrap_lent,
     wrap_lent,
 )

@@ -1,13 +1,15 @@
 """Campaigns: `/campaigns`."""
 
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar import Controller, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from backend.accounts.auth.identity import Identity
+from backend.accounts.profile.activity import ActivityLog
 from backend.campaigns.api.item_controller import ITEM_CONTROLLERS
 from backend.campaigns.api.schemas import (
     CampaignContextView,
@@ -25,30 +27,41 @@ from backend.campaigns.api.schemas import (
 from backend.campaigns.api.service import CampaignService
 from backend.campaigns.errors import (
     CampaignChangeNotFoundError,
+    CampaignFileError,
     CampaignFullError,
     CampaignNotFoundError,
     CampaignVersionNotFoundError,
 )
+from backend.campaigns.files.transfer import CampaignTransfer, ExportFormat, ImportedCampaign
 from backend.campaigns.ledger.change_log import ChangeLogService
 from backend.campaigns.proposals.controller import ProposalController
 from backend.campaigns.rules.registry import load_rules
 from backend.campaigns.state.situations import SituationService
+from backend.characters.uploads import (
+    MAX_UPLOAD_BYTES,
+    NamedFileOperation,
+    make_file_response,
+    read_upload,
+)
 from backend.chats.errors import ChatNotFoundError, MessageNotFoundError
 from backend.chronicles.errors import ChronicleFullError
 from backend.core.audience import GM, ViewpointText, read_viewpoint
 from backend.errors import PreconditionFailedError
 from backend.http.schemas import (
+    ENDS_WITH_CLIENT,
     EXAMPLE,
+    FILES,
     MAX_INTEGER,
     PATCHES,
     RAISES,
+    AnyRequest,
+    IfMatch,
     Page,
     PageSize,
     PlaceCursor,
-    make_etag,
+    tag_body,
 )
 
-AnyRequest = Request[Any, Any, Any]
 TAGS = ("Campaigns",)
 
 
@@ -116,19 +129,18 @@ class CampaignController(Controller):
     )
     async def patch_campaign(
         self,
-        request: AnyRequest,
         campaign_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: NamedDependency[Identity],
         campaigns: NamedDependency[CampaignService],
         message_id: FromQuery[UUID | None] = None,
+        if_match: IfMatch = None,
     ) -> Response[CampaignView]:
         """Merge a patch into a campaign: absent fields are kept, null restores the default.
 
         Day, time of day and flags are changed through the ledger. The changes are active while the
         message of `message_id` is; without one, always.
         """
-        if_match = request.headers.get("if-match")
         return _tag_view(
             await campaigns.patch(
                 identity, campaign_id, data, if_match=if_match, message_id=message_id
@@ -142,16 +154,15 @@ class CampaignController(Controller):
     )
     async def delete_campaign(
         self,
-        request: AnyRequest,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         campaigns: NamedDependency[CampaignService],
+        if_match: IfMatch = None,
     ) -> None:
         """Delete a campaign with its items and its ledger.
 
         Its chats and its chronicle are kept.
         """
-        if_match = request.headers.get("if-match")
         await campaigns.delete(identity, campaign_id, if_match=if_match)
 
     @get(
@@ -313,4 +324,71 @@ CONTROLLERS: tuple[type[Controller], ...] = (
 
 
 def _tag_view(view: CampaignView) -> Response[CampaignView]:
-    return Response(view, headers={"ETag": make_etag(view.version)})
+    return tag_body(view, view.version)
+
+
+class CampaignTransferController(Controller):
+    """Campaigns as zip files."""
+
+    path = "/campaigns"
+    tags = ("Campaigns",)
+
+    @post(
+        "/import",
+        opt={
+            ENDS_WITH_CLIENT: True,
+            RAISES: (CampaignFileError, CampaignFullError, ChronicleFullError),
+        },
+        summary="Import a campaign",
+        operation_class=NamedFileOperation,
+        request_max_body_size=MAX_UPLOAD_BYTES,
+    )
+    async def import_campaign(
+        self,
+        request: AnyRequest,
+        identity: NamedDependency[Identity],
+        campaign_transfer: NamedDependency[CampaignTransfer],
+    ) -> Response[ImportedCampaign]:
+        """Make a campaign of a zip: of one that was exported, or of a vault of Markdown files.
+
+        All of it is taken in, or nothing. `name` is what it is called where the file does not say,
+        else the file's name. `warnings` name what was not understood; its text is kept.
+        """
+        upload = await read_upload(request)
+        stem = PurePosixPath(upload.filename.replace("\\", "/")).stem
+        made = await campaign_transfer.import_new(
+            identity, upload.data, upload.name.strip() or stem
+        )
+        return tag_body(made, made.version)
+
+    @get(
+        "/{campaign_id:uuid}/export",
+        opt={
+            ENDS_WITH_CLIENT: True,
+            RAISES: (CampaignNotFoundError, CampaignFileError),
+            FILES: ("application/zip",),
+        },
+        summary="Export a campaign",
+        media_type="application/zip",
+    )
+    async def export_campaign(
+        self,
+        request: AnyRequest,
+        campaign_id: FromPath[UUID],
+        identity: NamedDependency[Identity],
+        campaign_transfer: NamedDependency[CampaignTransfer],
+        activity: NamedDependency[ActivityLog],
+        file_format: Annotated[ExportFormat, QueryParameter(name="format")] = "json",
+        viewpoint: FromQuery[ViewpointText] = GM,
+    ) -> Response[bytes]:
+        """A zip of the campaign, from which it is imported to the same state.
+
+        `json` has the ledger and the chats too. `vault` is a folder of Markdown for people and
+        programs such as Obsidian; its import begins a ledger of its own. `viewpoint` is for a
+        player: the file holds texts that prompts of `public`, or of an entity, can contain, and no
+        ledger.
+        """
+        seen = read_viewpoint(viewpoint)
+        file = await campaign_transfer.export(identity, campaign_id, file_format, viewpoint=seen)
+        await activity.note(request, "exported", detail="campaign")
+        return make_file_response(file)

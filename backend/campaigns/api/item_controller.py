@@ -6,7 +6,7 @@
 from typing import Annotated, Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar import Controller, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
@@ -22,9 +22,8 @@ from backend.campaigns.ledger.items import STRUCTS, Kind
 from backend.campaigns.ledger.records import ItemKey
 from backend.chats.errors import MessageNotFoundError
 from backend.errors import PreconditionFailedError
-from backend.http.schemas import PATCHES, RAISES, PageSize, make_etag
+from backend.http.schemas import COMMON_RAISES, PATCHES, RAISES, IfMatch, PageSize, tag_view
 
-AnyRequest = Request[Any, Any, Any]
 TAGS = ("Campaigns",)
 
 ITEM_PATHS: dict[Kind, str] = {
@@ -49,12 +48,9 @@ def build_item_controller(kind: Kind) -> type[Controller]:
     class ItemController(Controller):
         path = f"/campaigns/{{campaign_id:uuid}}/{plural}"
         tags = TAGS
+        opt = {COMMON_RAISES: (CampaignNotFoundError,)}  # noqa: RUF012  # Litestar's own declaration
 
-        @get(
-            opt={RAISES: (CampaignNotFoundError,)},
-            operation_id=f"listCampaign{names}",
-            summary=f"List {plural}",
-        )
+        @get(operation_id=f"listCampaign{names}", summary=f"List {plural}")
         async def list_items(  # noqa: PLR0913, PLR0917  # one parameter for each filter of the query
             self,
             campaign_id: FromPath[UUID],
@@ -75,7 +71,7 @@ def build_item_controller(kind: Kind) -> type[Controller]:
 
         @post(
             opt={
-                RAISES: (CampaignNotFoundError, CampaignFullError, MessageNotFoundError),
+                RAISES: (CampaignFullError, MessageNotFoundError),
                 PATCHES: struct,
             },
             operation_id=f"createCampaign{one}",
@@ -93,14 +89,14 @@ def build_item_controller(kind: Kind) -> type[Controller]:
 
             With `message_id` it exists while that message is on the active path.
             """
-            made = await campaign_items.create_item(
+            made: Any = await campaign_items.create_item(
                 identity, campaign_id, kind, data, message_id=message_id
             )
-            return _tag_item(made)
+            return tag_view(made)
 
         @get(
             "/{item_id:uuid}",
-            opt={RAISES: (CampaignNotFoundError, CampaignItemNotFoundError)},
+            opt={RAISES: (CampaignItemNotFoundError,)},
             operation_id=f"getCampaign{one}",
             summary=f"Read one of {plural}",
         )
@@ -113,17 +109,13 @@ def build_item_controller(kind: Kind) -> type[Controller]:
         ) -> Response[view]:  # type: ignore[valid-type]
             """Return an item, folded from its active changes."""
             key = ItemKey(campaign_id, kind, item_id)
-            return _tag_item(await campaign_items.get_item(identity, key))
+            item: Any = await campaign_items.get_item(identity, key)
+            return tag_view(item)
 
         @patch(
             "/{item_id:uuid}",
             opt={
-                RAISES: (
-                    CampaignNotFoundError,
-                    CampaignItemNotFoundError,
-                    MessageNotFoundError,
-                    PreconditionFailedError,
-                ),
+                RAISES: (CampaignItemNotFoundError, MessageNotFoundError, PreconditionFailedError),
                 PATCHES: struct,
             },
             operation_id=f"patchCampaign{one}",
@@ -131,53 +123,46 @@ def build_item_controller(kind: Kind) -> type[Controller]:
         )
         async def patch_item(
             self,
-            request: AnyRequest,
             campaign_id: FromPath[UUID],
             item_id: FromPath[UUID],
             data: JSONBody[dict[str, Any]],
             identity: NamedDependency[Identity],
             campaign_items: NamedDependency[ItemService],
             message_id: FromQuery[UUID | None] = None,
+            if_match: IfMatch = None,
         ) -> Response[view]:  # type: ignore[valid-type]
             """Merge a patch into an item, as one change of the ledger.
 
             With `message_id` it is active while that message is on the active path.
             """
             key = ItemKey(campaign_id, kind, item_id)
-            if_match = request.headers.get("if-match")
-            changed = await campaign_items.patch_item(
+            changed: Any = await campaign_items.patch_item(
                 identity, key, data, if_match=if_match, message_id=message_id
             )
-            return _tag_item(changed)
+            return tag_view(changed)
 
         @delete(
             "/{item_id:uuid}",
             opt={
-                RAISES: (
-                    CampaignNotFoundError,
-                    CampaignItemNotFoundError,
-                    MessageNotFoundError,
-                    PreconditionFailedError,
-                )
+                RAISES: (CampaignItemNotFoundError, MessageNotFoundError, PreconditionFailedError)
             },
             operation_id=f"deleteCampaign{one}",
             summary=f"Delete one of {plural}",
         )
         async def delete_item(
             self,
-            request: AnyRequest,
             campaign_id: FromPath[UUID],
             item_id: FromPath[UUID],
             identity: NamedDependency[Identity],
             campaign_items: NamedDependency[ItemService],
             message_id: FromQuery[UUID | None] = None,
+            if_match: IfMatch = None,
         ) -> None:
             """Delete an item, as a change of the ledger that can be undone.
 
             With `message_id` it is deleted while that message is on the active path.
             """
             key = ItemKey(campaign_id, kind, item_id)
-            if_match = request.headers.get("if-match")
             await campaign_items.delete_item(
                 identity, key, if_match=if_match, message_id=message_id
             )
@@ -186,7 +171,3 @@ def build_item_controller(kind: Kind) -> type[Controller]:
 
 
 ITEM_CONTROLLERS = tuple(build_item_controller(kind) for kind in ITEM_PATHS)
-
-
-def _tag_item(view: Any) -> Response[Any]:
-    return Response(view, headers={"ETag": make_etag(view.revision)})

@@ -108,7 +108,9 @@ class CampaignDraft:
         return encode_audience(found) if found else GM
 
 
-def settle_ledger(draft: CampaignDraft, *, told: Iterable[UUID] = ()) -> dict[UUID, tuple[State, int]]:
+def settle_ledger(
+    draft: CampaignDraft, *, told: Iterable[UUID] = ()
+) -> dict[UUID, tuple[State, int]]:
     """Let the ledger lead to the states: for each item its state, and its last change that counts.
 
     Where it does not lead there, the file was changed by hand, or has no ledger: the states hold,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC
 from functools import partial
 from typing import Any, Literal
 from uuid import UUID
@@ -15,39 +17,294 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from backend.accounts.auth.identity import Identity
 from backend.campaigns.api.schemas import CampaignView
 from backend.campaigns.api.service import check_room
+from backend.campaigns.errors import CampaignFileError
 from backend.campaigns.files.archive import (
+    MAIN,
+    ChangeRecord,
     CompactionRecord,
     OpenCampaign,
     SourceRecord,
+    list_covered_items,
+    read_archive,
     write_archive,
 )
-from backend.campaigns.files.draft import CampaignDraft, settle_ledger
+from backend.campaigns.files.draft import ZIP_ENTRIES, CampaignDraft, settle_ledger
+from backend.campaigns.files.vault import FOLDER_KINDS
+from backend.campaigns.files.vault_reader import is_vault, read_vault
 from backend.campaigns.files.vault_writer import write_vault
-from backend.campaigns.ledger.records import build_campaign_views, open_campaign, open_reading
-from backend.campaigns.models import Campaign, CampaignChange, CampaignItem, ChangeSource
+from backend.campaigns.ledger import store as ledger_store
+from backend.campaigns.ledger.changes import State, exists
+from backend.campaigns.ledger.items import Kind
+from backend.campaigns.ledger.records import (
+    build_campaign_views,
+    keep_references,
+    open_campaign,
+    open_reading,
+    seal_campaign,
+)
+from backend.campaigns.ledger.store import build_item_row, read_state
+from backend.campaigns.models import (
+    OPERATIONS,
+    Campaign,
+    CampaignChange,
+    CampaignItem,
+    ChangeSource,
+)
 from backend.campaigns.rules.registry import find_rules
 from backend.campaigns.state.viewpoints import check_viewpoint, filter_known_items
-from backend.characters.cards.charx import pack
 from backend.characters.card_rows import FileDownload
+from backend.characters.cards.charx import is_archive, pack, unpack
+from backend.characters.cards.model import check_file_size
+from backend.characters.errors import CardError, CardLimitError
 from backend.characters.models import Character, Persona
-from backend.chats.service import choose_counting_model
-from backend.chats.models import Chat, ChatCharacter, Message
+from backend.chats.models import CHAT_TITLE, Chat, ChatCharacter, Message
 from backend.chats.repository import list_character_ids
+from backend.chats.service import choose_counting_model
 from backend.chats.token_counting import CountUnit
-from backend.chats.transfer import write_log
+from backend.chats.transfer import ChatLog, build_message_rows, write_log
 from backend.chronicles.event_search import load_all_events
 from backend.chronicles.events import ChronicleFields
 from backend.chronicles.index_source import KIND as EVENTS
-from backend.chronicles.repository import StoryEvent, make_chronicle
-from backend.chronicles.transfer import write_events
+from backend.chronicles.repository import SourceMessage, StoryEvent, make_chronicle
+from backend.chronicles.transfer import IncomingEvent, incoming_event, write_events
 from backend.core.audience import GM, Viewpoint, filter_known_to, may_know
-from backend.core.cpu_pool import CpuPool
-from backend.database.base import split_chunks, stream_rows
+from backend.core.cpu_pool import CpuPool, check_stopped
+from backend.database.base import new_id, split_chunks, stream_rows
 from backend.database.engine import Database
 from backend.generation.tokens import best_tokenizer
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded
+from backend.vault.sealing import Sealer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRows:
+    """A session: its chat, who takes part, and its messages."""
+
+    chat: dict[str, Any]
+    character_ids: Sequence[UUID]
+    messages: Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignRows:
+    """A campaign with its items, its ledger and its chronicle's events.
+
+    `messages` are those of its chats that events come from, by their ids in the file.
+    """
+
+    campaign: Campaign
+    items: Sequence[dict[str, Any]]
+    changes: Sequence[dict[str, Any]]
+    sources: Sequence[dict[str, Any]]
+    events: Sequence[IncomingEvent]
+    messages: Mapping[UUID, SourceMessage]
+
+
+def make_chat_rows(
+    sealer: Sealer, draft: CampaignDraft, log: ChatLog, *, unit: CountUnit, people: Collection[UUID]
+) -> ChatRows:
+    """The rows of a session. `people` are the characters and personas that its owner has."""
+    chat_id, head = new_id(), log.head
+    rows = build_message_rows(
+        sealer,
+        log,
+        chat_id=chat_id,
+        unit=unit,
+        ids=draft.ids,
+        audience=draft.audience,
+        people=people,
+    )
+    chat = {
+        "id": chat_id,
+        "user_id": sealer.user_id,
+        "sealed_title": sealer.seal(CHAT_TITLE, chat_id, head.title),
+        "persona_id": head.persona_id if head.persona_id in people else None,
+        "campaign_id": draft.id,
+        "leaf_id": draft.ids[head.leaf_id] if head.leaf_id else None,
+        "count_unit": str(unit),
+        "created_at": head.created_at.astimezone(UTC),
+        "updated_at": head.created_at.astimezone(UTC),
+    }
+    members = [each for each in dict.fromkeys(head.character_ids) if each in people]
+    return ChatRows(chat=chat, character_ids=members, messages=rows)
+
+
+def make_campaign_rows(
+    sealer: Sealer,
+    draft: CampaignDraft,
+    settled: Mapping[UUID, tuple[State, int]],
+    chats: Iterable[ChatRows],
+) -> CampaignRows:
+    """The rows of a campaign. `settled` is each item's state, and its last change that counts."""
+    campaign = Campaign(
+        id=draft.id,
+        user_id=sealer.user_id,
+        version=max(draft.version, 1),
+        last_seq=draft.lines[-1].seq if draft.lines else 0,
+        edits=draft.edits,
+        compactions=draft.compactions,
+    )
+    seal_campaign(sealer, campaign, draft.fields)
+    messages = {
+        row["id"]: SourceMessage(id=row["id"], chat_id=row["chat_id"], position=row["position"])
+        for chat in chats
+        for row in chat.messages
+    }
+    items = [
+        {
+            **build_item_row(sealer, campaign, item_id, draft.kinds[item_id], state, seq),
+            "uses": draft.uses.get(item_id, 0),
+        }
+        for item_id, (state, seq) in settled.items()
+    ]
+    changes: list[dict[str, Any]] = []
+    sources: list[dict[str, Any]] = []
+    for line in draft.lines:
+        check_stopped()
+        change_id = new_id()
+        changes.append(
+            {
+                "id": change_id,
+                "user_id": sealer.user_id,
+                "campaign_id": draft.id,
+                "item_id": line.item_id,
+                "seq": line.seq,
+                "version": line.version,
+                "actor": line.actor,
+                "is_on_path": line.is_on_path,
+                "is_undone": line.is_undone,
+                "sealed_operations": sealer.seal_bytes(
+                    OPERATIONS, change_id, msgspec.json.encode(line.operations)
+                ),
+                "created_at": line.created_at,
+            }
+        )
+        sources += [
+            {
+                "change_id": change_id,
+                "message_id": each,
+                "chat_id": messages[each].chat_id,
+                "position": messages[each].position,
+            }
+            for each in line.messages
+        ]
+    return CampaignRows(
+        campaign=campaign,
+        items=items,
+        changes=changes,
+        sources=sources,
+        events=[
+            incoming_event(sealer, record, audience=draft.audience(record.audience))
+            for record in draft.events
+        ],
+        messages={old: messages[new] for old, new in draft.ids.items() if new in messages},
+    )
+
+
+def open_items(sealer: Sealer, rows: Iterable[Any]) -> list[tuple[UUID, Kind, State]]:
+    """Items by their rows (`id`, `kind`, `sealed_state`)."""
+    return [(row.id, row.kind, read_state(sealer, row.id, row.sealed_state)) for row in rows]
+
+
+def filter_existing_items(
+    items: Iterable[tuple[UUID, Kind, State]],
+) -> list[tuple[UUID, Kind, State]]:
+    """Return the items that exist, without references to items that are not among them."""
+    known = [each for each in items if exists(each[2])]
+    found = {str(item_id) for item_id, *_ in known}
+    kept: list[tuple[UUID, Kind, State]] = []
+    for item_id, kind, state in known:
+        if kind != "relation" or {state["from_id"], state["to_id"]} <= found:
+            kept.append((item_id, kind, keep_references(state, found)))
+    return kept
+
+
+def open_changes(
+    sealer: Sealer, rows: Iterable[Any], sources: Mapping[UUID, list[SourceRecord]]
+) -> list[ChangeRecord]:
+    """Lines of the ledger by their rows, each with the `kind` of its item."""
+    records: list[ChangeRecord] = []
+    for row in rows:
+        check_stopped()
+        operations = ledger_store.read_operations(sealer, row.id, row.sealed_operations)
+        records.append(
+            ChangeRecord(
+                seq=row.seq,
+                version=row.version,
+                actor=row.actor,
+                kind=row.kind,
+                item_id=row.item_id,
+                created_at=row.created_at,
+                set=operations.set,
+                add=operations.add,
+                remove=operations.remove,
+                because=operations.because,
+                on_path=row.is_on_path,
+                undone=row.is_undone,
+                sources=sources.get(row.id, []),
+            )
+        )
+    return records
+
+
+OWN_FOLDERS = frozenset({"canon", "chats", *FOLDER_KINDS})
+MAX_FOLDERS = 3
+"""Folders around everything that are taken off."""
+
+
+def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUID]]:
+    """Read a zip: return its campaign, and the items that its files leave out.
+
+    `name` is its name if neither the files nor a folder around them have one. Raises
+    `CampaignFileError`, `TooLargeError`.
+    """
+    check_file_size(len(data))
+    if not is_archive(data):
+        raise CampaignFileError("This is not a zip file.")
+    try:
+        files, folder = _remove_folders(unpack(data, label="zip file", entries=ZIP_ENTRIES))
+    except CardLimitError as error:
+        limit = {"limit": error.limit, "allowed": error.allowed, "found": error.found}
+        raise CampaignFileError(error.detail, extra=limit) from error
+    except CardError as error:
+        raise CampaignFileError(error.detail) from error
+    if MAIN in files:
+        draft = read_archive(files)
+        return draft, list_covered_items(files, draft)
+    if is_vault(files):
+        return read_vault(files, folder.strip() or name), ()
+    raise CampaignFileError(
+        f"The zip file contains no campaign: neither `{MAIN}` nor a vault with `campaign.md` or "
+        "a folder `canon`."
+    )
+
+
+def _remove_folders(files: Mapping[str, bytes]) -> tuple[dict[str, bytes], str]:
+    """Remove hidden files, and the folder that contains all others; return its name, too.
+
+    Such a folder may be in another one. Then the inner one's name counts.
+    """
+    kept = {path: data for path, data in files.items() if not _is_hidden(path)}
+    folder = ""
+    for _ in range(MAX_FOLDERS):
+        tops = {path.partition("/")[0] for path in kept}
+        if (
+            len(tops) != 1
+            or {*map(str.casefold, tops)} <= OWN_FOLDERS
+            or any("/" not in path for path in kept)
+        ):
+            break
+        [folder] = tops
+        kept = {path.partition("/")[2]: data for path, data in kept.items()}
+    return kept, folder
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether it is a program's own file: `.obsidian/`, `__MACOSX/`, `.DS_Store`."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
+
 
 ExportFormat = Literal["json", "vault"]
 
@@ -223,7 +480,9 @@ async def _insert(session: AsyncSession, table: type[Any], rows: Sequence[dict[s
         await session.execute(insert(table), list(part))
 
 
-async def _load_items(session: AsyncSession, campaign: Campaign, viewpoint: Viewpoint) -> Sequence[Any]:
+async def _load_items(
+    session: AsyncSession, campaign: Campaign, viewpoint: Viewpoint
+) -> Sequence[Any]:
     query = select(CampaignItem.id, CampaignItem.kind, CampaignItem.uses, CampaignItem.sealed_state)
     mine = CampaignItem.campaign_id == campaign.id, CampaignItem.user_id == campaign.user_id
     query = query.where(*mine, filter_known_to(viewpoint, CampaignItem.audience))
@@ -278,7 +537,9 @@ async def _load_chats(
     return found
 
 
-async def _load_people(session: AsyncSession, identity: Identity, draft: CampaignDraft) -> set[UUID]:
+async def _load_people(
+    session: AsyncSession, identity: Identity, draft: CampaignDraft
+) -> set[UUID]:
     """Of the characters and personas that the chats name, those that are the user's."""
     named: set[UUID | None] = set()
     for log in draft.chats:

@@ -112,7 +112,9 @@ class EntityFile:
         self.fields: dict[str, Any] = {
             "kind": kind,
             "name": self.name,
-            "aliases": [self._short(each, NAME, "aliases") for each in _to_texts(meta.get("aliases"))],
+            "aliases": [
+                self._short(each, NAME, "aliases") for each in _to_texts(meta.get("aliases"))
+            ],
             "locked": _to_texts(meta.get("locked")),
             "attributes": self._attributes(),
         }

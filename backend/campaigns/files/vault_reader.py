@@ -55,7 +55,9 @@ def is_vault(files: Mapping[str, bytes]) -> bool:
     paths = [path.casefold() for path in files]
     return any(
         path in {vault.MAIN, vault.INDEX}
-        or (path.endswith(".md") and (vault.find_entity_kind(path) or vault.find_outline_name(path)))
+        or (
+            path.endswith(".md") and (vault.find_entity_kind(path) or vault.find_outline_name(path))
+        )
         for path in paths
     )
 

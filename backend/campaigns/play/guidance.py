@@ -10,11 +10,16 @@ import msgspec
 
 from backend.campaigns.ledger.changes import EXISTS, State
 from backend.campaigns.ledger.items import Entity, World
-from backend.campaigns.play.table import MAX_COSTS, MAX_THREATS, EchoKind, is_full, list_echoes
 from backend.campaigns.play.references import get_name
-from backend.campaigns.play.table import Table
-from backend.campaigns.rules.state import read_mapping
-from backend.campaigns.rules.state import PLAY, ROLL
+from backend.campaigns.play.table import (
+    MAX_COSTS,
+    MAX_THREATS,
+    EchoKind,
+    Table,
+    is_full,
+    list_echoes,
+)
+from backend.campaigns.rules.state import PLAY, ROLL, read_mapping
 from backend.campaigns.state.state_block import render_flags, render_name, render_value
 from backend.core.audience import GM
 from backend.prompts import PromptLibrary
@@ -52,10 +57,10 @@ def render_guidance(table: Table, prompts: PromptLibrary) -> str:
     }
     name, shared, own = f"moods/{table.state.rules}/{play.mood}", prompts["moods/table"], ""
     if name in prompts:
-        own = prompts[name].rendered(values)
+        own = prompts[name].render_from(values)
         # The mood's own text contains these already.
         values |= dict.fromkeys(prompts[name].inputs & shared.inputs, "")
-    return "\n\n".join(filter(None, [own or table.mood.prompt, shared.rendered(values)]))
+    return "\n\n".join(filter(None, [own or table.mood.prompt, shared.render_from(values)]))
 
 
 def _render_echoes(table: Table, kind: EchoKind, most: int) -> list[str]:

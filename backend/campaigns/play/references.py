@@ -10,8 +10,7 @@ from uuid import UUID
 from backend.campaigns.ledger.changes import State, exists
 from backend.campaigns.ledger.items import Kind
 from backend.campaigns.ledger.store import get_audience
-from backend.campaigns.names.roster import make_slug
-from backend.campaigns.names.roster import Member, Roster
+from backend.campaigns.names.roster import Member, Roster, make_slug
 from backend.campaigns.rules.protocol import ToolRefusedError
 from backend.campaigns.rules.state import ItemState
 from backend.campaigns.state.snapshot import CampaignSnapshot

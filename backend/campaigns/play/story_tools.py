@@ -12,12 +12,10 @@ from msgspec import Meta
 
 from backend.campaigns.ledger.changes import Operations, State, build_item, build_state
 from backend.campaigns.ledger.items import Entity, Fact
-from backend.campaigns.play.table import find_echo, tick
 from backend.campaigns.play.references import ENTITY_KINDS, Reference
-from backend.campaigns.play.table import Table
-from backend.campaigns.rules.state import read_mapping
+from backend.campaigns.play.table import Table, find_echo, tick
 from backend.campaigns.rules.protocol import AttributeType, ToolRefusedError
-from backend.campaigns.rules.state import PLAY, ItemState
+from backend.campaigns.rules.state import PLAY, ItemState, read_mapping
 from backend.campaigns.state.situation_reader import MAX_FACTS, render_fact
 from backend.campaigns.state.state_block import (
     MAX_DETAILED,
@@ -32,8 +30,7 @@ from backend.core.audience import NAMELESS_MARKS, AudienceMarks
 if TYPE_CHECKING:
     from backend.campaigns.play.table import Table
 from backend.campaigns.ledger.items import Scene
-from backend.campaigns.play.table import add_echo, is_visible
-from backend.campaigns.play.table import FINISH, Table
+from backend.campaigns.play.table import FINISH, Table, add_echo, is_visible
 from backend.campaigns.rules.protocol import PlayTool, ToolOutcome, make_answer
 from backend.campaigns.rules.state import Option
 from backend.campaigns.state.party import is_scene_left

@@ -15,7 +15,6 @@ from msgspec import Meta
 
 from backend.campaigns.ledger.changes import Operations, State
 from backend.campaigns.ledger.items import Clock, Entity, Kind, World
-from backend.campaigns.play.table import add_echo, is_visible, tick
 from backend.campaigns.play.references import Reference, get_name
 from backend.campaigns.play.story_tools import (
     ASK,
@@ -25,8 +24,7 @@ from backend.campaigns.play.story_tools import (
     Short,
     format_paid_key,
 )
-from backend.campaigns.play.table import Table
-from backend.campaigns.rules.state import check_number, check_numbers, check_texts, get_attributes, get_number, get_texts, read_list, read_mapping
+from backend.campaigns.play.table import Table, add_echo, is_visible, tick
 from backend.campaigns.rules.protocol import (
     AttributeType,
     Mood,
@@ -35,7 +33,19 @@ from backend.campaigns.rules.protocol import (
     ToolOutcome,
     ToolRefusedError,
 )
-from backend.campaigns.rules.state import Option, PlayState, TableState
+from backend.campaigns.rules.state import (
+    Option,
+    PlayState,
+    TableState,
+    check_number,
+    check_numbers,
+    check_texts,
+    get_attributes,
+    get_number,
+    get_texts,
+    read_list,
+    read_mapping,
+)
 from backend.errors import ValidationError
 
 POOL = "dice"

@@ -27,7 +27,6 @@ from backend.campaigns.play.story_tools import (
     Short,
 )
 from backend.campaigns.play.table import Table
-from backend.campaigns.rules.state import check_number, check_numbers, check_texts, get_attributes, get_number, get_texts, read_mapping
 from backend.campaigns.rules.dice import parse_notation
 from backend.campaigns.rules.protocol import (
     AttributeType,
@@ -37,6 +36,15 @@ from backend.campaigns.rules.protocol import (
     ToolOutcome,
     ToolRefusedError,
     make_answer,
+)
+from backend.campaigns.rules.state import (
+    check_number,
+    check_numbers,
+    check_texts,
+    get_attributes,
+    get_number,
+    get_texts,
+    read_mapping,
 )
 from backend.errors import ValidationError
 

@@ -22,8 +22,7 @@ from backend.campaigns.ledger.changes import (
     compare_states,
 )
 from backend.campaigns.ledger.items import STRUCTS, Item, Kind
-from backend.campaigns.names.roster import make_slug
-from backend.campaigns.names.roster import Roster
+from backend.campaigns.names.roster import Roster, make_slug
 from backend.campaigns.play.references import get_name
 from backend.campaigns.proposals.authority import Ambiguity
 from backend.campaigns.rules.protocol import ToolRefusedError

@@ -17,8 +17,7 @@ from backend.campaigns.ledger.changes import State
 from backend.campaigns.ledger.items import Kind
 from backend.campaigns.ledger.store import get_audience, read_state
 from backend.campaigns.models import Campaign, CampaignItem, CampaignMark
-from backend.campaigns.names.roster import NameIndex
-from backend.campaigns.names.roster import Member
+from backend.campaigns.names.roster import Member, NameIndex
 from backend.campaigns.play.references import get_name
 from backend.campaigns.rules.blades import POOL
 from backend.campaigns.rules.protocol import AttributeType, RuleSystem

@@ -21,8 +21,7 @@ from backend.campaigns.ledger.items import Fact, Thread
 from backend.campaigns.ledger.records import open_campaign
 from backend.campaigns.ledger.store import read_state
 from backend.campaigns.models import Campaign, CampaignChange, CampaignItem
-from backend.campaigns.names.roster import make_slug
-from backend.campaigns.names.roster import Roster
+from backend.campaigns.names.roster import Roster, make_slug
 from backend.campaigns.play.references import get_name
 from backend.campaigns.play.story_tools import (
     Deltas,

@@ -16,14 +16,14 @@ from backend.characters.cards.codec import (
     Object,
     Reader,
     UnusableError,
-    make_choice_reader,
-    read_flag,
-    make_number_reader,
     get_object,
-    to_text,
-    read_text,
-    omit_null,
+    make_choice_reader,
     make_integer_reader,
+    make_number_reader,
+    omit_null,
+    read_flag,
+    read_text,
+    to_text,
 )
 from backend.generation.model import Role
 from backend.lorebooks.entries import (
@@ -304,10 +304,22 @@ _ENTRY: Final = (
     _field("order", make_integer_reader(-1_000_000, 1_000_000), "order", "insertion_order"),
     _field("enabled", read_flag, "", "enabled"),
     _field("disabled", read_flag, "disable", ""),
-    _field("position", make_choice_reader(POSITIONS), "position", "extensions.position", POSITIONS.index),
+    _field(
+        "position",
+        make_choice_reader(POSITIONS),
+        "position",
+        "extensions.position",
+        POSITIONS.index,
+    ),
     _field("depth", make_integer_reader(0, 10_000), "depth", "extensions.depth"),
     _field("role", make_choice_reader(ROLES), "role", "extensions.role", ROLES.index),
-    _field("logic", make_choice_reader(LOGICS), "selectiveLogic", "extensions.selectiveLogic", LOGICS.index),
+    _field(
+        "logic",
+        make_choice_reader(LOGICS),
+        "selectiveLogic",
+        "extensions.selectiveLogic",
+        LOGICS.index,
+    ),
     _field("outlet", _name, "outletName", "extensions.outlet_name"),
     _field("mode", _MODE, "talekeeperMode", "extensions.talekeeper_mode", omit_null),
     _field("vectorized", read_flag, "vectorized", "extensions.vectorized"),
@@ -317,7 +329,13 @@ _ENTRY: Final = (
     _field(
         "delay_until_recursion", _level, "delayUntilRecursion", "extensions.delay_until_recursion"
     ),
-    _field("probability", make_number_reader(0, 100), "probability", "extensions.probability", _plain_number),
+    _field(
+        "probability",
+        make_number_reader(0, 100),
+        "probability",
+        "extensions.probability",
+        _plain_number,
+    ),
     _field("use_probability", read_flag, "useProbability", "extensions.useProbability"),
     _field("group", _name, "group", "extensions.group"),
     _field("group_override", read_flag, "groupOverride", "extensions.group_override"),
@@ -330,7 +348,9 @@ _ENTRY: Final = (
     ),
     _field("use_group_scoring", read_flag, "useGroupScoring", "extensions.use_group_scoring"),
     _field("scan_depth", _SCAN_DEPTH, "scanDepth", "extensions.scan_depth"),
-    _field("case_sensitive", read_flag, "caseSensitive", "extensions.case_sensitive case_sensitive"),
+    _field(
+        "case_sensitive", read_flag, "caseSensitive", "extensions.case_sensitive case_sensitive"
+    ),
     _field("match_whole_words", read_flag, "matchWholeWords", "extensions.match_whole_words"),
     _field("sticky", _COUNT, "sticky", "extensions.sticky"),
     _field("cooldown", _COUNT, "cooldown", "extensions.cooldown"),

@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 from backend.characters.cards import charx, png
-from backend.characters.cards.codec import Notes, Object, list_names, get_object, to_text
-from backend.characters.cards.translation import translate
+from backend.characters.cards.codec import Notes, Object, get_object, list_names, to_text
 from backend.characters.cards.kinds import AS_LOREBOOK, LOREBOOK, find_kind
 from backend.characters.cards.model import Card, check_file_size
-from backend.characters.cards.reader import read_card
+from backend.characters.cards.reader import normalise, read_card
 from backend.characters.cards.text import parse_text
-from backend.characters.cards.reader import normalise
+from backend.characters.cards.translation import translate
 from backend.characters.errors import CardError, CardLimitError
 from backend.lorebooks.entries import LoreEntry, check_entries
 from backend.lorebooks.errors import LoreFileError, LoreLimitError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, cast
 
-from backend.characters.cards.codec import Notes, Object, get_object, overlay, omit
+from backend.characters.cards.codec import Notes, Object, get_object, omit, overlay
 from backend.lorebooks.entries import BookFields, LoreEntry
 from backend.lorebooks.formats.fields import (
     BOOK,

@@ -8,8 +8,8 @@ import msgspec
 
 from backend.accounts.profile.settings import BudgetSettings
 from backend.chats.schemas import MessageView
-from backend.context.blocks import PresetFields
 from backend.context.assembly import LeftOut
+from backend.context.blocks import PresetFields
 from backend.context.record import (
     RecordedBudget,
     RecordedItem,

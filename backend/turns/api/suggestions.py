@@ -27,8 +27,8 @@ from backend.generation.model import (
 from backend.llm.answers import CHARACTERS_PER_TOKEN, RunBudget
 from backend.llm.server_slots import ModelBusyError, ModelSlots, SlotTakenError
 from backend.llm.slot_rules import Rank, SlotWork
-from backend.quotas.limits import TOKENS_PER_DAY
 from backend.quotas.ledgers import add_tokens_if_account
+from backend.quotas.limits import TOKENS_PER_DAY
 from backend.quotas.service import Quotas
 from backend.turns.api.schemas import SuggestionRequest, Suggestions, TurnRequest
 from backend.turns.errors import ChatChangedError

@@ -16,9 +16,8 @@ from msgspec import structs
 
 from backend.accounts.auth.identity import Identity
 from backend.accounts.events import UserSignedOut
-from backend.context.assembly import Counter, assemble
+from backend.context.assembly import Counter, LeftOut, PromptItem, assemble
 from backend.context.budget import ContextOverflowError
-from backend.context.assembly import LeftOut, PromptItem
 from backend.context.macros import MacroBudget
 from backend.core.cpu_pool import CpuPool
 from backend.core.reasons import Reason

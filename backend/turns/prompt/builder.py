@@ -25,9 +25,9 @@ from backend.campaigns.state.situations import SituationService
 from backend.campaigns.state.story_clock import StoryClock
 from backend.chats.errors import EmptyMessageError
 from backend.chats.messages import MessageService
-from backend.chats.service import choose_chat_model
 from backend.chats.models import Message
 from backend.chats.schemas import ChatSettings
+from backend.chats.service import choose_chat_model
 from backend.chats.token_counting import CountUnit
 from backend.context.budget import Budget
 from backend.context.macros import MacroBudget, MacroLimitError

@@ -29,9 +29,9 @@ from backend.chats.repository import HistoryColumns
 from backend.chats.schemas import AuthorsNote, ChatSettings
 from backend.chats.token_counting import CountUnit
 from backend.chronicles.repository import StoryEvent
+from backend.context.assembly import History
 from backend.context.blocks import ChosenBy, PresetFields
 from backend.context.budget import Budget
-from backend.context.assembly import History
 from backend.context.macros import Variables
 from backend.core.audience import GM, NAMELESS_MARKS, PUBLIC, AudienceMarks, Viewpoint
 from backend.core.reasons import ReasonKind

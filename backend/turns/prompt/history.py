@@ -24,9 +24,8 @@ from backend.chats import repository as chats
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message
 from backend.chats.repository import HistoryColumns
 from backend.chats.token_counting import format_line
-from backend.context.assembly import Counter, Plan, plan
+from backend.context.assembly import Counter, History, LeftOut, Plan, PromptItem, plan
 from backend.context.budget import ContextOverflowError, find_eviction_point, find_joined_start
-from backend.context.assembly import History, LeftOut, PromptItem
 from backend.core.audience import GM, PUBLIC, AudienceMarks, put_mark
 from backend.core.plain_cache import PlainCache
 from backend.core.reasons import Reason, ReasonKind
@@ -244,7 +243,9 @@ class KeptHistory:
         """Stored tokens from the root to the last message."""
         return self.start + sum(self.lines.tokens[:-1])
 
-    def extend(self, later: HistoryColumns, *, begin: int, path_tokens: int) -> HistoryColumns | None:
+    def extend(
+        self, later: HistoryColumns, *, begin: int, path_tokens: int
+    ) -> HistoryColumns | None:
         """Return the cached messages after `begin`, followed by new ones.
 
         Args:

@@ -355,7 +355,9 @@ class ChatLoader:
         """True if this turn sends the author's note, which may come with every n-th line."""
         if not note.text or note.interval <= 1:
             return note.interval == 1
-        before = await chats.count_messages(self._session, target.leaf, "user") if target.leaf else 0
+        before = (
+            await chats.count_messages(self._session, target.leaf, "user") if target.leaf else 0
+        )
         said = before + (target.line is not None or bool(request.text))
         return bool(said) and said % note.interval == 0
 

@@ -15,8 +15,8 @@ from backend.accounts.auth.identity import Identity
 from backend.chats import repository as chats
 from backend.chats.models import MESSAGE_AUTHOR, MESSAGE_CONTENT, MESSAGE_THINKING, Message
 from backend.chats.token_counting import format_line
-from backend.context.budget import ContextOverflowError
 from backend.context.assembly import History, LeftOut
+from backend.context.budget import ContextOverflowError
 from backend.context.record import (
     ContextRecord,
     RecordedHistory,
@@ -50,8 +50,8 @@ from backend.turns.errors import ContextNotFoundError
 from backend.turns.models import CONTEXT_RECORD, CONTEXT_TEXT
 from backend.turns.prompt.assemble import render_memory, render_omitted
 from backend.turns.prompt.builder import PromptBuilder
-from backend.turns.prompt.history import SUMMARY_KIND, prefix_thoughts
 from backend.turns.prompt.built_prompt import make_record
+from backend.turns.prompt.history import SUMMARY_KIND, prefix_thoughts
 from backend.vault.sealing import Sealer
 
 REPEATED_KINDS = frozenset({"lore", "event", "memory", "campaign", "entity"})
@@ -401,7 +401,8 @@ def _open_lines(
         sealed = ((row.id.bytes, row.sealed_author) for row in rows)
         authors = sealer.open_many(MESSAGE_AUTHOR, sealed)
         lines = [
-            format_line(author, line, names=True) for author, line in zip(authors, lines, strict=True)
+            format_line(author, line, names=True)
+            for author, line in zip(authors, lines, strict=True)
         ]
     lines = [
         put_mark(line, recorded.marks.get(row.position, ""))

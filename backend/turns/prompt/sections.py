@@ -16,14 +16,13 @@ from backend.campaigns.scenes.chapters import select_fitting_chapters
 from backend.campaigns.state.situations import CampaignLayers
 from backend.chats.schemas import ChatSettings
 from backend.chats.token_counting import format_line
-from backend.context.assembly import Counter
+from backend.context.assembly import Counter, LeftOut, Place, PromptItem
 from backend.context.blocks import (
     DEFAULT_BLOCKS,
     USUAL_ORDER,
     Block,
     Marker,
 )
-from backend.context.assembly import LeftOut, Place, PromptItem
 from backend.context.macros import MacroBudget, MacroContext, Variables, expand
 from backend.core.reasons import Reason, ReasonKind
 from backend.lorebooks.entries import Position, Trigger
@@ -170,7 +169,9 @@ class CampaignSections:
     def _build_glossary(self, count: Counter) -> list[PromptItem]:
         campaign = self._campaign
         budget = campaign.fields.settings.glossary_tokens
-        lines = render_glossary(campaign.terms, count=count, budget=budget, marks=campaign.now.marks)
+        lines = render_glossary(
+            campaign.terms, count=count, budget=budget, marks=campaign.now.marks
+        )
         if not lines:
             return []
         text = self._used.render("sections/glossary", terms="\n".join(lines))

@@ -20,8 +20,18 @@ from backend.campaigns.play.table import Table
 from backend.campaigns.scenes.scenes import count_beat, end_left_scenes, find_ended_scenes
 from backend.chats import tree
 from backend.chats.drafts import opens_scene
-from backend.chats.models import MESSAGE_CONTENT, MESSAGE_THINKING, Chat, Message, MessageStatus
-from backend.chats.models import Notice, PromptCutNotice, ReplyCutNotice, decode_notices, encode_notices
+from backend.chats.models import (
+    MESSAGE_CONTENT,
+    MESSAGE_THINKING,
+    Chat,
+    Message,
+    MessageStatus,
+    Notice,
+    PromptCutNotice,
+    ReplyCutNotice,
+    decode_notices,
+    encode_notices,
+)
 from backend.chats.repository import lock_trees
 from backend.chats.service import read_settings
 from backend.chats.token_counting import CountUnit
@@ -47,8 +57,8 @@ from backend.turns.models import (
     Turn,
 )
 from backend.turns.play.state import TurnPlay, add_usage
-from backend.turns.prompt.lore import store_timed_state
 from backend.turns.prompt.built_prompt import make_record
+from backend.turns.prompt.lore import store_timed_state
 from backend.turns.run.events import (
     STATE_CHANGED,
     SUGGESTIONS,

@@ -23,8 +23,7 @@ from backend.campaigns.ledger.items import Entity, Fact, Item, Kind
 from backend.campaigns.ledger.records import ItemKey, get_campaign, load_states
 from backend.campaigns.models import Actor, CampaignChange, CampaignProposal
 from backend.campaigns.proposals.authority import Ambiguity, Verdict
-from backend.campaigns.proposals.store import ProposalService
-from backend.campaigns.proposals.store import MAX_OPEN
+from backend.campaigns.proposals.store import MAX_OPEN, ProposalService
 from backend.chats.models import Chat, Message
 from backend.core.audience import GM, encode_audience
 from backend.database.base import new_id, now

@@ -42,7 +42,7 @@ def texts_of(data: bytes) -> dict[bytes, Any]:
     """The cards in a PNG, by keyword."""
     reader = png.TextReader()
     return {
-        chunk.keyword(): json.loads(png.decode_value(reader.read(chunk)))
+        chunk.read_keyword(): json.loads(png.decode_value(reader.read(chunk)))
         for chunk in png.find_texts(data).cards
     }
 
@@ -50,7 +50,9 @@ def texts_of(data: bytes) -> dict[bytes, Any]:
 def others_of(data: bytes) -> list[bytes]:
     """The chunks of a PNG that hold no card."""
     cards = {bytes(chunk.whole) for chunk in png.find_texts(data).cards}
-    return [whole for chunk in png.iterate_chunks(data) if (whole := bytes(chunk.whole)) not in cards]
+    return [
+        whole for chunk in png.iterate_chunks(data) if (whole := bytes(chunk.whole)) not in cards
+    ]
 
 
 def with_text(data: bytes, keyword: bytes, value: bytes) -> bytes:

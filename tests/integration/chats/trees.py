@@ -259,7 +259,9 @@ class Grove:
         assert gone.leaf_id == self.expected.leaf
 
     async def recount(self, unit: CountUnit) -> None:
-        assert await recount_chat(self.database, self.pool, self.identity.sealer, self.chat_id, unit)
+        assert await recount_chat(
+            self.database, self.pool, self.identity.sealer, self.chat_id, unit
+        )
         self.expected.unit = unit
 
     async def fork(self, key: UUID) -> Grove:

@@ -16,8 +16,8 @@ import pytest
 from backend.database.base import now
 from backend.jobs.queue import NewJob
 from backend.quotas import middleware
-from backend.quotas.limits import QUOTAS
 from backend.quotas.ledgers import count_stored_bytes
+from backend.quotas.limits import QUOTAS
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
 from tests.integration.turns.following import turn_under_way

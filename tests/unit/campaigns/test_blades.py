@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from backend.campaigns.ledger.changes import EXISTS, fold
 from backend.campaigns.ledger.items import Entity, World
-from backend.campaigns.play.table import tick
 from backend.campaigns.play.guidance import render_guidance
-from backend.campaigns.play.table import DowntimeError, Table, enter_downtime, leave_downtime
+from backend.campaigns.play.table import DowntimeError, Table, enter_downtime, leave_downtime, tick
 from backend.campaigns.rules.blades import (
     RULES,
     TRAUMAS,

@@ -42,7 +42,10 @@ def test_labelled_sentences_give_their_terms_and_little_else(file: str) -> None:
     familiar = _familiar("Jake", "Marlena")
     found = wanted = both = 0
     for _, text, terms in sentences:
-        said, labelled = set(map(make_term_key, _found(text, familiar))), set(map(make_term_key, terms))
+        said, labelled = (
+            set(map(make_term_key, _found(text, familiar))),
+            set(map(make_term_key, terms)),
+        )
         found, wanted, both = found + len(said), wanted + len(labelled), both + len(said & labelled)
     assert both / found >= LEAST
     assert both / wanted >= LEAST

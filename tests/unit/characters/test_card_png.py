@@ -105,7 +105,7 @@ def test_a_broken_ccv3_falls_back_on_a_sound_chara_with_a_warning(broken: bytes)
     imported = read_card(with_chunks(broken, text(encoded())))
 
     assert imported.card.name == "Magda"
-    assert imported.warnings[0].startswith("The `ccv3` text was passed over for the next one: ")
+    assert imported.warnings[0].startswith("The `ccv3` text was skipped: ")
 
 
 def test_where_no_text_can_be_read_the_fault_of_the_most_trusted_is_told() -> None:
@@ -279,7 +279,9 @@ def test_more_chunks_stand_before_the_picture() -> None:
     asset = text(b"c291bmQ=", b"chara-ext-asset_:1")
     more = png.find_texts(with_chunks(asset)).assets.values()
 
-    assert png.replace_texts(picture(), {b"chara": b"x"}, more=more) == with_chunks(text(b"x"), asset)
+    assert png.replace_texts(picture(), {b"chara": b"x"}, more=more) == with_chunks(
+        text(b"x"), asset
+    )
 
 
 def test_a_png_without_its_texts_shows_the_same_picture() -> None:

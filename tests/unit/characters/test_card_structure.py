@@ -119,7 +119,9 @@ def test_lorebooks_and_chronicles_are_refused_as_cheaply(read: Callable[[bytes],
 
 
 HIDDEN = {
-    "a PNG's card between blanks": lambda: replace_texts(picture(), {b"chara": b"a " * (SIZE // 2)}),
+    "a PNG's card between blanks": lambda: replace_texts(
+        picture(), {b"chara": b"a " * (SIZE // 2)}
+    ),
     "a PNG's flood of strings": lambda: replace_texts(
         picture(), {b"chara": base64.b64encode(b"[" + b'"a",' * (SIZE // 6))}
     ),

@@ -7,9 +7,8 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from backend.context.assembly import AssembledPrompt, assemble, plan
+from backend.context.assembly import AssembledPrompt, History, PromptItem, assemble, plan
 from backend.context.budget import Budget, ContextOverflowError
-from backend.context.assembly import History, PromptItem
 from backend.context.record import hash_prompt
 from backend.core.reasons import Reason
 from backend.generation.model import PromptMessage

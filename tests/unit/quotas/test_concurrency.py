@@ -6,8 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from backend.quotas.limits import UPLOAD_BYTES, UPLOADS, QuotaExceededError
-from backend.quotas.limits import ConcurrencyLimit
+from backend.quotas.limits import UPLOAD_BYTES, UPLOADS, ConcurrencyLimit, QuotaExceededError
 
 pytestmark = pytest.mark.anyio
 

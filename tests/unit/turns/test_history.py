@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.chats.repository import HistoryColumns
-from backend.context.assembly import Plan, assemble
+from backend.context.assembly import History, Plan, PromptItem, assemble
 from backend.context.budget import (
     Budget,
     ContextOverflowError,
@@ -20,7 +20,6 @@ from backend.context.budget import (
     find_eviction_point,
     find_joined_start,
 )
-from backend.context.assembly import History, PromptItem
 from backend.core.reasons import Reason
 from backend.generation.model import PromptMessage
 from backend.turns.prompt.context import RetrievedPrompt

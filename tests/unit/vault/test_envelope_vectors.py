@@ -12,8 +12,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from backend.vault.slots import EnvelopePlace, unwrap
 from backend.vault.root import RootKeys, Wrapped
+from backend.vault.slots import EnvelopePlace, unwrap
 
 ROOT_KEY, USER_KEY, SECRET = (bytes(range(first, first + 32)) for first in (0, 32, 64))
 PLACE = EnvelopePlace(

@@ -11,10 +11,17 @@ from uuid import UUID
 import pytest
 
 from backend.vault import slots as envelopes
-from backend.vault.slots import EnvelopePlace, readdress, rewrap, unwrap, wrap
 from backend.vault.root import RootKeyError, RootKeys, Wrapped
 from backend.vault.sealing import SealBrokenError, derive, unseal_under
-from backend.vault.slots import SlotKind, WrongSecretError
+from backend.vault.slots import (
+    EnvelopePlace,
+    SlotKind,
+    WrongSecretError,
+    readdress,
+    rewrap,
+    unwrap,
+    wrap,
+)
 
 SLOT, USER = UUID(int=1), UUID(int=2)
 SECRET = b"s" * 32
