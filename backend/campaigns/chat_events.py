@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import bindparam, delete, exists, func, insert, or_, select
+from sqlalchemy import Select, delete, exists, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -155,54 +155,6 @@ class CampaignSessions(AudienceChanged, CampaignChosen, ChatDeleted, PathMoved, 
         await ledger_paths.follow_path(session, identity.sealer, campaign, chat.id, above=0)
 
 
-_COMPRESSED = (
-    select(CampaignChange.item_id, CampaignChange.version)
-    .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
-    .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
-    .where(
-        ChangeSource.chat_id == bindparam("chat"),
-        ChangeSource.position >= bindparam("place"),
-        CampaignChange.campaign_id == bindparam("campaign"),
-        CampaignChange.actor == "compactor",
-        ~IS_COMPACTED,
-        CampaignChange.is_on_path,
-        ~CampaignChange.is_undone,
-        CampaignItem.kind == "scene",
-    )
-)
-"""Scenes that were compressed after a message, with the campaign's versions of the compression."""
-
-_BEGUN = select(func.min(ChangeSource.position)).where(
-    ChangeSource.chat_id == bindparam("chat"),
-    ChangeSource.change_id.in_(
-        select(CampaignChange.id).where(
-            CampaignChange.item_id == bindparam("scene"), CampaignChange.is_on_path
-        )
-    ),
-)
-
-
-_CHANGED = (
-    select(CampaignChange.id, CampaignChange.item_id, CampaignItem.audience)
-    .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
-    .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
-    .where(
-        ChangeSource.message_id == bindparam("message"),
-        CampaignChange.campaign_id == bindparam("campaign"),
-        CampaignChange.actor.in_(("tool", "compactor")),
-        CampaignChange.is_on_path,
-        ~CampaignChange.is_undone,
-    )
-)
-"""Active changes that a turn or its background work made because of a message."""
-
-_EARLIER = aliased(CampaignChange)
-_MADE = _CHANGED.where(
-    ~exists().where(_EARLIER.item_id == CampaignChange.item_id, _EARLIER.seq < CampaignChange.seq)
-)
-"""Items that were created because of a message."""
-
-
 class ItemAudiences(AudienceChanged):
     """Restricts items that come from messages, scenes and chapters to the messages' audience."""
 
@@ -224,8 +176,14 @@ class ItemAudiences(AudienceChanged):
             return
         campaign = await get_campaign(session, identity, chat.campaign_id, lock=True)
         wanted = await _find_affected(session, message, campaign.id)
-        values = {"message": message.id, "campaign": campaign.id}
-        made = {row.item_id for row in await session.execute(_MADE, values)}
+        caused = _select_caused_changes(message, campaign.id)
+        earlier = aliased(CampaignChange)
+        created = caused.where(
+            ~exists().where(
+                earlier.item_id == CampaignChange.item_id, earlier.seq < CampaignChange.seq
+            )
+        )
+        made = {row.item_id for row in await session.execute(created)}
         query = select(CampaignItem.id, CampaignItem.kind, CampaignItem.audience).where(
             CampaignItem.id.in_(wanted | made),
             or_(CampaignItem.kind.in_(("scene", "thread")), CampaignItem.id.in_(made)),
@@ -247,17 +205,54 @@ class ItemAudiences(AudienceChanged):
                 session, identity.sealer, campaign, changes, actor="user", message=message
             )
         if open_campaign(identity.sealer, campaign).settings.hidden_information:
-            for change in (await session.execute(_CHANGED, values)).all():
+            for change in (await session.execute(caused)).all():
                 if not may_all_know(change.audience, message.audience):
                     await ledger_paths.undo_change(session, identity.sealer, campaign, change.id)
 
 
+def _select_caused_changes(message: Message, campaign_id: UUID) -> Select[UUID, UUID, str]:
+    """Select active changes that a turn or its background work made because of a message."""
+    return (
+        select(CampaignChange.id, CampaignChange.item_id, CampaignItem.audience)
+        .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
+        .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+        .where(
+            ChangeSource.message_id == message.id,
+            CampaignChange.campaign_id == campaign_id,
+            CampaignChange.actor.in_(("tool", "compactor")),
+            CampaignChange.is_on_path,
+            ~CampaignChange.is_undone,
+        )
+    )
+
+
 async def _find_affected(session: AsyncSession, message: Message, campaign_id: UUID) -> set[UUID]:
     """Return scenes that summarise a message, and the items that changed with their summaries."""
-    place = {"chat": message.chat_id, "campaign": campaign_id, "place": message.position}
+    compressed = (
+        select(CampaignChange.item_id, CampaignChange.version)
+        .join(ChangeSource, ChangeSource.change_id == CampaignChange.id)
+        .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+        .where(
+            ChangeSource.chat_id == message.chat_id,
+            ChangeSource.position >= message.position,
+            CampaignChange.campaign_id == campaign_id,
+            CampaignChange.actor == "compactor",
+            ~IS_COMPACTED,
+            CampaignChange.is_on_path,
+            ~CampaignChange.is_undone,
+            CampaignItem.kind == "scene",
+        )
+    )
     found: set[UUID] = set()
-    for row in (await session.execute(_COMPRESSED, place)).all():
-        begun = await session.scalar(_BEGUN, {"chat": message.chat_id, "scene": row.item_id})
+    for row in (await session.execute(compressed)).all():
+        of_scene = select(CampaignChange.id).where(
+            CampaignChange.item_id == row.item_id, CampaignChange.is_on_path
+        )
+        begun = await session.scalar(
+            select(func.min(ChangeSource.position)).where(
+                ChangeSource.chat_id == message.chat_id, ChangeSource.change_id.in_(of_scene)
+            )
+        )
         # It begins with the message that its first reply answers.
         if begun is not None and begun - 1 <= message.position:
             together = select(CampaignChange.item_id).where(

@@ -72,7 +72,6 @@ RELOAD_SECONDS = 5.0
 """Interval at which the installation's providers and addresses are reloaded."""
 
 UNKNOWN_WINDOW, UNKNOWN_OUTPUT = 32_768, 8_192
-"""Tokens of models with an unknown size."""
 
 _OWN = select(Provider).where(Provider.user_id == bindparam("owner_id")).order_by(Provider.id)
 _SHARED = select(InstallationProvider).order_by(InstallationProvider.id)
@@ -101,10 +100,7 @@ def choose_task_model(models: ModelRegistry, settings: Settings, reply_id: str) 
 
 @dataclass(frozen=True, slots=True)
 class ProviderEmbedding:
-    """An embedding model of a provider, and the connection to its server.
-
-    `config` is a `GeminiConfig` or an `OpenAICompatibleConfig`.
-    """
+    """An embedding model of a provider. `config` is for Gemini or an OpenAI-compatible server."""
 
     config: Any = field(repr=False)  # Litestar inspects fields, and does not support such unions
     model: str
@@ -123,11 +119,9 @@ class UserModels(UserSignedOut):
     """One registry of models for each user with providers, and one for all other users.
 
     Args:
-        registry: The environment's models.
         settings: The timeout for silent models, and the allowed networks of providers.
         root: Opens the installation's providers.
         database: Stores learned abilities of servers. None stores nothing.
-        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -176,15 +170,11 @@ class UserModels(UserSignedOut):
         return view.registry
 
     async def refresh_shared(self, session: AsyncSession) -> None:
-        """Reload the installation's providers and addresses, unless they were read recently."""
         if self._clock() >= self._shared_until:
             await self.read_shared(session)
 
     async def read_shared(self, session: AsyncSession) -> None:
-        """Reload the installation's providers and allowed addresses.
-
-        Running replies of deleted providers continue.
-        """
+        """Reload providers and addresses. Running replies of deleted providers continue."""
         self._reads_begun += 1
         mine = self._reads_begun
         if self._reads_done:  # others use the current ones during the read
@@ -233,7 +223,6 @@ class UserModels(UserSignedOut):
         )
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop a user's providers. Running replies continue."""
         if (view := self._views.pop(user_id, None)) is not None:
             self._retire(_collect_adapters(view.own))
 
@@ -242,7 +231,6 @@ class UserModels(UserSignedOut):
         return len(self._views)
 
     def sweep(self) -> None:
-        """Drop the providers of inactive users."""
         until = self._clock() - RETENTION_SECONDS
         while self._views:
             user_id, view = next(iter(self._views.items()))
@@ -251,7 +239,6 @@ class UserModels(UserSignedOut):
             self.user_signed_out(user_id)
 
     async def settle(self) -> None:
-        """Wait until all learned abilities are stored."""
         await asyncio.gather(*self._closing)
 
     async def aclose(self) -> None:

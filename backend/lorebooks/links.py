@@ -98,7 +98,7 @@ async def books_for_chat(
     *,
     owner_id: UUID,
     chat_id: UUID,
-    list_character_ids: Sequence[UUID],
+    character_ids: Sequence[UUID],
     persona_id: UUID | None,
     with_off: bool = False,
 ) -> list[ChatBook]:
@@ -112,7 +112,7 @@ async def books_for_chat(
         {
             "owner_id": owner_id,
             "chat_id": chat_id,
-            "character_ids": list_character_ids,
+            "character_ids": character_ids,
             "persona_id": persona_id,
         },
     )

@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any
 from uuid import UUID
 
-from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar import Controller, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
@@ -53,19 +53,22 @@ from backend.chronicles.errors import ChronicleFullError
 from backend.core.audience import GM, ViewpointText, read_viewpoint
 from backend.errors import PreconditionFailedError
 from backend.http.schemas import (
+    COMMON_RAISES,
     ENDS_WITH_CLIENT,
     EXAMPLE,
     FILES,
     MAX_INTEGER,
     PATCHES,
     RAISES,
+    AnyRequest,
+    IfMatch,
     Page,
     PageSize,
     PlaceCursor,
-    make_etag,
+    tag_body,
+    tag_view,
 )
 
-AnyRequest = Request[Any, Any, Any]
 TAGS = ("Campaigns",)
 
 
@@ -133,19 +136,18 @@ class CampaignController(Controller):
     )
     async def patch_campaign(
         self,
-        request: AnyRequest,
         campaign_id: FromPath[UUID],
         data: JSONBody[dict[str, Any]],
         identity: NamedDependency[Identity],
         campaigns: NamedDependency[CampaignService],
         message_id: FromQuery[UUID | None] = None,
+        if_match: IfMatch = None,
     ) -> Response[CampaignView]:
         """Merge a patch into a campaign: absent fields are kept, null restores the default.
 
         Day, time of day and flags are changed through the ledger. The changes are active while the
         message of `message_id` is; without one, always.
         """
-        if_match = request.headers.get("if-match")
         return _tag_view(
             await campaigns.patch(
                 identity, campaign_id, data, if_match=if_match, message_id=message_id
@@ -159,16 +161,15 @@ class CampaignController(Controller):
     )
     async def delete_campaign(
         self,
-        request: AnyRequest,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         campaigns: NamedDependency[CampaignService],
+        if_match: IfMatch = None,
     ) -> None:
         """Delete a campaign with its items and its ledger.
 
         Its chats and its chronicle are kept.
         """
-        if_match = request.headers.get("if-match")
         await campaigns.delete(identity, campaign_id, if_match=if_match)
 
     @get(
@@ -323,7 +324,7 @@ class CampaignController(Controller):
 
 
 def _tag_view(view: CampaignView) -> Response[CampaignView]:
-    return Response(view, headers={"ETag": make_etag(view.version)})
+    return tag_body(view, view.version)
 
 
 class CampaignTransferController(Controller):
@@ -344,7 +345,7 @@ class CampaignTransferController(Controller):
     )
     async def import_campaign(
         self,
-        request: Request[Any, Any, Any],
+        request: AnyRequest,
         identity: NamedDependency[Identity],
         campaign_transfer: NamedDependency[CampaignTransfer],
     ) -> Response[ImportedCampaign]:
@@ -358,7 +359,7 @@ class CampaignTransferController(Controller):
         made = await campaign_transfer.import_new(
             identity, upload.data, upload.name.strip() or stem
         )
-        return Response(made, headers={"ETag": make_etag(made.version)})
+        return tag_body(made, made.version)
 
     @get(
         "/{campaign_id:uuid}/export",
@@ -372,7 +373,7 @@ class CampaignTransferController(Controller):
     )
     async def export_campaign(
         self,
-        request: Request[Any, Any, Any],
+        request: AnyRequest,
         campaign_id: FromPath[UUID],
         identity: NamedDependency[Identity],
         campaign_transfer: NamedDependency[CampaignTransfer],
@@ -418,12 +419,9 @@ def build_item_controller(kind: Kind) -> type[Controller]:
     class ItemController(Controller):
         path = f"/campaigns/{{campaign_id:uuid}}/{plural}"
         tags = TAGS
+        opt = {COMMON_RAISES: (CampaignNotFoundError,)}  # noqa: RUF012  # Litestar's own declaration
 
-        @get(
-            opt={RAISES: (CampaignNotFoundError,)},
-            operation_id=f"listCampaign{names}",
-            summary=f"List {plural}",
-        )
+        @get(operation_id=f"listCampaign{names}", summary=f"List {plural}")
         async def list_items(  # noqa: PLR0913, PLR0917  # one parameter for each filter of the query
             self,
             campaign_id: FromPath[UUID],
@@ -444,7 +442,7 @@ def build_item_controller(kind: Kind) -> type[Controller]:
 
         @post(
             opt={
-                RAISES: (CampaignNotFoundError, CampaignFullError, MessageNotFoundError),
+                RAISES: (CampaignFullError, MessageNotFoundError),
                 PATCHES: struct,
             },
             operation_id=f"createCampaign{one}",
@@ -462,14 +460,14 @@ def build_item_controller(kind: Kind) -> type[Controller]:
 
             With `message_id` it exists while that message is on the active path.
             """
-            made = await campaign_items.create_item(
+            made: Any = await campaign_items.create_item(
                 identity, campaign_id, kind, data, message_id=message_id
             )
-            return _tag_item(made)
+            return tag_view(made)
 
         @get(
             "/{item_id:uuid}",
-            opt={RAISES: (CampaignNotFoundError, CampaignItemNotFoundError)},
+            opt={RAISES: (CampaignItemNotFoundError,)},
             operation_id=f"getCampaign{one}",
             summary=f"Read one of {plural}",
         )
@@ -482,17 +480,13 @@ def build_item_controller(kind: Kind) -> type[Controller]:
         ) -> Response[view]:  # type: ignore[valid-type]
             """Return an item, folded from its active changes."""
             key = ItemKey(campaign_id, kind, item_id)
-            return _tag_item(await campaign_items.get_item(identity, key))
+            item: Any = await campaign_items.get_item(identity, key)
+            return tag_view(item)
 
         @patch(
             "/{item_id:uuid}",
             opt={
-                RAISES: (
-                    CampaignNotFoundError,
-                    CampaignItemNotFoundError,
-                    MessageNotFoundError,
-                    PreconditionFailedError,
-                ),
+                RAISES: (CampaignItemNotFoundError, MessageNotFoundError, PreconditionFailedError),
                 PATCHES: struct,
             },
             operation_id=f"patchCampaign{one}",
@@ -500,62 +494,51 @@ def build_item_controller(kind: Kind) -> type[Controller]:
         )
         async def patch_item(
             self,
-            request: AnyRequest,
             campaign_id: FromPath[UUID],
             item_id: FromPath[UUID],
             data: JSONBody[dict[str, Any]],
             identity: NamedDependency[Identity],
             campaign_items: NamedDependency[ItemService],
             message_id: FromQuery[UUID | None] = None,
+            if_match: IfMatch = None,
         ) -> Response[view]:  # type: ignore[valid-type]
             """Merge a patch into an item, as one change of the ledger.
 
             With `message_id` it is active while that message is on the active path.
             """
             key = ItemKey(campaign_id, kind, item_id)
-            if_match = request.headers.get("if-match")
-            changed = await campaign_items.patch_item(
+            changed: Any = await campaign_items.patch_item(
                 identity, key, data, if_match=if_match, message_id=message_id
             )
-            return _tag_item(changed)
+            return tag_view(changed)
 
         @delete(
             "/{item_id:uuid}",
             opt={
-                RAISES: (
-                    CampaignNotFoundError,
-                    CampaignItemNotFoundError,
-                    MessageNotFoundError,
-                    PreconditionFailedError,
-                )
+                RAISES: (CampaignItemNotFoundError, MessageNotFoundError, PreconditionFailedError)
             },
             operation_id=f"deleteCampaign{one}",
             summary=f"Delete one of {plural}",
         )
         async def delete_item(
             self,
-            request: AnyRequest,
             campaign_id: FromPath[UUID],
             item_id: FromPath[UUID],
             identity: NamedDependency[Identity],
             campaign_items: NamedDependency[ItemService],
             message_id: FromQuery[UUID | None] = None,
+            if_match: IfMatch = None,
         ) -> None:
             """Delete an item, as a change of the ledger that can be undone.
 
             With `message_id` it is deleted while that message is on the active path.
             """
             key = ItemKey(campaign_id, kind, item_id)
-            if_match = request.headers.get("if-match")
             await campaign_items.delete_item(
                 identity, key, if_match=if_match, message_id=message_id
             )
 
     return ItemController
-
-
-def _tag_item(view: Any) -> Response[Any]:
-    return Response(view, headers={"ETag": make_etag(view.revision)})
 
 
 CONTROLLERS: tuple[type[Controller], ...] = (

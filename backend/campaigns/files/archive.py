@@ -194,7 +194,7 @@ def read_archive(files: Mapping[str, bytes]) -> CampaignDraft:
     check_items(draft)
     draft.chats, message_ids = _read_chats(files)
     draft.ids = {**renumbered.ids, **message_ids}
-    on_path = {each for log in draft.chats for each in log.path()}
+    on_path = {each for log in draft.chats for each in log.find_path()}
     draft.lines = [_read_change(renumbered, change, message_ids, on_path) for change in changes]
     check_work(draft.lines)
     draft.events = _read_events(files)

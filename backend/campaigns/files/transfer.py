@@ -268,7 +268,7 @@ def read_campaign(data: bytes, name: str) -> tuple[CampaignDraft, Collection[UUI
     if not is_archive(data):
         raise CampaignFileError("This is not a zip file.")
     try:
-        files, folder = _remove_folders(unpack(data, what="zip file", entries=ZIP_ENTRIES))
+        files, folder = _remove_folders(unpack(data, label="zip file", entries=ZIP_ENTRIES))
     except CardLimitError as error:
         limit = {"limit": error.limit, "allowed": error.allowed, "found": error.found}
         raise CampaignFileError(error.detail, extra=limit) from error

@@ -54,10 +54,10 @@ def render_guidance(table: Table, prompts: PromptLibrary) -> str:
     }
     name, shared, own = f"moods/{table.state.rules}/{play.mood}", prompts["moods/table"], ""
     if name in prompts:
-        own = prompts[name].rendered(values)
+        own = prompts[name].render_from(values)
         # The mood's own text contains these already.
         values |= dict.fromkeys(prompts[name].inputs & shared.inputs, "")
-    return "\n\n".join(filter(None, [own or table.mood.prompt, shared.rendered(values)]))
+    return "\n\n".join(filter(None, [own or table.mood.prompt, shared.render_from(values)]))
 
 
 def _render_echoes(table: Table, kind: EchoKind, most: int) -> list[str]:

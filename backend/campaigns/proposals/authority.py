@@ -18,7 +18,7 @@ from uuid import UUID
 import msgspec
 from msgspec import NODEFAULT
 from msgspec.structs import fields
-from sqlalchemy import ColumnElement, bindparam, func, or_, select
+from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from backend.campaigns.ledger.changes import (
@@ -56,31 +56,6 @@ BATCH_ITEMS = 500
 Authority = Literal["locked", "user", "tool", "compactor", "undone"]
 """The authority over a field: its lock, the actor who changed it, or the user who undid it."""
 
-_SINCE = (
-    select(
-        CampaignChange.id,
-        CampaignChange.item_id,
-        CampaignItem.kind,
-        CampaignChange.actor,
-        CampaignChange.is_undone,
-        CampaignChange.created_at,
-        CampaignChange.sealed_operations,
-        select(func.max(ChangeSource.position))
-        .where(
-            ChangeSource.change_id == CampaignChange.id, ChangeSource.chat_id == bindparam("chat")
-        )
-        .scalar_subquery()
-        .label("position"),
-    )
-    .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
-    .where(
-        CampaignChange.item_id.in_(bindparam("items", expanding=True)),
-        CampaignChange.is_on_path,
-        or_(CampaignChange.created_at >= bindparam("since"), CampaignChange.is_undone),
-    )
-    .order_by(CampaignChange.seq.desc())
-)
-
 
 class RecentChange(NamedTuple):
     """A recent change of an item. `position` is its last message in the given chat.
@@ -106,11 +81,30 @@ async def find_recent_changes(
     chat_id: UUID,
 ) -> dict[UUID, list[RecentChange]]:
     """Return the changes of each item since a time, and all that users undid, newest first."""
+    last = select(func.max(ChangeSource.position)).where(
+        ChangeSource.change_id == CampaignChange.id, ChangeSource.chat_id == chat_id
+    )
+    query = (
+        select(
+            CampaignChange.id,
+            CampaignChange.item_id,
+            CampaignItem.kind,
+            CampaignChange.actor,
+            CampaignChange.is_undone,
+            CampaignChange.created_at,
+            CampaignChange.sealed_operations,
+            last.scalar_subquery().label("position"),
+        )
+        .join(CampaignItem, CampaignItem.id == CampaignChange.item_id)
+        .where(
+            CampaignChange.is_on_path,
+            or_(CampaignChange.created_at >= since, CampaignChange.is_undone),
+        )
+        .order_by(CampaignChange.seq.desc())
+    )
     found: dict[UUID, list[RecentChange]] = {}
     for part in split_chunks(list(item_ids), BATCH_ITEMS):
-        rows = (
-            await session.execute(_SINCE, {"items": part, "since": since, "chat": chat_id})
-        ).all()
+        rows = (await session.execute(query.where(CampaignChange.item_id.in_(part)))).all()
         async for row in iterate_in_slices(rows, lambda row: len(row.sealed_operations)):
             operations = read_operations(sealer, row.id, row.sealed_operations)
             by: Any = "user" if row.actor == "import" else row.actor
@@ -162,22 +156,6 @@ _UNDONE = (
     .where(CampaignChange.is_on_path, CampaignChange.is_undone)
     .order_by(CampaignChange.seq.desc())
     .limit(MAX_TAKEN_BACK)
-)
-_RECORDED = (
-    select(
-        CampaignChange.item_id,
-        CampaignChange.actor,
-        ChangeSource.chat_id,
-        ChangeSource.position,
-        Message.created_at,
-    )
-    .outerjoin(ChangeSource, ChangeSource.change_id == CampaignChange.id)
-    .outerjoin(Message, Message.id == ChangeSource.message_id)
-    .where(
-        CampaignChange.item_id.in_(bindparam("facts", expanding=True)),
-        CampaignChange.is_on_path,
-        ~CampaignChange.is_undone,
-    )
 )
 
 Recorder = Literal["user", "tool", "compactor"]
@@ -250,8 +228,24 @@ async def read_known(
         async for row in iterate_in_slices(rows, lambda row: len(row.sealed_state)):
             state = read_state(sealer, row.id, row.sealed_state)
             known.add_fact(build_gist("fact", state), row.audience)
+    recorders = (
+        select(
+            CampaignChange.item_id,
+            CampaignChange.actor,
+            ChangeSource.chat_id,
+            ChangeSource.position,
+            Message.created_at,
+        )
+        .outerjoin(ChangeSource, ChangeSource.change_id == CampaignChange.id)
+        .outerjoin(Message, Message.id == ChangeSource.message_id)
+        .where(
+            CampaignChange.item_id.in_(replaced),
+            CampaignChange.is_on_path,
+            ~CampaignChange.is_undone,
+        )
+    )
     recorded: dict[UUID, list[Any]] = {}
-    for change in await session.execute(_RECORDED, {"facts": list(replaced)}):
+    for change in await session.execute(recorders):
         recorded.setdefault(change.item_id, []).append(change)
     known.recorded = recorded
     return known

@@ -35,47 +35,6 @@ from backend.memory.indexing.sources import MemoryItem
 from backend.vault.sealing import Sealer
 
 _STATE = select(CampaignItem.sealed_state).where(CampaignItem.id == bindparam("scene"))
-_ENDED = (
-    select(CampaignItem.id)
-    .join(CampaignChange, CampaignChange.item_id == CampaignItem.id)
-    .where(
-        CampaignChange.campaign_id == bindparam("campaign"),
-        CampaignChange.turn_id == bindparam("turn"),
-        CampaignItem.kind == "scene",
-        CampaignItem.exists,
-        ~CampaignItem.is_live,
-    )
-    .distinct()
-)
-
-
-def _select_sources(*columns: Any) -> Any:
-    """Select the messages that cause the active changes of a scene."""
-    return (
-        select(*columns)
-        .select_from(ChangeSource)
-        .join(CampaignChange, CampaignChange.id == ChangeSource.change_id)
-        .join(Message, Message.id == ChangeSource.message_id)
-        .where(
-            CampaignChange.item_id == bindparam("scene"),
-            CampaignChange.is_on_path,
-            ~CampaignChange.is_undone,
-            Message.is_active,
-        )
-    )
-
-
-_LAST = (
-    _select_sources(ChangeSource.chat_id)
-    .order_by(CampaignChange.seq.desc(), ChangeSource.message_id.desc())
-    .limit(1)
-)
-_SPAN = _select_sources(
-    func.min(ChangeSource.position).label("first"), func.max(ChangeSource.position).label("last")
-).where(ChangeSource.chat_id == bindparam("chat"))
-_COVERED = _select_sources(func.max(ChangeSource.position)).where(
-    ChangeSource.chat_id == bindparam("chat"), CampaignChange.actor == "compactor", ~IS_COMPACTED
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,24 +109,62 @@ async def end_left_scenes(
 
 async def find_ended_scenes(session: AsyncSession, chat: Chat, *, turn_id: UUID) -> list[UUID]:
     """Return the scenes that a turn changed and that are closed now."""
-    place = {"campaign": chat.campaign_id, "turn": turn_id}
-    return list(await session.scalars(_ENDED, place)) if chat.campaign_id else []
+    if chat.campaign_id is None:
+        return []
+    query = (
+        select(CampaignItem.id)
+        .join(CampaignChange, CampaignChange.item_id == CampaignItem.id)
+        .where(
+            CampaignChange.campaign_id == chat.campaign_id,
+            CampaignChange.turn_id == turn_id,
+            CampaignItem.kind == "scene",
+            CampaignItem.exists,
+            ~CampaignItem.is_live,
+        )
+        .distinct()
+    )
+    return list(await session.scalars(query))
+
+
+def _select_sources(scene_id: UUID, *columns: Any) -> Any:
+    """Select the messages that cause the active changes of a scene."""
+    return (
+        select(*columns)
+        .select_from(ChangeSource)
+        .join(CampaignChange, CampaignChange.id == ChangeSource.change_id)
+        .join(Message, Message.id == ChangeSource.message_id)
+        .where(
+            CampaignChange.item_id == scene_id,
+            CampaignChange.is_on_path,
+            ~CampaignChange.is_undone,
+            Message.is_active,
+        )
+    )
 
 
 async def find_last_chat(session: AsyncSession, scene_id: UUID) -> UUID | None:
     """Return the chat with the scene's last message; None if the scene has no messages."""
-    chat_id: UUID | None = await session.scalar(_LAST, {"scene": scene_id})
+    query = _select_sources(scene_id, ChangeSource.chat_id).order_by(
+        CampaignChange.seq.desc(), ChangeSource.message_id.desc()
+    )
+    chat_id: UUID | None = await session.scalar(query.limit(1))
     return chat_id
 
 
 async def find_span(session: AsyncSession, scene_id: UUID, chat_id: UUID) -> SceneSpan | None:
     """Return the span of a scene in a chat, from the message before its first reply."""
-    place = {"scene": scene_id, "chat": chat_id}
-    row: Any = (await session.execute(_SPAN, place)).one()
+    here, position = ChangeSource.chat_id == chat_id, ChangeSource.position
+    span = _select_sources(
+        scene_id, func.min(position).label("first"), func.max(position).label("last")
+    ).where(here)
+    row: Any = (await session.execute(span)).one()
     first: int | None = row.first
     if first is None:
         return None
-    covered: int | None = await session.scalar(_COVERED, place)
+    compressed = _select_sources(scene_id, func.max(position)).where(
+        here, CampaignChange.actor == "compactor", ~IS_COMPACTED
+    )
+    covered: int | None = await session.scalar(compressed)
     return SceneSpan(after=first - 2 if covered is None else covered, last=row.last)
 
 

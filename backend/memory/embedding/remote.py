@@ -36,7 +36,6 @@ _MAX_CHARACTERS_PER_TOKEN = 16
 """No text has more on average. Long texts are cut there before tokens are counted."""
 
 _MAX_REQUEST_CHARACTERS = 100_000
-"""About 25,000 tokens, or 250 kB of JSON."""
 
 
 def prepare_text(text: str, *, longest: int = MAX_TEXT_TOKENS) -> str:
@@ -82,11 +81,9 @@ async def request_embeddings(
     *,
     label: str,
 ) -> T:
-    """Return the result of `ask` with the provider's connection.
+    """Return the result of `ask` with the provider's connection, within `answer_timeout`.
 
-    Raises:
-        EmbedderError: Any failure, without the provider's own text; or the time limit of the
-            configuration (`answer_timeout`).
+    Every failure raises `EmbedderError`, without the provider's own text.
     """
     seconds = provider.config.answer_timeout
     try:
@@ -111,19 +108,10 @@ def normalize_rows(
     count: int,
     dimension: int | None,
 ) -> Floats:
-    """Scale vectors to unit length.
+    """Scale `count` vectors to unit length, shape (count, d), float32.
 
-    Args:
-        vectors: The rows that a model returned, of any real type.
-        label: The name of the model in errors.
-        count: Number of texts.
-        dimension: The expected length of a row; None if it is unknown.
-
-    Returns:
-        Shape (count, d), float32.
-
-    Raises:
-        EmbedderError: If the shape is wrong, or a row is zero or not finite.
+    Raises `EmbedderError` if the shape is wrong, or a row is zero or not finite. `label` is the
+    model's name in errors. If `dimension` is None, any length is accepted.
     """
     try:
         rows = np.asarray(vectors, dtype=np.float32).astype(np.float64)
@@ -177,7 +165,6 @@ class RemoteEmbedder(ABC):
 
     @property
     def spec(self) -> EmbedderSpec:
-        """See `Embedder`."""
         if self._dimension is None:
             raise EmbedderError(
                 f"{SERVER_LABEL} has not responded yet, and the size of its vectors is not "
@@ -186,13 +173,11 @@ class RemoteEmbedder(ABC):
         return EmbedderSpec(provider=self.kind, model=self.model, dimension=self._dimension)
 
     async def ready(self) -> EmbedderSpec:
-        """See `Embedder`."""
         if self._dimension is None:
             await self.embed(["dimension"], "document")
         return self.spec
 
     async def embed(self, texts: Sequence[str], task: Task) -> Floats:
-        """See `Embedder`."""
         parts = [
             await self._ask(batch, task)
             for batch in split_into_batches([*map(prepare_text, texts)], most=self._batch)
@@ -208,13 +193,10 @@ class RemoteEmbedder(ABC):
         await self._provider.retire()
 
     async def aclose(self) -> None:
-        """See `Embedder`."""
         await self._provider.aclose()
 
 
 class GeminiEmbedder(RemoteEmbedder):
-    """An `Embedder` that asks Gemini for vectors of `dimension`."""
-
     kind = "gemini"
 
     def __init__(
@@ -253,12 +235,7 @@ class GeminiEmbedder(RemoteEmbedder):
 class OpenAICompatibleEmbedder(RemoteEmbedder):
     """An `Embedder` that asks an OpenAI-compatible server.
 
-    Args:
-        config: The server.
-        model: The name of the model there.
-        dimension: The dimension to request. Many servers refuse that; None leaves it out.
-        length: The known length of the vectors.
-        batch: Texts per request.
+    Many servers refuse a `dimension`; None leaves it out. `length` is that of the vectors.
     """
 
     kind = "openai"
