@@ -107,11 +107,9 @@ class UserModels(UserSignedOut):
     """One registry of models for each user with providers, and one for all other users.
 
     Args:
-        registry: The environment's models.
         settings: The timeout for silent models, and the allowed networks of providers.
         root: Opens the installation's providers.
         database: Stores learned abilities of servers. None stores nothing.
-        clock: A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -160,15 +158,11 @@ class UserModels(UserSignedOut):
         return view.registry
 
     async def refresh_shared(self, session: AsyncSession) -> None:
-        """Reload the installation's providers and addresses, unless they were read recently."""
         if self._clock() >= self._shared_until:
             await self.read_shared(session)
 
     async def read_shared(self, session: AsyncSession) -> None:
-        """Reload the installation's providers and allowed addresses.
-
-        Running replies of deleted providers continue.
-        """
+        """Reload providers and addresses. Running replies of deleted providers continue."""
         self._reads_begun += 1
         mine = self._reads_begun
         if self._reads_done:  # others use the current ones during the read
@@ -221,7 +215,6 @@ class UserModels(UserSignedOut):
         )
 
     def user_signed_out(self, user_id: UUID) -> None:
-        """Drop a user's providers. Running replies continue."""
         if (view := self._views.pop(user_id, None)) is not None:
             self._retire(_collect_adapters(view.own))
 
@@ -230,7 +223,6 @@ class UserModels(UserSignedOut):
         return len(self._views)
 
     def sweep(self) -> None:
-        """Drop the providers of inactive users."""
         until = self._clock() - RETENTION_SECONDS
         while self._views:
             user_id, view = next(iter(self._views.items()))
@@ -239,7 +231,6 @@ class UserModels(UserSignedOut):
             self.user_signed_out(user_id)
 
     async def settle(self) -> None:
-        """Wait until all learned abilities are stored."""
         await asyncio.gather(*self._closing)
 
     async def aclose(self) -> None:

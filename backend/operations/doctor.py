@@ -1,9 +1,10 @@
-"""`talekeeper doctor`: what is configured, what is missing, and how to get it."""
+"""`talekeeper doctor`: check the configuration, and advise on missing parts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -42,7 +43,7 @@ State = Literal["ok", "missing", "fault"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `missing` is something more that could be had."""
+    """The result of one check. `missing` means that an optional or later part is absent."""
 
     name: str
     state: State
@@ -51,7 +52,7 @@ class Finding:
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """Look at every part without changing anything."""
+    """Run all checks. Nothing is changed."""
     checks: dict[str, Callable[[Settings], Awaitable[Finding]]] = {
         "data folder": _data_folder,
         "root key": _root_key,
@@ -92,17 +93,13 @@ async def _data_folder(settings: Settings) -> Finding:
 
 async def _root_key(settings: Settings) -> Finding:
     path, value = settings.resolved_root_key_file, settings.root_key_text
-    if not await _is_usable(_tables, settings):
-        # Only the key itself can be looked at: the database's own finding says why.
-        is_needed = False
-    else:
-        database = Database(settings.resolved_database_url)
-        try:
+    is_needed = False
+    # Without usable tables, check only the key itself. The finding of the database has the reason.
+    if await _is_usable(_tables, settings):
+        async with _open_database(settings) as database:
             is_needed = await has_root_key(database)
             if is_needed:
                 await load_database_root_keys(database, path, value=value)
-        finally:
-            await database.dispose()
     if value is None and not is_needed and not path.exists():
         return Finding("root key", "missing", f"none at {path} yet; created on first start")
     keys = load_root_keys(path, value=value)
@@ -124,6 +121,15 @@ async def _root_key(settings: Settings) -> Finding:
     )
 
 
+@asynccontextmanager
+async def _open_database(settings: Settings) -> AsyncGenerator[Database]:
+    database = Database(settings.resolved_database_url)
+    try:
+        yield database
+    finally:
+        await database.dispose()
+
+
 async def _is_usable(check: Callable[[Settings], Awaitable[Finding]], settings: Settings) -> bool:
     """True if the checked part exists and can be used."""
     try:
@@ -135,11 +141,8 @@ async def _is_usable(check: Callable[[Settings], Awaitable[Finding]], settings: 
 async def _database(settings: Settings) -> Finding:
     finding = await _tables(settings)
     if finding.state == "ok":
-        database = Database(settings.resolved_database_url)
-        try:
+        async with _open_database(settings) as database:
             await database.check()
-        finally:
-            await database.dispose()
     return finding
 
 
@@ -148,12 +151,9 @@ async def _tables(settings: Settings) -> Finding:
     path = settings.data_dir / DATABASE_NAME
     if settings.embedded and not settings.database_url and not path.exists():
         return Finding("database", "missing", f"no {path} yet; created on first start")
-    database = Database(settings.resolved_database_url)
-    try:
+    async with _open_database(settings) as database:
         revision = await current_revision(database)
         refuse_unknown(revision, database)
-    finally:
-        await database.dispose()
     if revision != HEAD:
         return Finding(
             "database",
@@ -205,17 +205,13 @@ async def _providers(settings: Settings) -> Finding:
 
 
 async def _load_shared(settings: Settings) -> dict[str, ProviderConfig | None]:
-    """The installation's providers by their slugs; None for those that do not open."""
+    """Return the shared providers by slug; None for one that cannot be decrypted."""
     if not await _is_usable(_tables, settings) or not await _is_usable(_root_key, settings):
         return {}
     root = load_root_keys(settings.resolved_root_key_file, value=settings.root_key_text)
-    database = Database(settings.resolved_database_url)
-    try:
-        async with database.read() as session:
-            query = select(InstallationProvider).order_by(InstallationProvider.id)
-            rows = list(await session.scalars(query))
-    finally:
-        await database.dispose()
+    async with _open_database(settings) as database, database.read() as session:
+        query = select(InstallationProvider).order_by(InstallationProvider.id)
+        rows = list(await session.scalars(query))
     found: dict[str, ProviderConfig | None] = {}
     for row in rows:
         try:
@@ -265,7 +261,7 @@ async def _index(settings: Settings) -> Finding:
 
 
 async def _helpers(settings: Settings) -> Finding:
-    """Start each helper process once: one that does not start says so nowhere else."""
+    """Start each helper process once, because only this check reports a failed start."""
     faults: list[str] = []
     regexes = RegexProcess()
     try:
@@ -289,33 +285,28 @@ async def _own_embeddings(settings: Settings) -> Finding:
     name = "own embeddings"
     if not await _is_usable(_tables, settings):
         return Finding(name, "missing", "not checked: the database is not ready yet")
-    database = Database(settings.resolved_database_url)
-    chosen = IndexState.is_chosen.is_(True)
-    try:
-        async with database.read() as session:
-            columns = IndexState.model, IndexState.state, IndexState.collection
-            query = select(*columns).where(chosen)
-            rows = (await session.execute(query)).all()
-    finally:
-        await database.dispose()
+    columns = IndexState.model, IndexState.state, IndexState.collection
+    async with _open_database(settings) as database, database.read() as session:
+        query = select(*columns).where(IndexState.is_chosen.is_(True))
+        rows = (await session.execute(query)).all()
     if not rows:
         return Finding(name, "ok", "no account has its own model")
     moving = sum(row.state == "due" for row in rows)
     gone = sum(row.model == GONE for row in rows if row.state == "ready")
     detail = f"accounts with their own model: {len(rows):,}"
     more = {"moving to it": moving, "whose provider was deleted": gone}
-    told = [detail, *(f"{what}: {count:,}" for what, count in more.items() if count)]
+    parts = [detail, *(f"{label}: {count:,}" for label, count in more.items() if count)]
     lost = {row.collection for row in rows} - await list_index_collections(settings)
     if lost:
-        told.append(f"lost: {', '.join(sorted(lost))}")
+        parts.append(f"lost: {', '.join(sorted(lost))}")
         return Finding(
             name,
             "fault",
-            "; ".join(told),
+            "; ".join(parts),
             "Restart Talekeeper: lost indexes are created again, and filled when their users' keys "
             "are available. No text is lost, but until then these users get no search results.",
         )
-    return Finding(name, "ok", "; ".join(told))
+    return Finding(name, "ok", "; ".join(parts))
 
 
 async def _embeddings(settings: Settings) -> Finding:
@@ -331,7 +322,7 @@ async def _embeddings(settings: Settings) -> Finding:
         return _no_embeddings(settings)
     try:
         if isinstance(embedder, LocalEmbedder):
-            # The one that can be tried for nothing.
+            # Only a local model can be tested for free.
             await embedder.embed(["A line to embed."], "query")
             where = f"computed locally, from {embedder.folder}"
         else:
@@ -350,7 +341,7 @@ async def _embeddings(settings: Settings) -> Finding:
 
 
 def _no_embeddings(settings: Settings) -> Finding:
-    """Search does without; how to have them depends on what is there already."""
+    """Return the finding for an installation without embeddings, with advice that fits it."""
     if settings.embedder == "none":
         advice = "TALEKEEPER_EMBEDDER is none. Set it to auto."
     elif is_installed():
@@ -365,11 +356,11 @@ def _no_embeddings(settings: Settings) -> Finding:
 
 async def _network(settings: Settings) -> Finding:
     if settings.lan:
-        return Finding("door", "ok", f"port {settings.lan_port} on the local network, with TLS")
+        return Finding("network", "ok", f"port {settings.lan_port} on the local network, with TLS")
     if settings.host in {"127.0.0.1", "::1", "localhost"}:
-        return Finding("door", "ok", f"{settings.host}:{settings.port}, this machine only")
+        return Finding("network", "ok", f"{settings.host}:{settings.port}, this machine only")
     return Finding(
-        "door",
+        "network",
         "ok",
         f"{settings.host}:{settings.port}, sign-up: {settings.registration}",
         "Sessions need https: use `talekeeper serve --lan` on your own network. For the "

@@ -24,19 +24,19 @@ async def test_requests_are_answered_while_the_document_is_rendered_once_for_all
     go_on = threading.Event()
     threads: list[threading.Thread] = []
     rendered: list[bool] = []
-    completed, to_schema = openapi.complete_document, OpenAPIConfig.to_openapi_schema
+    complete, to_schema = openapi.complete_document, OpenAPIConfig.to_openapi_schema
 
     def slow(*args: Any) -> dict[str, Any]:
         threads.append(threading.current_thread())
         rendered.append(go_on.wait(20))
-        return completed(*args)
+        return complete(*args)
 
     def noting(self: OpenAPIConfig) -> Any:
         threads.append(threading.current_thread())
         return to_schema(self)
 
     APPLICATIONS.forget()
-    monkeypatch.setattr(openapi, "completed", slow)
+    monkeypatch.setattr(openapi, "complete_document", slow)
     monkeypatch.setattr(OpenAPIConfig, "to_openapi_schema", noting)
     async with running(sqlite_url, tmp_path) as server, server.browser() as client:
         state = server.server.server_state

@@ -128,7 +128,6 @@ def _origin(url: str | None) -> tuple[str, str | None, int | None] | None:
 
 
 def mask_secret(secret: str | None) -> str | None:
-    """Return the last four characters of a secret if it is long enough."""
     return secret[-4:] if secret and len(secret) >= MIN_HINTED_LENGTH else None
 
 
@@ -209,16 +208,11 @@ class ProviderService:
         ]
 
     async def get(self, identity: Identity, provider_id: UUID) -> ProviderView:
-        """Return a provider. Raises `ProviderNotFoundError`."""
         async with self._database.read() as session:
             return self.view(identity, await find_provider(session, identity, provider_id))
 
     async def create(self, identity: Identity, new: NewProvider) -> ProviderView:
-        """Add a provider. No request is sent to its server.
-
-        Raises `ValidationError`, `SlugTakenError`, `TooManyProvidersError`, `ForbiddenError`,
-        `AddressRefusedError`.
-        """
+        """Add a provider. No request is sent to its server."""
         row = _new_row(identity, new)
         async with self._database.write() as session:
             await _lock_owner(session, row)
@@ -240,11 +234,7 @@ class ProviderService:
     async def patch(
         self, identity: Identity, provider_id: UUID, patch: dict[str, Any], *, if_match: str | None
     ) -> ProviderView:
-        """Merge a patch into a provider. Absent fields stay, and null removes a value.
-
-        Raises `ProviderNotFoundError`, `PreconditionFailedError`, `ValidationError`,
-        `AddressRefusedError`.
-        """
+        """Merge a patch into a provider. Absent fields stay, and null removes a value."""
         reject_unknown(patch, ProviderFields)
         async with self._database.write() as session:
             row = await find_provider(session, identity, provider_id, lock=True)
@@ -263,10 +253,7 @@ class ProviderService:
         return self.view(identity, row)
 
     async def delete(self, identity: Identity, provider_id: UUID, *, if_match: str | None) -> None:
-        """Delete a provider and its key. Running replies of its models continue.
-
-        Raises `ProviderNotFoundError`, `PreconditionFailedError`.
-        """
+        """Delete a provider and its key. Running replies of its models continue."""
         async with self._database.write() as session:
             row = await find_provider(session, identity, provider_id, lock=True)
             check_revision(if_match, row.revision)

@@ -82,8 +82,6 @@ class ModelWish(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ModelFetches:
-    """Lists and downloads models."""
-
     def __init__(self, queue: JobQueue, memory: MemoryRuntime) -> None:
         self._queue = queue
         self._database = queue.database
@@ -92,11 +90,9 @@ class ModelFetches:
 
     @property
     def kinds(self) -> dict[str, JobKind]:
-        """The handler of download jobs."""
         return {FETCH_MODEL: JobKind(self.fetch, needs_key=False, keep=True, stoppable=True)}
 
     async def offers(self) -> EmbeddingModelOffers:
-        """Return all models with their states and last downloads."""
         # In a thread, because the first call imports fastembed, which takes a second.
         models = await asyncio.to_thread(list_models)
         async with self._database.read() as session:

@@ -32,7 +32,6 @@ _MAX_CHARACTERS_PER_TOKEN = 16
 """No text has more on average. Long texts are cut there before tokens are counted."""
 
 _MAX_REQUEST_CHARACTERS = 100_000
-"""About 25,000 tokens, or 250 kB of JSON."""
 
 
 def prepare_text(text: str, *, longest: int = MAX_TEXT_TOKENS) -> str:
@@ -79,19 +78,10 @@ def normalize_rows(
     count: int,
     dimension: int | None,
 ) -> Floats:
-    """Scale vectors to unit length.
+    """Scale `count` vectors to unit length, shape (count, d), float32.
 
-    Args:
-        vectors: The rows that a model returned, of any real type.
-        label: The name of the model in errors.
-        count: Number of texts.
-        dimension: The expected length of a row; None if it is unknown.
-
-    Returns:
-        Shape (count, d), float32.
-
-    Raises:
-        EmbedderError: If the shape is wrong, or a row is zero or not finite.
+    Raises `EmbedderError` if the shape is wrong, or a row is zero or not finite. `label` is the
+    model's name in errors. If `dimension` is None, any length is accepted.
     """
     try:
         rows = np.asarray(vectors, dtype=np.float32).astype(np.float64)
@@ -152,7 +142,6 @@ class RemoteEmbedder:
 
     @property
     def spec(self) -> EmbedderSpec:
-        """See `Embedder`."""
         if self._dimension is None:
             raise EmbedderError(
                 f"{self._label} has not responded yet, and the size of its vectors is not "
@@ -161,13 +150,11 @@ class RemoteEmbedder:
         return EmbedderSpec(provider=self.kind, model=self.model, dimension=self._dimension)
 
     async def ready(self) -> EmbedderSpec:
-        """See `Embedder`."""
         if self._dimension is None:
             await self.embed(["dimension"], "document")
         return self.spec
 
     async def embed(self, texts: Sequence[str], task: Task) -> Floats:
-        """See `Embedder`."""
         parts = [
             await self._embed_batch(batch, task)
             for batch in split_into_batches([*map(prepare_text, texts)], most=self._batch)
@@ -179,7 +166,6 @@ class RemoteEmbedder:
         await self._provider.retire()
 
     async def aclose(self) -> None:
-        """See `Embedder`."""
         await self._provider.aclose()
 
     async def _embed_batch(self, texts: Sequence[str], task: Task) -> Floats:

@@ -17,7 +17,7 @@ from sqlalchemy import delete, select, text, update
 
 from backend.accounts.keys.sealed_tables import find_model_tables
 from backend.accounts.models import DataKey, IdempotentRequest, KeySlot
-from backend.database import sqlite_connection as write_ahead_log
+from backend.database import sqlite_connection
 from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.jobs.models import Job
@@ -141,7 +141,7 @@ async def slots_of(server: Running, kind: str) -> list[bytes]:
 async def test_whatever_else_is_deleted_is_gone_from_the_files_soon(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_ahead_log, "EMPTY_INTERVAL_SECONDS", 0.1)
+    monkeypatch.setattr(sqlite_connection, "EMPTY_INTERVAL_SECONDS", 0.1)
     async with running(sqlite_url, tmp_path) as server, server.account("Ada") as ada:
         chat = (await ada.new_chat(title="The lighthouse"))["id"]
         await ada.turn(chat, text="Tell me.")
@@ -207,7 +207,7 @@ def size_of(file: Path) -> int:
 async def test_a_reader_in_the_way_is_waited_for_and_holds_up_neither_answers_nor_writers(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_ahead_log, "EMPTY_INTERVAL_SECONDS", 0.1)
+    monkeypatch.setattr(sqlite_connection, "EMPTY_INTERVAL_SECONDS", 0.1)
     database, other = Database(sqlite_url), Database(sqlite_url)
     await database.log.empty()
     async with other.read() as reading:

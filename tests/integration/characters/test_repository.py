@@ -13,7 +13,6 @@ from backend.characters.errors import CharacterNotFoundError
 from backend.characters.personas import PersonaService
 from backend.characters.repository import PersonaData, find_names, find_persona, get_card
 from backend.characters.schemas import PersonaFields
-from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from tests.integration.characters.people import character_service, sign_up
 
@@ -84,7 +83,7 @@ async def test_a_persona_is_found_by_its_owner_alone(
     database: Database, ada: Identity, ben: Identity
 ) -> None:
     fields = PersonaFields(name="Ada", description="An engineer.")
-    persona_id = (await PersonaService(database, CpuPool()).create(ada, fields)).id
+    persona_id = (await PersonaService(database).create(ada, fields)).id
 
     async with database.read() as session:
         found = await find_persona(session, persona_id, owner_id=ada.user_id, sealer=ada.sealer)

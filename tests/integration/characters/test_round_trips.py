@@ -42,7 +42,7 @@ def texts_of(data: bytes) -> dict[bytes, Any]:
     """The cards in a PNG, by keyword."""
     reader = png.TextReader()
     return {
-        chunk.keyword(): json.loads(png.decode_value(reader.read(chunk)))
+        chunk.read_keyword(): json.loads(png.decode_value(reader.read(chunk)))
         for chunk in png.find_texts(data).cards
     }
 

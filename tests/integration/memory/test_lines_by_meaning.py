@@ -13,6 +13,7 @@ from backend.core.cpu_pool import CpuPool
 from backend.memory.embedding.protocol import EmbedderSpec
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import ScopePart
+from backend.memory.indexing.collections import UserEmbedders
 from backend.memory.indexing.documents import Blinders
 from backend.memory.search.ranking import DENSE_HITS
 from backend.memory.search.request import SearchRequest
@@ -61,9 +62,8 @@ async def test_an_answer_that_a_hundred_lines_are_nearer_than_is_found_where_the
         for number, cosine in enumerate(cosines)
     ]
     await index.upsert(lines)
-    search = MemorySearch(
-        OneIndex(index), [], embedder=UncachedEmbedder(OneDirection()), blinders=blinders, pool=pool
-    )
+    embedders = UserEmbedders(UncachedEmbedder(OneDirection()))
+    search = MemorySearch(OneIndex(index), [], embedders=embedders, blinders=blinders, pool=pool)
 
     async def found(room: int) -> tuple[set[int], set[int]]:
         request = SearchRequest(
