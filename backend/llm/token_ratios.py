@@ -16,7 +16,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.database.base import Base, upsert
 from backend.generation.model import ModelSpec
-from backend.generation.tokens import SHARED_BOUNDS, learn_ratio
+from backend.generation.tokens import SHARED_BOUNDS, find_starting_ratio, learn_ratio
 
 RELOAD_SECONDS = 30.0
 """A cached ratio is used for this time. Other processes learn as well, but slowly."""

@@ -71,6 +71,7 @@ from backend.core.audience import GM, Viewpoint, filter_known_to, may_know
 from backend.core.cpu_pool import CpuPool, check_stopped
 from backend.database.base import new_id, split_chunks, stream_rows
 from backend.database.engine import Database
+from backend.generation.tokens import choose_tokenizer
 from backend.llm.user_models import UserModels
 from backend.memory.indexing.outbox import IndexOutbox
 from backend.quotas.service import CheckAdded
