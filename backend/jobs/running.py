@@ -220,7 +220,7 @@ class RunningJob:
         self.is_writing = False
         self.is_ending = False
         self.runs_alone = claimed.leases_lost >= MAX_LEASES_LOST
-        self.leave: Callable[[], None] | None = None
+        self.leave: Callable[[RunningJob], None] | None = None
         self._database = database
         self._keep = keep
         self._lasts = lasts
@@ -274,7 +274,7 @@ class RunningJob:
     def _leave(self) -> None:
         self.is_ending = True
         if self.leave is not None:
-            self.leave()
+            self.leave(self)
 
     @asynccontextmanager
     async def _end_alone(self) -> AsyncGenerator[AsyncSession]:

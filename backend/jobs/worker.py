@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -25,7 +25,6 @@ from backend.jobs.errors import (
 from backend.jobs.keys import JobKeys, KeyHolders
 from backend.jobs.queue import WAKE_DELAY_SECONDS, JobQueue
 from backend.jobs.running import (
-    MAX_SHARED_ENDS,
     Clock,
     JobKind,
     RunningJob,
@@ -34,6 +33,71 @@ from backend.jobs.running import (
     make_queued_values,
 )
 from backend.settings import Settings
+
+AHEAD_SECONDS = 0.1
+MAX_AHEAD = 64
+MAX_WAIT_SECONDS = 1.0
+"""Time after which a claimed job that could not start is returned for another worker."""
+SMOOTHING = 0.1
+"""Weight of one job in the moving average of durations."""
+INITIAL_MEAN_SECONDS = 1.0
+"""Initial average duration of a job. With it, no jobs are claimed ahead."""
+
+
+class Slots:
+    """The running jobs of a worker, and claimed jobs that wait for a slot.
+
+    Args:
+        count: Maximum number of running jobs.
+        begin: Starts a job.
+    """
+
+    def __init__(self, count: int, begin: Callable[[RunningJob], None]) -> None:
+        self._count = count
+        self._begin = begin
+        self._seconds = INITIAL_MEAN_SECONDS
+        self._waiting: deque[tuple[RunningJob, float]] = deque()
+        self._working: dict[UUID, float] = {}
+
+    @property
+    def ahead(self) -> int:
+        """The number of jobs that may be claimed in addition to the running ones."""
+        return min(MAX_AHEAD, int(self._count * AHEAD_SECONDS / max(self._seconds, 1e-6)))
+
+    def room(self, held: int, *, ahead: int) -> int:
+        """Return the number of jobs to claim if `held` are claimed; 0 if few slots are free."""
+        if len(self._waiting) > ahead // 2:
+            return 0
+        free = self._count + ahead - len(self._working) - len(self._waiting)
+        return max(0, min(free, self._count + 2 * MAX_AHEAD - held))
+
+    def add(self, job: RunningJob) -> None:
+        """Start a job, or let it wait for a slot."""
+        self._waiting.append((job, time.monotonic()))
+        self._fill()
+
+    def leave(self, job: RunningJob) -> None:
+        began = self._working.pop(job.id, None)
+        if began is not None:
+            self._seconds += SMOOTHING * (time.monotonic() - began - self._seconds)
+            self._fill()
+
+    def take_back(self, *, after: float = MAX_WAIT_SECONDS) -> list[RunningJob]:
+        """Remove and return the jobs that have waited longer than `after` seconds."""
+        found: list[RunningJob] = []
+        until = time.monotonic() - after
+        while self._waiting and self._waiting[0][1] <= until:
+            found.append(self._waiting.popleft()[0])
+        if found:  # otherwise they would be claimed again at once
+            self._seconds = max(self._seconds, INITIAL_MEAN_SECONDS)
+        return found
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._working) < self._count:
+            job, _ = self._waiting.popleft()
+            self._working[job.id] = time.monotonic()
+            self._begin(job)
+
 
 log = get_logger(__name__)
 
@@ -79,6 +143,7 @@ class Worker:
         self._kinds = kinds
         self._keys = keys
         self._concurrency = concurrency
+        self._slots = Slots(concurrency, self._start)
         self._takes_queued = takes_queued
         self._poll = poll
         self._lease = lease
@@ -107,7 +172,7 @@ class Worker:
         return bool(self._jobs)
 
     def drain(self) -> None:
-        """Claim no more jobs. Running jobs continue."""
+        """Claim no more jobs. Running jobs continue, waiting ones are put back."""
         self._is_draining = True
         self._wake.set()
 
@@ -145,6 +210,9 @@ class Worker:
 
     async def _turn_over(self) -> bool:
         """End jobs without effects and claim new ones together. True if there may be more."""
+        after = 0.0 if self._is_draining else MAX_WAIT_SECONDS
+        if stuck := self._slots.take_back(after=after):
+            await self._release(stuck)
         ended, self._returned = self._returned, []
         wanted = self._measure_capacity(ended)
         room = wanted.count if wanted.queued or wanted.open_to else 0
@@ -187,17 +255,17 @@ class Worker:
     def _measure_capacity(self, ended: list[RunningJob]) -> Capacity:
         running = Counter(job.claimed.share for job in self._jobs.values() if not job.is_ending)
         running.subtract(job.claimed.share for job in ended)
-        # No more jobs may wait for their end than one transaction takes.
-        waiting = len(self._jobs) - len(ended) - MAX_SHARED_ENDS
         # A new job does not require a check for expired leases, so that happens at intervals.
         is_thorough = time.monotonic() >= self._thorough_at
+        # An abandoned job may crash this worker as well, so few other jobs should be claimed.
+        ahead = 0 if is_thorough else self._slots.ahead
         is_alone = any(job.runs_alone for job in self._jobs.values() if job not in ended)
         is_free = not (is_alone or self._is_draining)
         return Capacity(
             owner=self.id,
             kinds=tuple(self._kinds),
-            count=max(0, self._concurrency - max(running.total(), waiting)) if is_free else 0,
-            per_share=max(1, self._concurrency * 3 // 4),
+            count=self._slots.room(len(self._jobs) - len(ended), ahead=ahead) if is_free else 0,
+            per_share=max(1, (self._concurrency + ahead) * 3 // 4),
             running=running,
             queued=self._takes_queued,
             open_to=self._keys.users(),
@@ -228,7 +296,7 @@ class Worker:
             elif job.runs_alone:
                 alone.append(job)
             else:
-                self._start(job)
+                self._slots.add(job)
         if alone:
             await self._run_alone(*alone)
 
@@ -240,7 +308,7 @@ class Worker:
         if later:
             await self._release(list(later))
         if len(self._jobs) == 1:
-            self._start(job)
+            self._slots.add(job)
             return
         await self._release([job])
         if not self._is_draining:
@@ -255,6 +323,7 @@ class Worker:
 
     async def _put_all_back(self, *, after: float) -> None:
         """Put all jobs back. Running jobs have `after` seconds to finish."""
+        self._slots.take_back(after=0.0)
         running = [job.task for job in self._jobs.values() if job.task is not None]
         if running:
             await asyncio.wait(running, timeout=after)
@@ -303,10 +372,11 @@ class Worker:
                 self._returned.append(job)
                 self._wake.set()
         finally:
-            self._leave()
+            self._leave(job)
 
-    def _leave(self) -> None:
-        """Wake the worker if there are more jobs, because a job no longer counts as running."""
+    def _leave(self, job: RunningJob) -> None:
+        """Release the slot of a job, and wake the worker if there are more jobs."""
+        self._slots.leave(job)
         if self._has_more:
             self._wake.set()
 

@@ -11,6 +11,7 @@ import pytest
 
 from backend.database.base import new_id, now
 from backend.database.engine import Database
+from backend.jobs import worker as slots
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import RunningJob
 from tests.integration.jobs.working import (
@@ -169,6 +170,47 @@ async def test_who_has_very_many_jobs_does_not_keep_others_waiting(
     await until(lambda: is_empty(queue.database))
     assert len(order) == 205
     assert max(place for place, user in enumerate(order) if user == ben.id) < 30
+
+
+async def test_jobs_that_a_worker_took_ahead_of_slow_ones_are_done_by_another(
+    queue: JobQueue,
+    workshop: Workshop,
+    ada: Person,
+    ben: Person,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # So that ten are taken ahead also where jobs take ten times as long.
+    monkeypatch.setattr(slots, "AHEAD_SECONDS", 10 * slots.AHEAD_SECONDS)
+
+    async def hang(_: RunningJob) -> None:
+        await asyncio.Event().wait()
+
+    async def do(_: RunningJob) -> None:
+        pass
+
+    async def states() -> Counter[str]:
+        return Counter(f"{job.kind} {job.state}" for job in await jobs(queue.database))
+
+    async def all_are_taken() -> bool:
+        return await states() == {"hang running": 2, "note running": 10}
+
+    async def only_slow_ones_are_left() -> bool:
+        return await states() == {"hang running": 2}
+
+    kinds = {"note": kind_of(do), "hang": kind_of(hang)}
+    workshop.worker(kinds, concurrency=2)
+    async with queue.database.write() as session:
+        for number in range(200):
+            await queue.enqueue(session, NewJob("note", (ada, ben)[number % 2].id))
+    await until(lambda: is_empty(queue.database))
+    async with queue.database.write() as session:
+        await queue.enqueue(session, NewJob("hang", ada.id))
+        await queue.enqueue(session, NewJob("hang", ben.id))
+        for _ in range(10):
+            await queue.enqueue(session, NewJob("note", ada.id))
+    await until(all_are_taken)
+    workshop.worker(kinds, concurrency=2)
+    await until(only_slow_ones_are_left)
 
 
 async def test_what_is_behind_very_many_jobs_of_a_lane_that_is_held_up_runs_all_the_same(
