@@ -103,12 +103,9 @@ log = get_logger(__name__)
 
 HEARTBEAT_INTERVAL = timedelta(seconds=15)
 STOP_POLL_SECONDS = 1.0
-"""Interval between checks for stopped jobs."""
 POLL_SECONDS = 3.0
 PAUSE_SECONDS = 1.0
-"""Pause after a database error."""
 CLOSE_TIMEOUT_SECONDS = 10.0
-"""Maximum time to wait for a cancelled handler."""
 FINISH_SECONDS = 5.0
 """Time for running jobs to finish before another job runs alone. Then they are put back."""
 
@@ -225,10 +222,7 @@ class Worker:
                             await self._wake.wait()
 
     async def run_once(self) -> bool:
-        """End jobs without effects and claim new ones in one transaction.
-
-        Returns True if there may be more jobs.
-        """
+        """End jobs without effects and claim new ones together. True if there may be more."""
         after = 0.0 if self._is_draining else MAX_WAIT_SECONDS
         if stuck := self._slots.take_back(after=after):
             await self._release(stuck)
@@ -293,7 +287,6 @@ class Worker:
         )
 
     def _select_needing_key(self, claimed: list[ClaimedJob]) -> list[ClaimedJob]:
-        """Return the jobs that need their user's key."""
         return [each for each in claimed if self._kinds[each.kind].needs_key]
 
     async def _begin(
@@ -468,7 +461,6 @@ class Worker:
                 log.warning("job.heartbeat_failed", exc_info=error)
 
     async def _interrupt_stopped(self) -> None:
-        """Interrupt jobs that their owners stopped."""
         running = [
             job
             for job in self._jobs.values()

@@ -20,7 +20,7 @@ from backend.accounts.models import DataKey, KeySlot, LoginFailures
 from backend.database import migrate
 from backend.database.base import now
 from backend.database.engine import (
-    START_DELAYS_SECONDS,
+    START_RETRY_SECONDS,
     Database,
     DatabaseDamagedError,
     DatabaseUnavailableError,
@@ -288,7 +288,7 @@ async def test_a_step_of_a_start_is_done_again_while_the_database_cannot_do_it(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "backend.database.engine.START_DELAYS_SECONDS", (0.0,) * len(START_DELAYS_SECONDS)
+        "backend.database.engine.START_RETRY_SECONDS", (0.0,) * len(START_RETRY_SECONDS)
     )
     database, tries = Database(postgres_url), 0
 
@@ -302,7 +302,7 @@ async def test_a_step_of_a_start_is_done_again_while_the_database_cannot_do_it(
     assert await persist(database, "tables", step) == 3
     with pytest.raises(OvertakenError):
         await persist(database, "tables", step)
-    assert tries == 3 + 1 + len(START_DELAYS_SECONDS)
+    assert tries == 3 + 1 + len(START_RETRY_SECONDS)
     await database.dispose()
 
 

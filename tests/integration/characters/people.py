@@ -19,7 +19,8 @@ import backend.chronicles.models  # noqa: F401  # pyright: ignore[reportUnusedIm
 from backend.accounts.auth.identity import Identity
 from backend.accounts.models import User
 from backend.accounts.profile.activity import ActivityLog
-from backend.characters.controller import CharacterController
+from backend.characters.avatars import AvatarService
+from backend.characters.controller import AVATAR_CONTROLLERS, CharacterController
 from backend.characters.personas import PersonaController, PersonaService
 from backend.characters.service import CharacterService
 from backend.core.cpu_pool import CpuPool
@@ -73,14 +74,16 @@ def make_app(database: Database, identities: Mapping[str, Identity]) -> Litestar
         return identity
 
     characters = character_service(database)
-    personas = PersonaService(database, CpuPool())
+    personas = PersonaService(database)
+    avatars = AvatarService(database, CpuPool())
     activity = ActivityLog(database)
     return Litestar(
-        route_handlers=[CharacterController, PersonaController],
+        route_handlers=[CharacterController, PersonaController, *AVATAR_CONTROLLERS],
         dependencies={
             "identity": Provide(who, sync_to_thread=False),
             "characters": Provide(lambda: characters, sync_to_thread=False),
             "personas": Provide(lambda: personas, sync_to_thread=False),
+            "avatars": Provide(lambda: avatars, sync_to_thread=False),
             "activity": Provide(lambda: activity, sync_to_thread=False),
         },
         exception_handlers=http.EXCEPTION_HANDLERS,

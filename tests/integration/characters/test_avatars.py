@@ -9,6 +9,7 @@ import pytest
 from litestar import Litestar
 
 from backend.accounts.auth.identity import Identity
+from backend.characters.avatars import AvatarService
 from backend.characters.personas import PersonaService
 from backend.characters.schemas import PersonaFields
 from backend.characters.uploads import IMAGE_TYPES
@@ -109,10 +110,13 @@ async def test_a_new_picture_takes_the_place_of_the_old_one(
 async def test_one_of_several_concurrent_pictures_is_stored(
     database: Database, identities: dict[str, Identity]
 ) -> None:
-    personas, owner = PersonaService(database, CpuPool()), identities["ada"]
+    personas, avatars = PersonaService(database), AvatarService(database, CpuPool())
+    owner = identities["ada"]
     persona_id = (await personas.create(owner, PersonaFields(name="Ada"))).id
     pictures = [picture(color=color) for color in ("teal", "red", "white")]
-    await asyncio.gather(*(personas.avatars.replace(owner, persona_id, data) for data in pictures))
+    await asyncio.gather(
+        *(avatars.replace(owner, "persona", persona_id, data) for data in pictures)
+    )
     assert (await count_rows(database))["avatars"] == 1
 
 

@@ -123,7 +123,7 @@ async def test_a_png_carries_both_versions_and_the_picture(ada: Person) -> None:
     assert answer.headers["content-type"] == "image/png"
     assert answer.headers["x-content-type-options"] == "nosniff"
     texts = find_texts(answer.content)
-    assert [chunk.keyword() for chunk in texts.cards] == [b"ccv3", b"chara"]
+    assert [chunk.read_keyword() for chunk in texts.cards] == [b"ccv3", b"chara"]
     assert opened(answer.content).size == (320, 200)
 
 

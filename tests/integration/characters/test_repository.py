@@ -18,7 +18,6 @@ from backend.characters.models import Character
 from backend.characters.personas import PersonaService
 from backend.characters.repository import PersonaData, find_names, find_persona, get_card
 from backend.characters.schemas import PersonaFields
-from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.vault.sealing import SealBrokenError
 from tests.integration.characters.people import (
@@ -114,7 +113,7 @@ async def test_a_persona_is_found_by_its_owner_alone(
     database: Database, ada_identity: Identity, ben_identity: Identity
 ) -> None:
     fields = PersonaFields(name="Ada", description="An engineer.")
-    persona_id = (await PersonaService(database, CpuPool()).create(ada_identity, fields)).id
+    persona_id = (await PersonaService(database).create(ada_identity, fields)).id
 
     async with database.read() as session:
         found = await find_persona(

@@ -40,7 +40,7 @@ async def export(person: Person, path: str, query: str) -> bytes:
 def read_cards(data: bytes) -> dict[bytes, Any]:
     reader = png.TextReader()
     return {
-        chunk.keyword(): json.loads(png.decode_value(reader.read(chunk)))
+        chunk.read_keyword(): json.loads(png.decode_value(reader.read(chunk)))
         for chunk in png.find_texts(data).cards
     }
 

@@ -209,7 +209,7 @@ async def test_a_schema_is_sent_in_the_form_that_the_api_takes(anthropic: Vendor
         "properties": {"lines": {"type": "array", "maxItems": 3, "items": {"type": "string"}}},
     }
     model = anthropic.connect()
-    await model.structured(PROMPT, schema, Sampling(reasoning_effort="high"))
+    await model.generate_json(PROMPT, schema, Sampling(reasoning_effort="high"))
     config = sent(anthropic)["output_config"]
     assert config["effort"] == "high"
     assert config["format"]["schema"]["additionalProperties"] is False

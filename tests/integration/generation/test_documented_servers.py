@@ -124,7 +124,7 @@ async def test_a_reply_streams_under_every_setting_that_the_server_takes(
 @on_servers(*SERVERS)
 async def test_servers_without_a_limit_get_a_length(connected: Connected) -> None:
     await listen(connected.model(max_output_tokens=700))
-    await connected.model(max_output_tokens=700).structured(PROMPT, SCHEMA, Sampling())
+    await connected.model(max_output_tokens=700).generate_json(PROMPT, SCHEMA, Sampling())
     told = {
         request.body.get("max_tokens")
         for request in connected.server.requests
@@ -139,13 +139,15 @@ async def test_json_comes_in_the_best_way_that_the_server_has(connected: Connect
     is_python = isinstance(connected.server, LlamaCppPythonServer)
     way = "json_object" if is_python else ways.get(connected.server.server, "json_schema")
     for _ in range(2):
-        answer = await connected.model().structured(PROMPT, SCHEMA, Sampling(max_output_tokens=50))
+        answer = await connected.model().generate_json(
+            PROMPT, SCHEMA, Sampling(max_output_tokens=50)
+        )
         assert answer.value == VALUE
     model = connected.model()
     for _ in range(2):
-        assert (await model.structured(PROMPT, SCHEMA, Sampling())).value == VALUE
+        assert (await model.generate_json(PROMPT, SCHEMA, Sampling())).value == VALUE
     assert connected.learned
-    assert connected.learned[-1].of(MODEL).json == way
+    assert connected.learned[-1].find(MODEL).json == way
 
 
 @on_servers(*SERVERS)
@@ -178,7 +180,7 @@ async def test_each_local_server_reports_its_window(connected: Connected) -> Non
     spec = connected.registries[-1].spec(model.spec.id)
     known = (WINDOW, "learned") if connected.server.windows else (32_768, "default")
     assert (spec.context_window, spec.figures_from) == known
-    assert [each.of(MODEL).window for each in connected.learned] == (
+    assert [each.find(MODEL).window for each in connected.learned] == (
         [WINDOW] if connected.server.windows else []
     )
     sent = {probe.headers["authorization"] for probe in connected.server.probes}
@@ -228,7 +230,7 @@ async def test_the_server_counts_tokens_if_it_reports_no_usage(connected: Connec
     assert route is not None
     (counted,) = find_usage(await listen(connected.model()))
     assert counted == TokenUsage(WORDS, 4, thinking_tokens=1)
-    assert connected.learned[-1].of(MODEL).counts == route[0]
+    assert connected.learned[-1].find(MODEL).counts == route[0]
     # Prompt, reply and thoughts are counted. Only the known route is used.
     connected.server.requests.clear()
     assert find_usage(await listen(connected.model(abilities=connected.learned[-1]))) == [counted]
@@ -257,7 +259,7 @@ async def test_a_server_that_cannot_count_is_not_asked_again(
     monkeypatch.setattr(type(connected.server), "counts", None)
     model = connected.model()
     assert find_usage(await listen(model)) == []
-    assert connected.learned[-1].of(MODEL).counts == ""
+    assert connected.learned[-1].find(MODEL).counts == ""
     connected.server.requests.clear()
     assert find_usage(await listen(model)) == []
     assert connected.paths() == ["/v1/chat/completions"]

@@ -148,7 +148,7 @@ async def exchange(model: ChatModel, sampling: Sampling) -> None:
 
 def connect_gemini(server: GeminiServer) -> tuple[GeminiProvider, ChatModel]:
     provider = GeminiProvider(server.config())
-    return provider, GeminiModel(spec("any", gemini.ADAPTER_ACCEPTS), provider, thinks=True)
+    return provider, GeminiModel(spec("gemini-2.5-pro", gemini.ADAPTER_ACCEPTS), provider)
 
 
 def connect_openai(server: OpenAIServer) -> tuple[OpenAICompatibleProvider, ChatModel]:
@@ -184,9 +184,7 @@ async def test_a_setting_arrives_in_the_request(wire: str, field: SamplingField)
 async def test_settings_that_are_not_set_are_left_to_the_provider() -> None:
     async with GeminiServer() as google, OpenAIServer() as server:
         providers = GeminiProvider(google.config()), OpenAICompatibleProvider(server.config())
-        await exchange(
-            GeminiModel(spec("any", frozenset()), providers[0], thinks=False), Sampling()
-        )
+        await exchange(GeminiModel(spec("any", frozenset()), providers[0]), Sampling())
         await exchange(OpenAICompatibleModel(spec("any", frozenset()), providers[1]), Sampling())
         for provider in providers:
             await provider.aclose()

@@ -250,7 +250,7 @@ async def test_a_server_without_tls_is_said_to_have_none(vendor: Vendor) -> None
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        with pytest.raises(ModelUnavailableError, match="it speaks no TLS on this port"):
+        with pytest.raises(ModelUnavailableError, match="this port does not use TLS"):
             await listen(vendor, base_url=url, is_own=True)
 
 
@@ -287,12 +287,12 @@ async def test_a_whole_answer_is_not_waited_for_for_ever(vendor: Vendor) -> None
     never = Answer(status=200, headers={"content-length": "1000"}, body=b"{")
     vendor.server.script(never)
     with pytest.raises(ModelTimeoutError):
-        await model.structured(PROMPT, {"type": "object"}, PLAIN)
+        await model.generate_json(PROMPT, {"type": "object"}, PLAIN)
 
 
 async def test_an_answer_in_json_is_parsed(vendor: Vendor) -> None:
     vendor.server.script(vendor.reply('{"lines": ["I wait."]}'))
-    answer = await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
+    answer = await vendor.connect().generate_json(PROMPT, {"type": "object"}, PLAIN)
     assert answer.value == {"lines": ["I wait."]}
     assert answer.usage == TokenUsage(prompt_tokens=12, completion_tokens=1)
 
@@ -300,20 +300,20 @@ async def test_an_answer_in_json_is_parsed(vendor: Vendor) -> None:
 async def test_an_answer_that_is_no_json_is_no_answer(vendor: Vendor) -> None:
     vendor.server.script(vendor.reply("Certainly! Here it is."))
     with pytest.raises(ModelMalformedAnswerError):
-        await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
+        await vendor.connect().generate_json(PROMPT, {"type": "object"}, PLAIN)
 
 
 async def test_an_answer_cut_at_the_limit_is_an_interruption(vendor: Vendor) -> None:
     finish = "MAX_TOKENS" if vendor.connect().spec.provider == "gemini" else "length"
     vendor.server.script(vendor.reply('{"lines": ["I wa', finish=finish))
     with pytest.raises(ModelInterruptedError, match="max_output_tokens"):
-        await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
+        await vendor.connect().generate_json(PROMPT, {"type": "object"}, PLAIN)
 
 
 async def test_an_answer_with_nothing_in_it_is_no_answer(vendor: Vendor) -> None:
     vendor.server.script(Answer(body={}))
     with pytest.raises(ModelUnavailableError):
-        await vendor.connect().structured(PROMPT, {"type": "object"}, PLAIN)
+        await vendor.connect().generate_json(PROMPT, {"type": "object"}, PLAIN)
 
 
 async def test_many_replies_at_once_are_not_mixed_up(vendor: Vendor) -> None:

@@ -249,7 +249,7 @@ async def test_a_call_that_gemini_cannot_read_itself_is_named(gemini: Vendor) ->
 async def test_structured_output_is_asked_for_by_schema_and_without_tools(gemini: Vendor) -> None:
     schema = {"type": "object", "properties": {"lines": {"type": "array"}}}
     gemini.server.script(reply('{"lines": []}'))
-    await gemini.connect().structured(PROMPT, schema, PLAIN)
+    await gemini.connect().generate_json(PROMPT, schema, PLAIN)
     config = sent(gemini)["generationConfig"]
     assert config["responseMimeType"] == "application/json"
     assert config["responseJsonSchema"] == schema

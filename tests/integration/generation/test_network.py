@@ -114,7 +114,7 @@ async def answer(vendor: Vendor) -> ModelError:
     """Return the error of a whole answer."""
     model = vendor.connect(network=NetworkPolicy(["loopback"]))
     with pytest.raises(ModelError) as caught:
-        await model.structured(PROMPT, {"type": "object"}, Sampling())
+        await model.generate_json(PROMPT, {"type": "object"}, Sampling())
     return caught.value
 
 

@@ -136,7 +136,7 @@ def sum_up(row: Oddity, heard: Sequence[Piece], problem: ModelError | None) -> R
 
 
 def find_learned(connected: Connected, row: Oddity) -> dict[str, Any]:
-    found = connected.learned[-1].of(row.name) if connected.learned else None
+    found = connected.learned[-1].find(row.name) if connected.learned else None
     return {
         name: value
         for name, value in (msgspec.structs.asdict(found) if found else {}).items()
@@ -176,7 +176,7 @@ async def test_calls_are_read_as_they_were_meant(row: Oddity, form: WireFormat) 
 @parametrize_rows(VALUES)
 async def test_a_value_is_read_as_it_was_meant(row: Oddity, form: WireFormat) -> None:
     async with connect(row, form) as connected:
-        answer = await connected.model.structured(Prompt(STORY), SCHEMA, Sampling())
+        answer = await connected.model.generate_json(Prompt(STORY), SCHEMA, Sampling())
     assert answer.value == row.result.value
 
 
@@ -215,7 +215,7 @@ async def test_the_shape_is_learned_from_the_first_refusal(
         first = await heard(model, Prompt(TALE))
         refusals = server.refusals
         second = await heard(model, Prompt(TALE), Sampling(start_reply_with="Oswin:"))
-        value = await model.structured(Prompt(TALE), ANY_OBJECT, Sampling())
+        value = await model.generate_json(Prompt(TALE), ANY_OBJECT, Sampling())
         restarted = ModelRegistry(openai=server.config(abilities=learned[-1]))
         again = restarted.get(MODEL_ID)
         await heard(again, Prompt(TALE))
@@ -224,7 +224,7 @@ async def test_the_shape_is_learned_from_the_first_refusal(
 
         assert 1 <= refusals == server.refusals
     assert first[0] == second[0] == SentRequest(shape=shape)
-    assert learned[-1].of(MODEL).shape == shape
+    assert learned[-1].find(MODEL).shape == shape
     assert model.spec.shape == again.spec.shape == shape
     assert value is not None
 
@@ -388,7 +388,7 @@ async def test_a_reply_starts_with_the_given_text(openai: Vendor) -> None:
 async def test_an_error_within_a_200_is_an_error(openai: Vendor, body: Any) -> None:
     openai.server.script(Answer(body=body), Answer(body=body), stream(body))
     with pytest.raises(ModelRateLimitError):
-        await openai.connect().structured(PROMPT, WHO_SCHEMA, Sampling())
+        await openai.connect().generate_json(PROMPT, WHO_SCHEMA, Sampling())
     for _ in range(2):
         with pytest.raises(ModelRateLimitError):
             await listen(openai)
@@ -419,15 +419,17 @@ async def test_json_is_asked_for_in_the_next_way_and_what_works_is_remembered(
     learned: list[ServerAbilities] = []
     model = openai.connect(on_learned=learned.append)
     openai.server.script(*answers)
-    answer = await model.structured(PROMPT, WHO_SCHEMA, Sampling())
+    answer = await model.generate_json(PROMPT, WHO_SCHEMA, Sampling())
     if not learned:  # one answer without JSON may be chance
         openai.server.script(*answers)
-        await model.structured(PROMPT, WHO_SCHEMA, Sampling())
+        await model.generate_json(PROMPT, WHO_SCHEMA, Sampling())
     asked = len(openai.server.requests)
     openai.server.script(answers[-1])
-    again = await openai.connect(abilities=learned[-1]).structured(PROMPT, WHO_SCHEMA, Sampling())
+    again = await openai.connect(abilities=learned[-1]).generate_json(
+        PROMPT, WHO_SCHEMA, Sampling()
+    )
     assert answer.value == again.value == VALUE
-    assert learned[-1].of(MODEL).json == way
+    assert learned[-1].find(MODEL).json == way
     assert len(openai.server.requests) == asked + 1
 
 
@@ -448,7 +450,7 @@ async def test_calls_are_asked_for_in_the_next_way_where_the_server_has_none(
 
 async def test_the_schema_is_in_the_prompt_if_the_request_cannot_enforce_it(openai: Vendor) -> None:
     openai.server.script(REFUSED, told(json.dumps(VALUE)))
-    await openai.connect().structured(PROMPT, WHO_SCHEMA, Sampling())
+    await openai.connect().generate_json(PROMPT, WHO_SCHEMA, Sampling())
     first, second = (request.body for request in openai.server.requests)
     assert len(first["messages"]) == 1
     assert second["response_format"] == {"type": "json_object", "schema": WHO_SCHEMA}
@@ -460,20 +462,20 @@ async def test_one_answer_that_is_no_json_does_not_settle_on_a_weaker_way(openai
     model = openai.connect(on_learned=learned.append)
     openai.server.script(told("No."), told(json.dumps(VALUE)), told(json.dumps(VALUE)))
     for _ in range(2):
-        assert (await model.structured(PROMPT, WHO_SCHEMA, Sampling())).value == VALUE
-    assert [each.of(MODEL).json for each in learned] == ["json_schema"]
+        assert (await model.generate_json(PROMPT, WHO_SCHEMA, Sampling())).value == VALUE
+    assert [each.find(MODEL).json for each in learned] == ["json_schema"]
 
 
 async def test_a_model_that_writes_no_json_is_an_error(openai: Vendor) -> None:
     openai.server.script(*[told("No.")] * 4)
     with pytest.raises(ModelWritesNoJsonError, match="did not return JSON"):
-        await openai.connect().structured(PROMPT, WHO_SCHEMA, Sampling())
+        await openai.connect().generate_json(PROMPT, WHO_SCHEMA, Sampling())
 
 
 async def test_a_server_that_refuses_everything_is_an_error(openai: Vendor) -> None:
     openai.server.script(*[FAILED] * 4)
     with pytest.raises(ModelUnavailableError):
-        await openai.connect().structured(PROMPT, WHO_SCHEMA, Sampling())
+        await openai.connect().generate_json(PROMPT, WHO_SCHEMA, Sampling())
     openai.server.script(*[REFUSED] * 4)
     with pytest.raises(ModelRequestError):
-        await openai.connect().structured(PROMPT, WHO_SCHEMA, Sampling())
+        await openai.connect().generate_json(PROMPT, WHO_SCHEMA, Sampling())

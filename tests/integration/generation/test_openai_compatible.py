@@ -200,7 +200,7 @@ async def test_a_call_with_broken_arguments_is_no_answer(openai: Vendor, argumen
 async def test_structured_output_is_asked_for_by_schema(openai: Vendor) -> None:
     schema = {"type": "object", "properties": {"lines": {"type": "array"}}}
     openai.server.script(reply('{"lines": []}'))
-    await openai.connect().structured(PROMPT, schema, PLAIN)
+    await openai.connect().generate_json(PROMPT, schema, PLAIN)
     assert sent(openai)["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "answer", "schema": schema},

@@ -114,7 +114,7 @@ async def test_it_chats_in_a_stream_and_counts_what_it_took(
     (usage,) = [piece for piece in pieces if isinstance(piece, TokenUsage)]
     assert 10 <= usage.prompt_tokens <= 30
     assert 1 <= usage.completion_tokens <= 30
-    assert learned[-1].of(MODEL).counts == "/extras/tokenize/count"
+    assert learned[-1].find(MODEL).counts == "/extras/tokenize/count"
 
 
 async def test_it_can_be_stopped_and_answers_again(model: ChatModel) -> None:
@@ -126,9 +126,9 @@ async def test_it_can_be_stopped_and_answers_again(model: ChatModel) -> None:
 async def test_it_gives_json_in_the_way_that_it_knows(
     model: ChatModel, learned: list[ServerAbilities]
 ) -> None:
-    answer = await model.structured(PROMPT, SCHEMA, Sampling(max_output_tokens=64, seed=1))
+    answer = await model.generate_json(PROMPT, SCHEMA, Sampling(max_output_tokens=64, seed=1))
     assert isinstance(answer.value["matters"], bool)
-    assert learned[-1].of(MODEL).json == "json_object"
+    assert learned[-1].find(MODEL).json == "json_object"
 
 
 async def test_it_can_be_offered_tools(model: ChatModel) -> None:

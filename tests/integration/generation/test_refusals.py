@@ -72,7 +72,7 @@ async def test_a_refused_setting_is_left_out_named_and_no_longer_accepted(
 async def test_a_value_that_is_refused_is_left_out_once(openai: Vendor) -> None:
     model = openai.connect()
     openai.server.script(WRONG_VALUE, reply("{}"))
-    await model.structured(PROMPT, {"type": "object"}, Sampling(top_k=40))
+    await model.generate_json(PROMPT, {"type": "object"}, Sampling(top_k=40))
     assert "top_k" in model.spec.accepts
     assert "top_k" not in openai.server.requests[-1].body
 
@@ -97,7 +97,7 @@ async def test_refused_members_of_talekeeper_are_left_out_or_renamed(openai: Ven
     await listen(openai, Sampling(max_output_tokens=8), abilities=learned[-1])
 
     assert said == "No."
-    assert learned[-1].of(MODEL).without == ("stream_options", "max_tokens")
+    assert learned[-1].find(MODEL).without == ("stream_options", "max_tokens")
     body = openai.server.requests[-1].body
     assert len(openai.server.requests) == 4
     assert "stream_options" not in body
@@ -110,7 +110,7 @@ async def test_extra_headers_and_members_go_into_each_request(openai: Vendor) ->
     openai.server.script(reply("No."), Answer(body=completion("{}")))
     model = openai.connect(**more)
     _ = [piece async for piece in model.stream(PROMPT, Sampling())]
-    await model.structured(PROMPT, {"type": "object"}, Sampling())
+    await model.generate_json(PROMPT, {"type": "object"}, Sampling())
     for request in openai.server.requests:
         assert request.body["provider"] == {"sort": "price"}
         assert request.headers["x-title"] == "Tale"
@@ -151,7 +151,7 @@ async def test_a_prompt_that_is_too_long_is_not_asked_about_in_another_way(opena
     model = openai.connect()
     refusal = error(400, message=WORDS["openai"], code="context_length_exceeded")
     for ask in (
-        lambda: model.structured(WHO_IS_THERE, SCHEMA, Sampling()),
+        lambda: model.generate_json(WHO_IS_THERE, SCHEMA, Sampling()),
         lambda: answer_with_tools(model, WHO_IS_THERE, [TOOL], Sampling()),
         lambda: anext(aiter(stream_with_tools(model, WHO_IS_THERE, [TOOL], Sampling()))),
     ):
@@ -171,7 +171,7 @@ async def test_the_reason_of_a_stream_without_an_event_is_asked_for_once(openai:
         async for _ in model.stream(WHO_IS_THERE, Sampling()):
             pass
     assert (caught.value.window, caught.value.needed) == (4_096, 5_000)
-    assert learned[-1].of(MODEL).window == 4_096
+    assert learned[-1].find(MODEL).window == 4_096
     streamed, whole = openai.server.requests
     assert (streamed.body["stream"], whole.body.get("stream")) == (True, None)
 
@@ -183,8 +183,8 @@ async def test_a_refusal_without_numbers_reduces_the_window(openai: Vendor) -> N
     for window in (16_384, 8_192, 4_096):
         openai.server.script(refusal)
         with pytest.raises(ModelContextOverflowError):
-            await model.structured(WHO_IS_THERE, SCHEMA, Sampling())
-        assert learned[-1].of(MODEL).window == window
+            await model.generate_json(WHO_IS_THERE, SCHEMA, Sampling())
+        assert learned[-1].find(MODEL).window == window
 
 
 @pytest.mark.parametrize("status", [200, 413])
@@ -193,6 +193,6 @@ async def test_a_proxy_s_limit_on_requests_teaches_no_window(openai: Vendor, sta
     model = openai.connect(on_learned=learned.append)
     openai.server.script(Answer(status, body=b"<html>Request Entity Too Large</html>"))
     with pytest.raises(ModelError) as caught:
-        await model.structured(WHO_IS_THERE, SCHEMA, Sampling())
+        await model.generate_json(WHO_IS_THERE, SCHEMA, Sampling())
     assert not isinstance(caught.value, ModelContextOverflowError)
     assert learned == []

@@ -78,7 +78,7 @@ async def test_everybody_plays_with_it_and_sees_no_more_than_its_name(
     assert model.requests[-1].headers["authorization"] == f"Bearer {API_KEY}"
     (seen,) = ok(await ben.client.get(PROVIDERS))["items"]
     told = {name: value for name, value in seen.items() if value}
-    assert set(told) == {"scope", "slug", "kind", "name", "models"}
+    assert set(told) == {"scope", "slug", "kind", "name", "models", "can_embed"}
     (seen,) = ok(await ada.client.get(PROVIDERS))["items"]
     assert (seen["id"], seen["base_url"]) == (shared["id"], model.url)
 
@@ -117,7 +117,7 @@ async def test_the_environments_can_be_seen_and_not_changed(
         assert (seen["base_url"], seen["key_hint"]) == (model.url, API_KEY[-4:])
         (seen,) = ok(await ben.client.get(PROVIDERS))["items"]
         told = {name: value for name, value in seen.items() if value}
-        assert set(told) == {"scope", "slug", "kind", "name", "models"}
+        assert set(told) == {"scope", "slug", "kind", "name", "models", "can_embed"}
 
 
 async def test_a_users_own_of_the_same_slug_comes_first(

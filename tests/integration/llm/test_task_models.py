@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from backend.generation.adapters.gemini import GeminiConfig
+from backend.generation.client.provider import ServerConfig
 from backend.generation.registry import ModelRegistry
 from backend.jobs.models import Job
 from tests.fakes.openai_server import API_KEY, MODEL, OpenAIServer, reply
@@ -54,7 +54,7 @@ async def test_a_model_says_which_one_works_beside_it_where_nothing_is_chosen(
         items = ok(await account.client.get("/api/v1/models"))["items"]
         return {each["id"]: each["task_model"] for each in items}
 
-    google = GeminiConfig(api_key="AIza", models=("gemini-2.5-pro", "gemini-2.5-flash-lite"))
+    google = ServerConfig(api_key="AIza", models=("gemini-2.5-pro", "gemini-2.5-flash-lite"))
     registry = ModelRegistry(demo_tokens_per_second=0, gemini=google)
     small = "gemini/gemini-2.5-flash-lite"
     async with (

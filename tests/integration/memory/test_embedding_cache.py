@@ -15,7 +15,7 @@ from backend.database.base import new_id, now
 from backend.database.engine import Database
 from backend.memory.embedding.cache import CachedEmbedder, Retries, delete_unused
 from backend.memory.embedding.protocol import EmbedderError
-from backend.memory.embedding.remote import GeminiEmbedder, OpenAICompatibleEmbedder
+from backend.memory.embedding.remote import RemoteEmbedder
 from backend.memory.models import Embedding
 from backend.vault.sealing import KEY_BYTES, Sealer
 from tests.fakes.gemini_server import GeminiServer, error
@@ -87,7 +87,7 @@ async def connect(
         made.append(
             CachedEmbedder(
                 database,
-                GeminiEmbedder(server.config(), dimension=64),
+                RemoteEmbedder("gemini", server.config(), dimension=64),
                 batch=batch,
                 query_timeout=query_timeout,
                 retries=Retries(wait=hands.wait, clock=hands, draw=lambda: 1.0),
@@ -156,7 +156,7 @@ async def test_stored_vectors_are_sealed_for_their_owner(
 async def test_two_models_have_vectors_of_their_own(
     database: Database, server: GeminiServer, embedder: CachedEmbedder, ada: Sealer
 ) -> None:
-    other = CachedEmbedder(database, GeminiEmbedder(server.config(), dimension=32))
+    other = CachedEmbedder(database, RemoteEmbedder("gemini", server.config(), dimension=32))
     await embedder.embed_documents(ada, LINES[:1])
     assert (await other.embed_documents(ada, LINES[:1])).shape == (1, 32)
     assert (await embedder.embed_documents(ada, LINES[:1])).shape == (1, 64)
@@ -333,7 +333,7 @@ async def test_a_query_is_remembered_though_the_server_alone_knows_the_dimension
 ) -> None:
     async with OpenAIServer() as server:
         embedder = CachedEmbedder(
-            database, OpenAICompatibleEmbedder(server.config(), model="bge-m3")
+            database, RemoteEmbedder("openai", server.config(), model="bge-m3")
         )
         await embedder.ready()
         first = await embedder.embed_query(ada, "Where is the ferry?")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from backend.memory.embedding.protocol import EmbedderError, Task
-from backend.memory.embedding.remote import GeminiEmbedder, OpenAICompatibleEmbedder
+from backend.memory.embedding.remote import RemoteEmbedder
 from tests.fakes import gemini_server, openai_server
 from tests.fakes.gemini_server import GeminiServer
 from tests.fakes.openai_server import OpenAIServer
@@ -19,8 +19,7 @@ from tests.fakes.scripted_server import Answer, Silence
 pytestmark = pytest.mark.anyio
 
 SECRET = "the drowned bell of Vael"
-Embedder = GeminiEmbedder | OpenAICompatibleEmbedder
-Connect = Callable[..., OpenAICompatibleEmbedder]
+Connect = Callable[..., RemoteEmbedder]
 
 
 @pytest.fixture
@@ -30,8 +29,8 @@ async def google() -> AsyncGenerator[GeminiServer]:
 
 
 @pytest.fixture
-async def gemini(google: GeminiServer) -> AsyncGenerator[GeminiEmbedder]:
-    embedder = GeminiEmbedder(google.config())
+async def gemini(google: GeminiServer) -> AsyncGenerator[RemoteEmbedder]:
+    embedder = RemoteEmbedder("gemini", google.config())
     yield embedder
     await embedder.aclose()
 
@@ -44,14 +43,14 @@ async def openai() -> AsyncGenerator[OpenAIServer]:
 
 @pytest.fixture
 async def connect(openai: OpenAIServer) -> AsyncGenerator[Connect]:
-    made: list[OpenAICompatibleEmbedder] = []
+    made: list[RemoteEmbedder] = []
 
     def connect(
         *, dimension: int | None = None, batch: int = 100, **changes: Any
-    ) -> OpenAICompatibleEmbedder:
+    ) -> RemoteEmbedder:
         config = openai.config(**changes)
         made.append(
-            OpenAICompatibleEmbedder(config, model="bge-m3", dimension=dimension, batch=batch)
+            RemoteEmbedder("openai", config, model="bge-m3", dimension=dimension, batch=batch)
         )
         return made[-1]
 
@@ -60,7 +59,7 @@ async def connect(openai: OpenAIServer) -> AsyncGenerator[Connect]:
         await embedder.aclose()
 
 
-async def failure(embedder: Embedder) -> EmbedderError:
+async def failure(embedder: RemoteEmbedder) -> EmbedderError:
     with pytest.raises(EmbedderError) as caught:
         await embedder.embed([SECRET], "document")
     return caught.value
@@ -94,7 +93,7 @@ FAILURES: list[tuple[str, Answer, bool, str]] = [
 @pytest.mark.parametrize(("vendor", "answer", "retryable", "said"), FAILURES)
 async def test_a_failure_is_one_error_without_the_text_and_the_key(
     google: GeminiServer,
-    gemini: GeminiEmbedder,
+    gemini: RemoteEmbedder,
     openai: OpenAIServer,
     connect: Connect,
     vendor: str,
@@ -130,7 +129,7 @@ IN_21_SECONDS = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDela
 )
 async def test_a_rate_limit_says_when_to_come_back(
     google: GeminiServer,
-    gemini: GeminiEmbedder,
+    gemini: RemoteEmbedder,
     openai: OpenAIServer,
     connect: Connect,
     vendor: str,
@@ -145,7 +144,7 @@ async def test_a_rate_limit_says_when_to_come_back(
 async def test_a_silent_server_is_given_up(
     google: GeminiServer, openai: OpenAIServer, connect: Connect
 ) -> None:
-    gemini = GeminiEmbedder(google.config(answer_timeout=0.2))
+    gemini = RemoteEmbedder("gemini", google.config(answer_timeout=0.2))
     google.script(Answer(events=[Silence()]))
     error = await failure(gemini)
     assert error.retryable
@@ -159,7 +158,7 @@ async def test_a_silent_server_is_given_up(
     ("task", "named"), [("document", "RETRIEVAL_DOCUMENT"), ("query", "RETRIEVAL_QUERY")]
 )
 async def test_a_request_has_the_task_and_the_dimension(
-    google: GeminiServer, gemini: GeminiEmbedder, task: Task, named: str
+    google: GeminiServer, gemini: RemoteEmbedder, task: Task, named: str
 ) -> None:
     await gemini.embed(["A ferry.", "A bell."], task)
     request = google.requests[0]
@@ -171,7 +170,7 @@ async def test_a_request_has_the_task_and_the_dimension(
         assert asked["outputDimensionality"] == 768
 
 
-async def test_vectors_come_in_order_and_at_unit_length(gemini: GeminiEmbedder) -> None:
+async def test_vectors_come_in_order_and_at_unit_length(gemini: RemoteEmbedder) -> None:
     vectors = await gemini.embed(["an old ferry", "a bell", "the old ferry"], "document")
     assert vectors.shape == (3, 768)
     assert vectors.dtype == np.float32
@@ -180,13 +179,13 @@ async def test_vectors_come_in_order_and_at_unit_length(gemini: GeminiEmbedder) 
 
 
 async def test_a_model_of_images_too_gives_one_vector_a_text(google: GeminiServer) -> None:
-    embedder = GeminiEmbedder(google.config(), model="gemini-embedding-2")
+    embedder = RemoteEmbedder("gemini", google.config(), model="gemini-embedding-2")
     assert (await embedder.embed(["a ferry", "a bell"], "document")).shape == (2, 768)
     await embedder.aclose()
 
 
 async def test_many_texts_go_in_requests_of_a_hundred(
-    google: GeminiServer, gemini: GeminiEmbedder
+    google: GeminiServer, gemini: RemoteEmbedder
 ) -> None:
     texts = [f"word{number}" for number in range(250)]
     vectors = await gemini.embed(texts, "document")
@@ -194,13 +193,13 @@ async def test_many_texts_go_in_requests_of_a_hundred(
     assert (await gemini.embed(texts[249:], "document"))[0] == pytest.approx(vectors[249])
 
 
-async def test_no_text_costs_no_request(google: GeminiServer, gemini: GeminiEmbedder) -> None:
+async def test_no_text_costs_no_request(google: GeminiServer, gemini: RemoteEmbedder) -> None:
     assert (await gemini.embed([], "document")).shape == (0, 768)
     assert google.requests == []
 
 
 async def test_a_blank_text_is_sent_as_something(
-    google: GeminiServer, gemini: GeminiEmbedder
+    google: GeminiServer, gemini: RemoteEmbedder
 ) -> None:
     await gemini.embed(["  \n"], "document")
     (asked,) = google.requests[0].body["requests"]
@@ -210,7 +209,7 @@ async def test_a_blank_text_is_sent_as_something(
 async def test_a_server_that_is_not_there_may_be_tried_again() -> None:
     async with GeminiServer() as server:
         config = server.config()
-    embedder = GeminiEmbedder(config)
+    embedder = RemoteEmbedder("gemini", config)
     assert (await failure(embedder)).retryable
     await embedder.aclose()
 

@@ -15,9 +15,10 @@ from backend.core.cpu_pool import CpuPool
 from backend.database.engine import Database
 from backend.memory.embedding.cache import CachedEmbedder, Retries
 from backend.memory.embedding.protocol import MINILM, EmbedderSpec
-from backend.memory.embedding.remote import OpenAICompatibleEmbedder
+from backend.memory.embedding.remote import RemoteEmbedder
 from backend.memory.index.edge import open_edge
 from backend.memory.index.protocol import ScopePart
+from backend.memory.indexing.collections import UserEmbedders
 from backend.memory.indexing.documents import Blinders
 from backend.memory.search.ranking import DENSE_HITS
 from backend.memory.search.request import SearchRequest
@@ -64,7 +65,7 @@ async def test_near_and_unrelated_texts_differ_with_every_model(
 async def test_a_model_is_measured_once_it_answers(database: Database) -> None:
     async with OpenAIServer() as server:
         server.common = COMMON
-        model = OpenAICompatibleEmbedder(server.config(), model="narrow", dimension=256)
+        model = RemoteEmbedder("openai", server.config(), model="narrow", dimension=256)
         embedder = CachedEmbedder(database, model, retries=Retries(attempts=1))
         server.script(error(500))
         assert await embedder.cosines() == MINILM
@@ -111,9 +112,8 @@ async def test_an_answer_that_a_hundred_lines_are_nearer_than_is_found_where_the
         for number, cosine in enumerate(cosines)
     ]
     await index.upsert(lines)
-    search = MemorySearch(
-        OneIndex(index), [], embedder=UncachedEmbedder(OneDirection()), blinders=blinders, pool=pool
-    )
+    embedders = UserEmbedders(UncachedEmbedder(OneDirection()))
+    search = MemorySearch(OneIndex(index), [], embedders=embedders, blinders=blinders, pool=pool)
 
     async def found(room: int) -> tuple[set[int], set[int]]:
         request = SearchRequest(
