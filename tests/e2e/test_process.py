@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from backend.database import engine as patience
+from backend.database import engine
 from backend.database.migrate import HEAD
 from tests.support.process import run_command, serving, serving_installed
 
@@ -102,7 +102,7 @@ def test_a_database_that_does_not_answer_is_said_in_one_sentence(tmp_path: Path)
 
 
 def shorten_delays() -> None:
-    patience.START_DELAYS_SECONDS = (0.02, 0.02, 0.02, 0.02, 0.02)
+    engine.START_RETRY_SECONDS = (0.02, 0.02, 0.02, 0.02, 0.02)
 
 
 @pytest.mark.parametrize("command", ["serve", "work"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -32,6 +32,10 @@ from tests.support.waiting import until
 API = "/api/v1"
 DIMENSION = 256
 MODEL_FOLDER = Path(__file__).parents[2].parent / "shared" / "data" / "minilm-l6-v2-int8"
+
+
+Start = Callable[..., contextlib.AbstractAsyncContextManager[Running]]
+"""Starts a Talekeeper with the given settings."""
 
 
 class Moody(OpenAIServer):

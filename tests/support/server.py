@@ -9,7 +9,7 @@ import gc
 import json
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -362,3 +362,16 @@ class Requests:
 
     async def delete(self, path: str) -> None:
         await self.account.delete(path)
+
+
+async def read_pages(
+    get: Callable[..., Awaitable[httpx.Response]], path: str, **query: Any
+) -> list[list[dict[str, Any]]]:
+    """Return the items of a list, page by page. `get` is the method of a client."""
+    pages: list[list[dict[str, Any]]] = []
+    while True:
+        page = ok(await get(path, params=query))
+        pages.append(page["items"])
+        if page["next"] is None:
+            return pages
+        query["after"] = page["next"]

@@ -8,10 +8,10 @@ from typing import Any, cast
 from uuid import uuid4
 
 import pytest
-from backend.http.connections import DisconnectMiddleware
 from litestar import Litestar, Request, get, post
 
 from backend.core.cpu_pool import CpuPool, WorkStoppedError, check_stopped
+from backend.http.connections import DisconnectMiddleware
 from backend.http.responses import EXCEPTION_HANDLERS
 from backend.http.schemas import ENDS_WITH_CLIENT
 

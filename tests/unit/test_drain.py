@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from backend.http.connections import Drain
 
 pytestmark = pytest.mark.anyio

@@ -136,7 +136,7 @@ class ChatLoader:
         settings = read_settings(sealer, chat)
         target = await find_target(session, chat, leaf, request, is_preview=self._is_preview)
         audience = await find_audience(session, chat, request, target)
-        member_ids = (await chats.character_ids(session, [chat.id])).get(chat.id, [])
+        member_ids = (await chats.list_character_ids(session, [chat.id])).get(chat.id, [])
         cast, viewpoint = await self._load_cast(chat, settings, request, target, member_ids)
         target = check_answerable(
             target, viewpoint, audience if request.text else PUBLIC, is_preview=self._is_preview

@@ -66,7 +66,7 @@ async def server(
 ) -> AsyncGenerator[Running]:
     told = {MODEL_ID: ListedModel(name=MODEL_ID, price=Price(input=2, output=8))}
     registry = ModelRegistry(
-        demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, told=told
+        demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, figures=told
     )
     folder = tmp_path_factory.mktemp("data")
     async with running(shared_url, folder, registry=registry) as server, working(server.parts):

@@ -28,7 +28,7 @@ from backend.turns.run.recovery import TurnRecovery
 from backend.turns.run.store import TurnStore
 from backend.turns.run.turn_run import TurnRun
 from tests.e2e.test_crash import browser
-from tests.integration.jobs.test_work_command import ROOT_KEY
+from tests.integration.jobs.test_worker_processes import ROOT_KEY
 from tests.integration.turns.following import (
     TURN,
     Outage,

@@ -40,7 +40,7 @@ async def server(
 ) -> AsyncGenerator[Running]:
     told = {MODEL_ID: ListedModel(name=MODEL_ID, price=Price(input=2, output=8, cached_input=0.5))}
     registry = ModelRegistry(
-        demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, told=told
+        demo_tokens_per_second=0, openai=model.config(), default=MODEL_ID, figures=told
     )
     async with running(shared_url, tmp_path_factory.mktemp("data"), registry=registry) as server:
         yield server

@@ -185,7 +185,7 @@ def _renamed(value: Any, names: dict[str, str]) -> Any:
 
 def read(files: dict[str, bytes]) -> tuple[CampaignDraft, dict[UUID, State]]:
     draft, told = read_campaign(pack(files, deflated=True), "")
-    settled = settle_ledger(draft, told=told)
+    settled = settle_ledger(draft, covered=told)
     return draft, {each: state for each, (state, _) in settled.items() if exists(state)}
 
 

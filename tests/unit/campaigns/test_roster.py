@@ -140,6 +140,8 @@ def test_two_who_are_called_much_the_same_stay_two(known: str, said: str) -> Non
         ("Holt", "Daniel Holt"),
         ("Marlena", "Марлену"),
         ("Holt", "ホルト"),
+        ("Weißbart", "Weissbart"),
+        ("Athina", "Αθηνά"),
         ("Пётр", "Петру"),
         ("the Inspector", "Inspector Holt"),
         ("Jean-Luc", "Jean-Luc's"),

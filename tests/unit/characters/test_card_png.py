@@ -105,7 +105,7 @@ def test_a_broken_ccv3_falls_back_on_a_sound_chara_with_a_warning(broken: bytes)
     imported = read_card(with_chunks(broken, text(encoded())))
 
     assert imported.card.name == "Magda"
-    assert imported.warnings[0].startswith("The `ccv3` text was passed over for the next one: ")
+    assert imported.warnings[0].startswith("The `ccv3` text was skipped: ")
 
 
 def test_where_no_text_can_be_read_the_fault_of_the_most_trusted_is_told() -> None:

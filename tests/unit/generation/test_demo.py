@@ -213,7 +213,7 @@ async def test_it_suggests_three_different_next_lines() -> None:
         "required": ["lines"],
     }
 
-    answer = await FAST.structured(prompt("Hello?"), schema, PLAIN)
+    answer = await FAST.generate_json(prompt("Hello?"), schema, PLAIN)
 
     assert len(set(answer.value["lines"])) == 3
 
@@ -229,7 +229,7 @@ async def test_a_chapter_has_the_first_sentence_of_each_scene() -> None:
     scenes = "- The mill: They broke in. Nobody saw.\n  - A spark.\n- The roof: They ran."
     schema: dict[str, Any] = {"properties": {"title": {}, "summary": {}}}
     asked = prompt(f"<scenes>\n{scenes}\n</scenes>", system="Task: chapter")
-    answer = await FAST.structured(asked, schema, PLAIN)
+    answer = await FAST.generate_json(asked, schema, PLAIN)
     assert answer.value == {
         "title": "The mill",
         "summary": "(Demo summary) They broke in. They ran.",

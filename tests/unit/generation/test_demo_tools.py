@@ -228,7 +228,7 @@ async def test_with_other_tools_it_calls_none() -> None:
 
 
 async def triaged(*lines: str) -> dict[str, Any]:
-    value: dict[str, Any] = (await FAST.structured(story(*lines), TRIAGE, PLAIN)).value
+    value: dict[str, Any] = (await FAST.generate_json(story(*lines), TRIAGE, PLAIN)).value
     return value
 
 

@@ -1,7 +1,8 @@
-"""Graceful shutdown: no new turns begin, and running work gets time to finish.
+"""Connections of clients: disconnects, and the graceful shutdown.
 
-The first request of a connection is always served, because the client could not know about the
-shutdown. A later request on the same connection cannot begin a turn.
+During a shutdown no new turns begin, and running work gets time to finish. The first request of a
+connection is always served, because the client could not know about the shutdown. A later request
+on the same connection cannot begin a turn.
 """
 
 from __future__ import annotations
@@ -9,16 +10,60 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
-from litestar.enums import ScopeType
+from litestar.enums import HttpMethod, ScopeType
 from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
+from backend.core.cpu_pool import client_gone
 from backend.errors import UnavailableError
-from backend.http.schemas import BEGINS_TURN
+from backend.http.schemas import BEGINS_TURN, ENDS_WITH_CLIENT
+
+
+class DisconnectMiddleware(ASGIMiddleware):
+    """Signals to `CpuPool` that the client of an `ENDS_WITH_CLIENT` route has disconnected.
+
+    Only work in the pool stops. A running transaction is never interrupted. Place this after all
+    middlewares that read the body, because it reads all messages after the body.
+    """
+
+    scopes = (ScopeType.HTTP,)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        if not scope["route_handler"].opt.get(ENDS_WITH_CLIENT, False):
+            await next_app(scope, receive, send)
+            return
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        watch: asyncio.Task[None] | None = None
+
+        async def watch_connection() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone.set_result(None)
+
+        async def receive_and_watch() -> Any:
+            nonlocal watch
+            if watch is not None:
+                await asyncio.shield(gone)
+                return {"type": "http.disconnect"}
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                watch = asyncio.create_task(watch_connection())
+            return message
+
+        if scope.get("method") == HttpMethod.GET:  # without a body, no one reads
+            watch = asyncio.create_task(watch_connection())
+        token = client_gone.set(gone)
+        try:
+            await next_app(scope, receive_and_watch, send)
+        finally:
+            client_gone.reset(token)
+            if watch is not None:
+                watch.cancel()
+
 
 POLL_SECONDS = 0.05
-"""Interval between checks for running work."""
 
 RETRY_SECONDS = 2
 """Time until another process answers, or the next one has started."""
@@ -43,16 +88,11 @@ class ServerStoppingError(UnavailableError):
 
 
 class Drain:
-    """The shutdown of a process, from the first signal to its end.
-
-    Args:
-        seconds: Maximum time to wait for running work. 0: do not wait.
-    """
+    """The shutdown of a process. It waits for running work for up to `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.requests = 0
-        """The number of requests without a response."""
         self.is_over = False
         self._begun = asyncio.Event()
         self._is_cut_short = False
@@ -64,7 +104,6 @@ class Drain:
 
     @property
     def notice(self) -> str:
-        """The message for the terminal."""
         if self.seconds:
             return (
                 f"Talekeeper is stopping. Running work has {self.seconds:g} seconds to finish. "
@@ -102,7 +141,7 @@ class DrainMiddleware(ASGIMiddleware):
         self._drain = drain
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        """Handle a request. Raises `ServerStoppingError`."""
+        """Raises `ServerStoppingError`."""
         drain, is_at_work = self._drain, True
         begins_turn = scope["route_handler"].opt.get(BEGINS_TURN, False)
         if drain.is_on and begins_turn and scope["state"].get(IS_KEPT, False):
