@@ -39,7 +39,7 @@ from backend.lorebooks.index_source import LoreSource
 from backend.memory import models as memory_models
 from backend.memory.indexing.outbox import REINDEX, IndexOutbox
 from backend.memory.runtime import MemoryRuntime, open_memory
-from backend.presets import repository as preset_models
+from backend.presets import models as preset_models
 from backend.settings import Settings
 from backend.turns import models as turn_models
 from backend.vault.root import RootKeys, load_root_keys

@@ -1,4 +1,4 @@
-"""Ledgers of stored bytes and used tokens: tables, reading, folding, and a nightly recount.
+"""Ledgers of stored bytes and used tokens: reading, folding, and a nightly recount.
 
 The triggers of `database.stored_bytes` write the ledger of stored bytes.
 """
@@ -6,13 +6,10 @@ The triggers of `database.stored_bytes` write the ledger of stored bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, datetime, time, timedelta
 from uuid import UUID
 
 from sqlalchemy import (
-    BigInteger,
-    Index,
-    Integer,
     bindparam,
     delete,
     exists,
@@ -22,48 +19,16 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Mapped, mapped_column
 
 from backend.accounts.keys.sealed_tables import SealedTable, find_model_tables
 from backend.accounts.models import User
 from backend.core.logs import get_logger
-from backend.database.base import Base, ListedOwnerId, PrimaryId, get_table, now
+from backend.database.base import get_table, now
 from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
 from backend.jobs.queue import JobQueue, NewJob
 from backend.jobs.running import JobKind, RunningJob
-
-
-class StorageLedger(Base):
-    """A change of a user's storage in bytes, written by triggers (`database.stored_bytes`).
-
-    The sum of a user's rows is the current storage.
-    """
-
-    __tablename__ = "storage_ledger"
-    __table_args__ = (Index(None, "user_id", "bytes"),)
-
-    id: Mapped[int] = mapped_column(
-        BigInteger().with_variant(Integer(), "sqlite"), primary_key=True
-    )
-    user_id: Mapped[ListedOwnerId]
-    bytes: Mapped[int] = mapped_column(BigInteger)
-
-
-class TokenLedger(Base):
-    """Tokens of prompts and replies of a user on a day (UTC).
-
-    Rows are only inserted, so that transactions do not block each other.
-    """
-
-    __tablename__ = "token_ledger"
-    __table_args__ = (Index(None, "user_id", "day"),)
-
-    id: Mapped[PrimaryId]
-    user_id: Mapped[ListedOwnerId]
-    day: Mapped[date]
-    tokens: Mapped[int]
-
+from backend.quotas.models import StorageLedger, TokenLedger
 
 log = get_logger(__name__)
 

@@ -43,7 +43,7 @@ from backend.core.audience import GM, PUBLIC, Viewpoint, encode_audience, may_kn
 from backend.enrichment.summaries.store import HOT_ROUNDS, find_current_summary
 from backend.errors import ValidationError
 from backend.lorebooks.links import books_for_chat
-from backend.presets.repository import Preset, open_preset
+from backend.presets.models import Preset, open_preset
 from backend.turns.api.schemas import TurnRequest
 from backend.turns.errors import NotContinuableError, NothingToAnswerError
 from backend.turns.models import TurnKind

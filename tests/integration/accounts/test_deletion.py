@@ -22,7 +22,7 @@ from backend.database.engine import Database
 from backend.jobs.models import Job
 from backend.jobs.queue import NewJob
 from backend.memory.models import Embedding
-from backend.quotas.ledgers import StorageLedger
+from backend.quotas.models import StorageLedger
 from tests.fakes.openai_server import OpenAIServer
 from tests.fakes.scripted_server import Gate
 from tests.integration.characters.pictures import picture

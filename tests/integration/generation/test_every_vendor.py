@@ -472,13 +472,14 @@ async def test_nothing_about_this_machine_goes_along(vendor: Vendor) -> None:
 def test_slow_libraries_are_not_imported_before_a_model_is_asked() -> None:
     program = """
 import sys
-from backend.generation.registry import (
-    AnthropicConfig, GeminiConfig, ModelRegistry, OpenAICompatibleConfig,
-)
+from backend.generation.client.provider import ServerConfig
+from backend.generation.registry import KINDS, ModelRegistry
 registry = ModelRegistry(
-    GeminiConfig(api_key="key", models=("gemini-2.5-flash",)),
-    OpenAICompatibleConfig(base_url="http://127.0.0.1:9/v1", models=("any",)),
-    AnthropicConfig(api_key="key", models=("any",)),
+    gemini=ServerConfig(api_key="key", models=("gemini-2.5-flash",)),
+    openai=KINDS["openai"].configure(
+        None, base_url="http://127.0.0.1:9/v1", models=("any",)
+    ),
+    anthropic=ServerConfig(api_key="key", models=("any",)),
 )
 registry.get("gemini/gemini-2.5-flash"), registry.get("openai/any"), registry.get("demo")
 slow = {"google.genai", "httpx2", "tiktoken", "splintr"} & set(sys.modules)

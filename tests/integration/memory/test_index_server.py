@@ -383,13 +383,13 @@ async def test_the_key_goes_with_every_request_and_stands_in_no_error(
     [
         (failed(401, "Must provide an API key"), "refuses the key"),
         (failed(403, "Forbidden"), "refuses the key"),
-        (failed(404, "Not found: Collection doesn't exist!"), "missing on the Qdrant lone_server"),
+        (failed(404, "Not found: Collection doesn't exist!"), "missing on the Qdrant server"),
         (failed(500, "Service internal error"), "failed \\(500\\)"),
         (failed(503, "Service unavailable"), "failed \\(503\\)"),
         (Answer(429, {"retry-after": "3"}, {"status": {"error": "slow down"}}), "overloaded"),
-        (Answer(body=b"<html>Welcome</html>"), "does not respond like a Qdrant lone_server"),
-        (Answer(body={"result": "yes"}), "does not respond like a Qdrant lone_server"),
-        (Answer(body={"result": None}), "does not respond like a Qdrant lone_server"),
+        (Answer(body=b"<html>Welcome</html>"), "does not respond like a Qdrant server"),
+        (Answer(body={"result": "yes"}), "does not respond like a Qdrant server"),
+        (Answer(body={"result": None}), "does not respond like a Qdrant server"),
     ],
 )
 async def test_a_failure_is_described(

@@ -17,13 +17,13 @@ from backend.database.engine import Database
 from backend.database.stored_bytes import ROW_BYTES
 from backend.quotas.ledgers import (
     MIN_ROWS_TO_FOLD,
-    StorageLedger,
     count_stored_bytes,
     find_counted_tables,
     fold_ledger,
     recount,
 )
 from backend.quotas.limits import QUOTAS
+from backend.quotas.models import StorageLedger
 from backend.vault.sealing import OVERHEAD
 from tests.integration.characters.pictures import picture
 from tests.integration.turns.seeding import seed
